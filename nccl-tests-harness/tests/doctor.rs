@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-/// Runs the doctor with these variables and none that the tests were started with.
+/// Runs the doctor with these variables, and without those of the test's own environment.
 fn doctor(arguments: &str, variables: &str) -> Said {
     let mut command = Command::new(nccl_spark().get_program());
     command.env_clear().arg("doctor").args(arguments.split_whitespace());
@@ -36,7 +36,7 @@ fn the_exit_status_tells_scripts() {
     }
 }
 
-/// NCCL would say "network Spark not found" there.
+/// NCCL would print "network Spark not found" there.
 #[test]
 fn a_plugin_that_is_not_there_is_broken() {
     let folder = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn a_running_process_is_judged_by_what_it_was_started_with() {
     assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
 }
 
-/// Names and values are another user's choice, and a terminal would act on them.
+/// Another user chooses the names and values, and a terminal would act on control characters.
 #[test]
 fn control_characters_of_variables_are_not_printed() {
     let odd = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
@@ -162,7 +162,7 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         let mut process = command.spawn().unwrap();
         drop(command);
         let mut text = Vec::new();
-        // The end of a terminal is an error.
+        // A read at the end of a terminal is an error.
         let _ = File::from(terminal.master).read_to_end(&mut text);
         process.wait().unwrap();
         String::from_utf8_lossy(&text).into_owned()
@@ -176,7 +176,7 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         (None, None, 100),
     ] {
         let text = shown(columns, terminal);
-        // Cures stay whole, to be copied.
+        // Cures are not wrapped, so that they can be copied.
         let sentences = text.lines().map(str::trim_end).filter(|line| !line.starts_with("    $ "));
         let longest = sentences.map(|line| line.chars().count()).max().unwrap();
         assert!(longest <= width && longest > width - 20, "{columns:?} {terminal:?}: {longest}: {text}");

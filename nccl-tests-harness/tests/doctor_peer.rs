@@ -1,5 +1,6 @@
-//! `nccl-spark doctor` with another host: two processes on two nodes of a software fabric, whose rates are so low that any machine keeps
-//! them. ssh is a script that starts the program on another node.
+//! `nccl-spark doctor` with another host: two processes on two nodes of a software fabric, with
+//! rates so low that any machine reaches them. ssh is a script that starts the program on another
+//! node.
 
 mod common;
 
@@ -14,10 +15,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A link carries 22.4 Mb/s then.
+/// With this scale a link carries 22.4 Mb/s.
 const SCALE: f64 = 0.0002;
 const FABRIC: &str = "bed";
-/// Enough for a hung test to be the program's fault and not the machine's.
+/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A software fabric in a folder of its own.
@@ -42,7 +43,7 @@ impl Bed {
         Self { dir, prepared }
     }
 
-    /// The program on a node, with none of the variables that the tests were started with.
+    /// The program on a node, without the variables of the test's own environment.
     fn program(&self, node: usize, arguments: &[&str]) -> Command {
         let mut command = Command::new(nccl_spark().get_program());
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).args(arguments);
@@ -70,7 +71,7 @@ impl Bed {
         Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
     }
 
-    /// A doctor on node 0 with that partner.
+    /// Runs a doctor on node 0 with that partner.
     fn examine(&self, partner: &Partner) -> Said {
         let mut command = self.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
         command.env("SPARK_DOCTOR_TOKEN", &partner.token).output().unwrap().into()
@@ -85,7 +86,8 @@ impl Bed {
         control::control(self.dir.path(), FABRIC, Some(node), rail, action).unwrap();
     }
 
-    /// A script that does what ssh does, with the node's number as the host's name. `before` is run on the host first.
+    /// A script in place of ssh, with the node's number as the host's name. It runs `before` on the
+    /// host first.
     fn ssh(&self, before: &str) -> String {
         let script = self.dir.path().join("ssh");
         let root = self.prepared.folder().join("sys/nodes");
@@ -98,7 +100,7 @@ impl Bed {
     }
 }
 
-/// Beside the program after `cargo build`.
+/// The software fabric's library, which is beside the program after `cargo build`.
 fn softverbs_library(plugin: &Path) -> Option<std::path::PathBuf> {
     let folder = plugin.parent()?;
     [folder, folder.parent()?].into_iter().map(|folder| folder.join("softverbs-ibverbs")).find(|path| path.is_file())
@@ -112,7 +114,7 @@ impl Drop for Partner {
 }
 
 impl Partner {
-    /// How it ends, within the time that a partner has.
+    /// Waits for the partner's exit status, within a partner's own time limit.
     fn status(&mut self) -> Option<i32> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -129,7 +131,7 @@ fn told(said: &Said) -> Value {
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
 }
 
-/// The ids of the findings that the two hosts have together.
+/// The ids of the findings that concern both hosts.
 fn ids(told: &Value) -> Vec<&str> {
     let known = [
         "peer-",
@@ -157,7 +159,7 @@ fn paths(told: &Value) -> &Vec<Value> {
     told["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{told}"))
 }
 
-/// Without rates nothing is expected, so that a busy machine is no slow rail.
+/// Without rates there is no expectation, so that a busy machine does not count as a slow rail.
 #[test]
 fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     if !is_built() {
@@ -185,7 +187,7 @@ fn each_rail_and_all_together_are_held_against_what_links_and_cables_carry() {
     let paths = paths(&told);
     assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{told}");
     assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{told}");
-    // By hand: a link of 112 Gb/s, and for all rails two of them, at a five thousandth.
+    // Calculated by hand: a link of 112 Gb/s, and for all rails two of them, at a five thousandth.
     let expected: Vec<f64> = paths.iter().map(|path| path["expected_mbps"].as_f64().unwrap()).collect();
     assert_eq!(
         expected.iter().map(|mbps| (mbps * 10.0).round() / 10.0).collect::<Vec<_>>(),
@@ -198,14 +200,14 @@ fn each_rail_and_all_together_are_held_against_what_links_and_cables_carry() {
         assert!(figures["wrong_bytes"] == 0 && figures["latency_us"].as_f64().unwrap() > 0.0, "{told}");
         for way in ["to_peer", "from_peer"] {
             let (mbps, expected) = (figures[way]["mbps"].as_f64().unwrap(), path["expected_mbps"].as_f64().unwrap());
-            // What waits in a queue when a run begins is a small part of it.
+            // Bytes that are queued when a run begins are a small part of its bytes.
             assert!(mbps > 0.0 && mbps < expected * 1.2, "{told}");
             grades.push(figures[way]["grade"].as_str().unwrap());
         }
     }
-    // A machine that is too busy for these rates has slow rails, and says so.
+    // A machine that is too busy for these rates has slow rails, and the doctor reports them.
     assert!(ids(&told).is_empty() || grades.iter().any(|grade| *grade != "good"), "{said:?}");
-    // Progress, a line each.
+    // Progress, in one line each.
     assert!(said.err.contains("# 1/5 ") && said.err.contains("# 5/5 all rails together: "), "{said:?}");
 }
 
@@ -224,7 +226,7 @@ fn a_rail_that_is_slow_though_its_attributes_are_right_is_found_over_ssh() {
     let told = told(&said);
     let grade = |at: usize, way: &str| paths(&told)[at]["measured"][way]["grade"].as_str().unwrap();
     assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{told}");
-    // On a machine that is too busy for the other rail as well, none stands out.
+    // On a machine that is too busy for the other rail as well, no rail is slower than the other.
     let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
     let finding = told["findings"].as_array().unwrap().iter().find(|finding| {
         finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")
@@ -311,7 +313,7 @@ fn a_partner_that_says_nothing_or_nonsense_is_given_up_with_one_error() {
         let speech = speech.to_owned();
         let talking = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            // The other end may give up first; it ends then, and so does this.
+            // The other end may give up first. Then it ends, and the write fails.
             let _ = stream.write_all(speech.as_bytes());
             let _ = stream.read_to_end(&mut Vec::new());
         });
@@ -378,7 +380,7 @@ fn a_host_that_ssh_does_not_reach_is_one_error() {
     assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
 }
 
-/// Without `--limit` it waits for half a minute.
+/// Without `--limit` it would wait for half a minute.
 #[test]
 fn hosts_that_do_not_answer_are_waited_for_until_the_limit() {
     let mut command = Command::new(nccl_spark().get_program());

@@ -1,16 +1,18 @@
 /* A network plugin (ncclNet v11) over loopback TCP, for the tests of nccl-spark.
  *
- * It moves data as a real one does, is strict about how it is driven, and has faults that the environment plants. The
- * value of a fault is the number of the isend, or of the received message, that it strikes, counted from 1 in a process:
+ * It moves data as a real one does, is strict about its use, and has faults that the environment
+ * plants. The value of a fault is the number of the isend, or of the received message, that it
+ * strikes, counted from 1 in a process:
  *   FAKE_CORRUPT   one byte of the message is flipped        FAKE_STALE    the message never reaches its buffer
  *   FAKE_SWAP      the halves of the message are swapped     FAKE_SHORT    test reports a byte too few
- *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never comes back
+ *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never returns
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
- *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns a code that NCCL has no name for
+ *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns an unknown code
  * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host
- * memory), FAKE_SLOW (isend takes a second), FAKE_NO_OPTIONAL (an optional receive fails), FAKE_TORN (of each 128 bytes of an
- * optional receive the upper 64 come 20 ms before the lower). An optional receive ends when its
- * bytes are there, as any other; they are stored as 8-byte words in order. */
+ * memory), FAKE_SLOW (isend takes a second), FAKE_NO_OPTIONAL (an optional receive fails),
+ * FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower).
+ * An optional receive ends when its bytes are there, as any other; they are stored as 8-byte words
+ * in order. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -188,7 +190,7 @@ static ncclResult_t fake_dereg_mr(void *comm, void *mhandle) {
   return ncclSuccess;
 }
 
-/* Refuses where a real plugin may: when full, and every third time just so. */
+/* Refuses where a real plugin may: when full, and every third time without a reason. */
 static request_t *start(comm_t *comm, void *data, size_t size, int tag) {
   if (comm->refused++ % 3 == 1) return NULL;
   request_t *request = &comm->requests[comm->next % REQUESTS];
@@ -236,7 +238,8 @@ static ncclResult_t fake_irecv(void *opaque, int n, void **data, size_t *sizes, 
   return ncclSuccess;
 }
 
-/* Moves the stretch of header and data that is left; 1 when all is moved, 0 when the socket has no more, -1 on error. */
+/* Moves the remaining header and data. Returns 1 when all is moved, 0 when the socket has no more, and
+ * -1 on error. */
 static int move(comm_t *comm, request_t *request) {
   while (request->moved < sizeof(header_t) + request->header.size) {
     int head = request->moved < sizeof(header_t);

@@ -1,4 +1,4 @@
-//! Installing and uninstalling, in folders of the test's own.
+//! Installing and uninstalling, in temporary folders.
 
 mod common;
 
@@ -15,7 +15,7 @@ const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 const MANIFEST: &str = "lib/nccl-spark/manifest";
 const PAGE: &str = "share/man/man1/nccl-spark-all-gather.1";
 
-/// A prefix, and what is put there in place of the plugin and the software fabric.
+/// A prefix, and replacements for the plugin and the software fabric.
 struct Place {
     fake: Fake,
     prefix: PathBuf,
@@ -90,7 +90,8 @@ fn all_is_put_in_place_and_the_installed_program_replaces_and_removes_itself() {
     assert!(said.out.contains("not set NCCL_NET in a login script"), "{said:?}");
     assert!(said.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{said:?}");
 
-    // By the installed program: a new file under the name, so that a job which has the old one mapped keeps it.
+    // By the installed program: it makes a new file under the name, so that a job which has the old
+    // one mapped keeps it.
     let files = place.files();
     let before = fs::metadata(place.file(PLUGIN)).unwrap().ino();
     let old = fs::File::open(place.file(PLUGIN)).unwrap();
@@ -100,7 +101,7 @@ fn all_is_put_in_place_and_the_installed_program_replaces_and_removes_itself() {
     drop(old);
     assert_eq!(place.files(), files, "something is left over");
 
-    // Nothing else is needed: not the folder of the build, not the prefix.
+    // Needs nothing else: not the folder of the build, not the prefix.
     let said = Said::from(Command::new(place.file(PROGRAM)).arg("uninstall").output().unwrap());
     assert!(said.status == Some(0) && said.out.contains(&format!("Removed {} files", files.len() - 1)), "{said:?}");
     assert!(!place.prefix.exists(), "{:?}", place.files());
@@ -150,7 +151,7 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
     let list = fs::read_to_string(place.file(MANIFEST)).unwrap();
     let sum = Said::from(Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap());
     assert_eq!(sum.status, Some(0), "{sum:?}");
-    // As an older version would have left it: other content, and two files more.
+    // State after an older version: other content, and two files more.
     let page = list.lines().find(|line| line.ends_with(PAGE)).unwrap();
     let old = sha256("old");
     let older = list.replace(page, &format!("{old}  {PAGE}\n{old}  share/gone.1\n{old}  share/changed.1"));
@@ -184,7 +185,7 @@ fn the_installed_program_runs_with_nothing_but_its_prefix() {
     command.args(["install", "--plugin"]).arg(common::plugin().unwrap()).arg("--softverbs").arg(fabric);
     let said = Said::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
     assert_eq!(said.status, Some(0), "{said:?}");
-    // A copy elsewhere finds nothing of it: what is found below is the prefix's.
+    // A copy elsewhere finds no plugin, so the one found below is the prefix's.
     let run = |program: &Path| -> Said {
         let mut command = Command::new(program);
         command.args(["all_gather", "--fabric", "soft", "--profile", "unpaced", "-b", "8", "-e", "1M", "-f", "512"]);
@@ -220,7 +221,7 @@ fn a_place_that_cannot_be_written_is_named_before_anything_is_written() {
     let said = place.install();
     assert_fails(&said, &[&format!("cannot write to {}/bin: {} is not a folder", file.display(), file.display())]);
 
-    // As a user who is not root: nobody, or whoever runs this.
+    // As a user who is not root: `nobody`, or the test's own user.
     let place = Place::new();
     let program = place.fake.folder().join("nccl-spark");
     fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), &program).unwrap();
@@ -289,7 +290,7 @@ fn a_program_of_a_package_names_what_installs_and_removes_it() {
         assert_eq!(said.err.lines().count(), 1, "{said:?}");
         assert!(program.exists());
 
-        // What install put elsewhere before goes as ever.
+        // Earlier files of install in another place are removed as usual.
         let place = Place::new();
         assert_eq!(place.install().status, Some(0));
         assert_eq!(by(&program, &["uninstall", "--prefix", place.prefix.to_str().unwrap()]).status, Some(0));
@@ -308,12 +309,12 @@ fn a_file_of_the_debian_package_is_neither_replaced_nor_removed() {
     let debian = debian_root();
     let mut place = Place::new();
     place.prefix = debian.path().join("usr");
-    // The same content does not make it install's own.
+    // The same content does not make the file install's own.
     let owned = format!("{} belongs to the Debian package nccl-net-spark", place.file(PROGRAM).display());
     assert_fails(&place.install(), &[&owned, "nothing was installed"]);
     assert_eq!(place.files(), [place.file(PROGRAM)]);
 
-    // First install, then the package, which replaces what is there without a question.
+    // Installed first by install, then by the package, which replaces files without a question.
     let list = debian.path().join("var/lib/dpkg/info/nccl-net-spark.list");
     let text = fs::read(&list).unwrap();
     fs::remove_file(&list).unwrap();

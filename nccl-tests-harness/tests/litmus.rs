@@ -1,12 +1,12 @@
-//! `nccl-spark memory --litmus`: over the real plugin with threads of the processor, and over a fake plugin with a fake CUDA
-//! driver, with whole lines and with torn ones.
+//! `nccl-spark memory --litmus`: over the real plugin with threads of the processor, and over a
+//! fake plugin with a fake CUDA driver, with whole lines and with torn ones.
 
 mod common;
 
 use common::{Fakes, Said, built, nccl_spark};
 use serde_json::Value;
 
-/// The figures of a row: lines, torn ones.
+/// The figures of a row: lines and torn lines.
 #[track_caller]
 fn row(said: &Said, name: &str) -> [u64; 2] {
     let start = format!("{name}  ");
@@ -17,7 +17,8 @@ fn row(said: &Said, name: &str) -> [u64; 2] {
 
 const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 where this plugin's tuner";
 
-/// The litmus test over the software fabric, with small messages before it; none where the plugin is not built.
+/// Runs the litmus test over the software fabric, with small messages before it; none where the
+/// plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let Some(plugin) = built() else {
         common::not_built();

@@ -1,5 +1,5 @@
-//! `nccl-spark memory`: over the real plugin with what GPUs this machine has, and over a fake plugin with a fake CUDA driver,
-//! both with faults planted in them.
+//! `nccl-spark memory`: over the real plugin with this machine's GPUs, if any, and over a fake
+//! plugin with a fake CUDA driver, both with planted faults.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn every_kind_is_written_moved_and_checked_by_gpus() {
     for kind in ["malloc", PINNED[0], PINNED[1], "cudaMallocManaged"] {
         assert_eq!(row(&said, kind), ["yes", "GPU 0", "GPU 1", "6 sizes to 100001", "0"], "{said:?}");
     }
-    // The fake plugin takes any address for the host's; the processor then cannot read it.
+    // The fake plugin treats any address as host memory; the processor then cannot read it.
     assert_eq!(row(&said, "cudaMalloc"), ["yes", "-", "-", "no", "-"], "{said:?}");
     assert!(said.out.contains("# cudaMalloc: not moved: its process: a message of 8 bytes: "), "{said:?}");
     assert_eq!(row(&said, "cudaMalloc, as CUDA")[0], "no", "{said:?}");
@@ -44,7 +44,8 @@ fn a_flipped_byte_and_a_message_that_never_came_are_seen() {
         assert!(said.out.contains(&format!("# {kind}: 1 of 13 bytes WRONG, the first at 6\n")), "{said:?}");
     }
     assert!(said.out.contains("# FAILED: malloc: 1 WRONG bytes; cudaHostAlloc: 1 WRONG bytes;"), "{said:?}");
-    // Without a GPU the processor sees it too; and of a message that never came every single byte is wrong.
+    // Without a GPU the processor sees it too; and of a message that never arrived every single
+    // byte is wrong.
     let said = fakes.run("-b 4096", "FAKE_GPUS=0 FAKE_STALE=4");
     assert_eq!((said.status, row(&said, "malloc")[4].as_str()), (Some(1), "4096"), "{said:?}");
     assert!(said.out.contains("# malloc: 4096 of 4096 bytes WRONG, the first at 0\n"), "{said:?}");
@@ -102,7 +103,7 @@ fn the_result_is_told_as_json() {
     assert!(said.err.contains("# FAILED: malloc"), "the table goes to standard error: {said:?}");
 }
 
-/// With the GPUs that are here: without one, what there is to say; with one, that all is well.
+/// With this machine's GPUs: without one, the command says so; with one, the result is good.
 #[test]
 fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
     let Some(plugin) = built() else {

@@ -1,4 +1,4 @@
-//! `nccl-spark nccl-tests` around programs that look like nccl-tests': shell scripts, which need no GPU.
+//! `nccl-spark nccl-tests` around shell scripts that imitate nccl-tests and need no GPU.
 
 mod common;
 
@@ -7,8 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// A program by the name of all_gather_perf, which runs `body`; `row` prints a line of the table, `via` and `chose` lines of
-/// NCCL's log.
+/// A program with the name all_gather_perf, which runs `body`; `row` prints a line of the table,
+/// `via` and `chose` print lines of NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
@@ -47,7 +47,7 @@ impl Program {
         command
     }
 
-    /// With a Spark's graph, and an nvidia-smi that prints `bus`.
+    /// Runs with a Spark's graph, and with an nvidia-smi that prints `bus`.
     fn as_spark(&self, bus: &str, arguments: &[&str]) -> Command {
         let tool = self.0.path().join("nvidia-smi");
         fs::write(&tool, format!("#!/bin/sh\necho {bus}\n")).unwrap();
@@ -143,7 +143,8 @@ fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
 
 #[test]
 fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
-    // `$3` of its arguments is the largest size of the range; over Socket all_reduce is faster than over this plugin.
+    // `$3` of its arguments is the largest size of the range; over Socket all_reduce is faster than
+    // over this plugin.
     let body = r#"
         via "$NCCL_NET"; head
         case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac
@@ -189,7 +190,8 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
 
 #[test]
 fn one_version_of_the_interface_is_shown_where_one_is_asked_for() {
-    // The script is told another file than the plugin, whose name says the version, and takes `$1` of what it shows.
+    // NCCL_NET_PLUGIN is a link beside the plugin with the version in its name. The script prints
+    // that it loaded the table `took`.
     let program = |took: &str| {
         let took = format!("echo \"h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark ({took})\"");
         Program::new(&format!(
@@ -260,11 +262,11 @@ fn few_channels_end_a_run_as_a_spark_unless_they_are_allowed() {
     }
     let allowed = said(few.as_spark(BUS, &["--allow-few-channels"]));
     assert!(allowed.status == Some(0) && allowed.out.contains("# spark: 8 coll channels"), "{allowed:?}");
-    // Over NCCL's own network they are shown; the plugin ends the run in whichever place it is.
+    // NCCL's own network shows them; with the plugin the run ends, in any place of the order.
     let other = said(few.as_spark(BUS, &["--compare", "ib,spark", "--rounds", "1"]));
     assert!(other.out.contains("# ib: 8 coll channels") && other.status == Some(1), "{other:?}");
     assert!(other.err.contains("spark: NCCL chose 8") && !other.out.contains("not measured"), "{other:?}");
-    // Without a Spark's graph any number is right.
+    // Without a Spark's graph any number is accepted.
     assert_eq!(few.run(&["-r", "1"]).status, Some(0));
     let silent = said(Program::new("via Spark; head; row 8 10 0.1 0").as_spark(BUS, &[]));
     assert!(silent.status == Some(1) && silent.err.contains("does not say how many"), "{silent:?}");
@@ -384,7 +386,7 @@ fn ranks_that_print_much_do_not_cut_the_table() {
     if !common::has_mpirun() {
         return;
     }
-    // More than mpirun copies at once, from both ranks.
+    // More than mpirun copies in one step, from both ranks.
     let body = r##"
         say() { yes "h:1:2 [0] NCCL INFO $1" | sed "$2"q; }
         [ "$OMPI_COMM_WORLD_RANK" = 0 ] || { say 'the other rank' 20000; exit 0; }

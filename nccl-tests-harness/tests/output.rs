@@ -82,7 +82,8 @@ fn an_output_that_cannot_be_written_is_named() {
     }
 }
 
-/// Runs the program with standard error, and standard output where `shares`, on a terminal: what that shows, and standard output.
+/// Runs the program with standard error on a terminal, and standard output too if `shares`. Returns
+/// the terminal's text, and standard output.
 fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String) {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = nccl_spark();
@@ -98,7 +99,7 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     let reader = std::thread::spawn(move || {
         let (mut screen, mut part) = (Vec::new(), [0; 4096]);
         let mut master = File::from(terminal.master);
-        // The end of a terminal is an error.
+        // A read at the end of a terminal is an error.
         while let Ok(bytes @ 1..) = master.read(&mut part) {
             screen.extend_from_slice(&part[..bytes]);
         }
@@ -116,7 +117,7 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
 /// other second.
 const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
-/// Erases the line that the cursor is in.
+/// Erases the cursor's line.
 const ERASE: &str = "\x1b[2K";
 
 #[test]

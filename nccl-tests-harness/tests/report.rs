@@ -1,5 +1,5 @@
 //! `nccl-spark report` as a program: a value of each kind planted in every input, parts that fail
-//! and hang, Ctrl-C, files that are there.
+//! and hang, Ctrl-C, existing files.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Planted values. None of them may be in the file.
+/// Planted values, which must not be in the file.
 const PLANTED: &[&str] = &[
     // Hosts and users.
     "gx10-a1b2",
@@ -41,7 +41,7 @@ const PLANTED: &[&str] = &[
     "correct horse battery staple",
 ];
 
-/// The text files of a machine that a report reads, with what a Spark has in them.
+/// The text files of a machine that a report reads, with a Spark's contents.
 const FILES: &[(&str, &str)] = &[
     ("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia"),
     ("etc/os-release", "ID=ubuntu\nVERSION_ID=\"24.04\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\""),
@@ -97,13 +97,13 @@ const RAIL: &[(&str, &str)] = &[
     ),
 ];
 
-/// A machine that is a folder, a program in place of nccl-spark, and a folder for the file.
+/// A folder in place of a machine, a program in place of nccl-spark, and a folder for the file.
 struct Bed {
     folder: tempfile::TempDir,
 }
 
 impl Bed {
-    /// A Spark with one rail. The program leaves the results of each part that are in `results`.
+    /// A Spark with one rail. The program writes the results of each part, from `results`.
     fn new() -> Self {
         let bed = Self { folder: tempfile::tempdir().unwrap() };
         FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));
@@ -124,7 +124,8 @@ impl Bed {
         let own = bed.folder.path().display();
         let script = format!(
             "touch {own}/ran; case \"$*\" in *--hosts*) name=hosts;; *--peer*) name=peer;; memory*) name=memory;;\n\
-             *all-gather*--rendezvous*|all-gather*) name=all-gather;; nccl-tests*) name=nccl-tests;; *) name=tune;; esac\n\
+             * all-gather*--rendezvous*|all-gather*) name=all-gather;; nccl-tests*)
+             * name=nccl-tests;; *) name=tune;; esac\n\
              cat {own}/planted; cat {own}/planted >&2; json=\n\
              for word; do test \"$json\" = next && cp {own}/results/$name \"$word\"; json=\n\
              test \"$word\" = --json && json=next; done; exit 0"
@@ -150,7 +151,7 @@ impl Bed {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// A file of the machine, in the folders of its one function too.
+    /// Writes a file of the machine, also in the folders of its only function.
     fn file(&self, path: &str, text: &str) {
         let pci = "sys/devices/pci0000:00/0000:01:00.0";
         let path = path.replace("RDMA/", &format!("{pci}/infiniband/rocep1s0f0/"));
@@ -158,7 +159,7 @@ impl Bed {
         self.write(&format!("root/{path}"), &format!("{text}\n"));
     }
 
-    /// A library of the machine with a text in it.
+    /// Writes a library of the machine that has a text in it.
     fn library(&self, name: &str, text: &str) {
         let source = self.path("library.c");
         fs::write(&source, format!("const char text[] = \"{text}\";")).unwrap();
@@ -173,7 +174,7 @@ impl Bed {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// The report, with the program of this bed and its machine.
+    /// The report command, with this bed's program and machine.
     fn command(&self, arguments: &str) -> Command {
         let mut command = nccl_spark();
         command.arg("report").args(arguments.split_whitespace()).current_dir(&self.folder);
@@ -197,7 +198,7 @@ impl Bed {
     }
 }
 
-/// Results of the commands with every field; `?` stands for any text.
+/// Results of the commands with every field; `?` is a placeholder for any text.
 fn results() -> Vec<(&'static str, Value)> {
     let finding = json!([{"severity": "slow", "id": "slow-rail", "text": "?", "cure": "?"}]);
     let rate = json!({"mbps": 1.0, "grade": "good"});
@@ -254,8 +255,8 @@ fn results() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Replaces text by `planted` and adds fields of that name: where any text may be, or for `is_all`
-/// everywhere.
+/// Replaces text by `planted` and adds fields with that name: where any text may be, or everywhere
+/// if `is_all`.
 fn plant(json: &mut Value, planted: &str, is_all: bool) {
     match json {
         Value::String(text) if is_all || text == "?" => planted.clone_into(text),
@@ -268,7 +269,7 @@ fn plant(json: &mut Value, planted: &str, is_all: bool) {
     }
 }
 
-/// In capitals or not.
+/// The planted values in a text, in any case.
 fn found(text: &str) -> Vec<&'static str> {
     let lower = text.to_lowercase();
     PLANTED.iter().copied().filter(|one| lower.contains(&one.to_lowercase())).collect()
@@ -282,9 +283,9 @@ fn nothing_that_is_planted_in_an_input_is_in_the_report() {
         ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
     for (at, planted) in PLANTED.iter().enumerate() {
         let bed = Bed::new();
-        // A serial number in a file of the kernel that has a number alone would be a number.
+        // A number would be accepted in a file of the kernel that has only a number.
         let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
-        // In place of a file, and after the text that a Spark has in it.
+        // In place of a file, and after a Spark's contents of it.
         for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
             bed.file(path, &if at % 2 == 0 { (*planted).to_owned() } else { format!("{text}-{planted}") });
         }
@@ -350,7 +351,7 @@ fn what_a_spark_says_is_in_the_report() {
     assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
 }
 
-/// All keys, but for sizes that are keys.
+/// All keys, except sizes that are keys.
 fn keys(json: &Value, into: &mut BTreeSet<String>) {
     match json {
         Value::Array(array) => array.iter().for_each(|one| keys(one, into)),
@@ -389,7 +390,7 @@ fn a_part_that_hangs_or_fails_is_named_and_the_others_run() {
     let began = Instant::now();
     let said = bed.run("--output r.json --hosts a,b --only memory --part-limit 1");
     assert_eq!(said.status, Some(0), "{said:?}");
-    // The sleeps are longer.
+    // The sleeps are longer than this limit.
     assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
     let only = |at: usize, key: &str| bed.report()["parts"][at][key].clone();
     assert_eq!((only(0, "state"), only(0, "facts")), (json!("out_of_time"), Value::Null));
@@ -411,7 +412,7 @@ fn a_part_that_hangs_or_fails_is_named_and_the_others_run() {
     assert_eq!((only(0, "state"), only(0, "signal")), (json!("ended"), json!(11)));
 }
 
-/// False for a zombie too.
+/// True while the process runs; false for a zombie.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
@@ -426,7 +427,7 @@ fn a_file_that_is_there_is_not_overwritten_and_nothing_runs() {
     assert!(bed.text() == "mine" && !bed.path("ran").exists());
     let said = bed.run("--output no/such/folder/r.json --only memory");
     assert!(said.status == Some(1) && said.err.contains("--output no/such/folder/r.json"), "{said:?}");
-    // One that comes meanwhile is not overwritten either.
+    // A file that appears meanwhile is not overwritten either.
     bed.program("nccl-spark", "echo theirs > new.json");
     let said = bed.run("--output new.json --only memory");
     assert!(said.status == Some(1) && said.err.contains("write new.json"), "{said:?}");
@@ -507,7 +508,7 @@ fn this_machine_is_reported_on_over_the_software_fabric_where_there_is_no_other(
     let mut command = nccl_spark();
     command.args(["report", "--output", "-", "--only", "machine,all-gather"]);
     command.env("SOFTVERBS_DIR", folder.path()).env_remove("NCCL_SPARK_SYSFS");
-    // The loader finds the plugin as it finds an installed one.
+    // The loader finds the plugin in the way it finds an installed one.
     let library = tempfile::tempdir().unwrap();
     symlink(plugin().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
     command.env("LD_LIBRARY_PATH", library.path());

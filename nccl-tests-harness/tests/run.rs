@@ -1,4 +1,5 @@
-//! Collectives end to end: real processes, a fake plugin over loopback TCP, and faults planted in it.
+//! Collectives end to end: real processes, a fake plugin over loopback TCP, and faults planted in
+//! it.
 
 mod common;
 
@@ -7,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Enough for a hung test to be the program's fault and not the machine's.
+/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(collective: &str, arguments: &str) -> Said {
@@ -39,7 +40,7 @@ fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
 
 fn assert_right(said: &Said, sizes: &[(u64, u64)], operation: &str, root: &str) {
     assert_eq!(said.status, Some(0), "{said:?}");
-    // The fake complains there when it is not closed in order.
+    // The fake prints a message there when it is not closed in order.
     assert_eq!(said.err, "", "{said:?}");
     let rows = rows_of(said, operation, root);
     assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
@@ -93,8 +94,8 @@ fn alltoall_brings_each_part_to_its_rank() {
     assert_all_right(&four, &[(100, 25), (3_000_100, 750_025)]);
 }
 
-/// Damage of a partial sum goes on to every rank that gets it. The checked iteration is the fourth: message 7 is its first
-/// where a rank receives twice in each.
+/// Every rank that gets a damaged partial sum has the damage. The checked iteration is the fourth:
+/// for a rank that receives twice in each, message 7 is the first of it.
 #[test]
 fn damage_in_the_other_collectives_is_found() {
     for (collective, fault, wrong) in [
@@ -112,7 +113,7 @@ fn damage_in_the_other_collectives_is_found() {
         let row = said.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
         let found = row.split_whitespace().last();
         if fault.contains("STALE") && collective == "reduce-scatter" {
-            // The rank's own data is added to what the iteration before left there.
+            // The rank's own data is added to the result of the iteration before.
             assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {said:?}");
         } else {
             assert_eq!(found, Some(wrong), "{collective} {fault}: {said:?}");
@@ -215,7 +216,7 @@ fn a_hang_ends_the_run_and_names_the_call() {
     assert!(stuck.err.starts_with("nccl-spark: no progress for 4 s (--timeout): rank 0: "), "{stuck:?}");
     assert!(stuck.err.contains("timing 64 bytes, 0 of 2 messages done, inside isend\n"), "{stuck:?}");
 
-    // Every message after the lost one passes for the one before it, until the last one is missing.
+    // Every message after the lost one counts as the one before it, until the last one is missing.
     let lost = run("sendrecv", "-b 64 -e 64 --timeout 4 --rank-env 1:FAKE_LOSE=3");
     let expected = ["checking 64 bytes, 1 of 2 messages done; rank 1: ", "waiting for the other ranks\n"];
     assert!(lost.status == Some(1) && expected.iter().all(|part| lost.err.contains(part)), "{lost:?}");
@@ -256,8 +257,8 @@ fn a_setting_that_is_not_usable_is_told_once_before_any_rank_starts() {
     }
 }
 
-/// Also when one of the ranks hangs inside the plugin, and the parent cannot clean up.
-/// What is not there, or does not fit, is a mistake on the command line wherever it is found out.
+/// A missing file, or an argument that does not fit, is a mistake on the command line, no matter
+/// where it is found.
 #[test]
 fn a_mistake_on_the_command_line_has_status_2() {
     let fake = Fake::compile(&[]);
@@ -292,7 +293,7 @@ fn a_mistake_on_the_command_line_has_status_2() {
         let is_told = said.err.starts_with(&format!("nccl-spark: {why}")) && said.err.lines().count() == 1;
         assert!((said.status, said.out.as_str()) == (Some(2), "") && is_told, "{arguments:?}: {said:?}");
     }
-    // The report of the run has the same words.
+    // The report of the run has the same text.
     let said = say(&[&["all-gather", "--profile", "/no/such", "--json"], &soft[..]].concat());
     let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(format!("nccl-spark: {}\n", told["error"].as_str().unwrap()), said.err, "{said:?}");
@@ -315,7 +316,8 @@ fn ranks_do_not_outlive_a_killed_parent() {
     }
 }
 
-/// From the lines `#  Rank  0 Pid 1234 ...`, up to the table's head: then the ranks are connected.
+/// Reads the process numbers in the lines `# Rank 0 Pid 1234 ...`, up to the table's head: then the
+/// ranks are connected.
 fn pids_of_ranks(parent: &mut Child) -> Vec<u32> {
     let lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
     let head = lines.take_while(|line| !line.contains("(elements)")).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! The plugin itself over the software fabric. Both are there once the whole workspace is built; these tests are for that,
-//! and say so where they are not.
+//! The plugin itself over the software fabric. These tests need a build of the whole workspace, and
+//! are skipped with a message without it.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Enough for a hung test to be the program's fault and not the machine's.
+/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn command(arguments: &str) -> Command {
@@ -46,11 +46,12 @@ impl Endless {
         let dir = tempfile::tempdir().unwrap();
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
         let inner = command(&endless);
-        // A shell starts a background job with SIGINT ignored, and the tests may be one; the job's own shell would not have done so.
+        // A shell starts a background job with SIGINT ignored, and the tests may be one; a user's
+        // shell would not ignore it for this job.
         let mut outer = Command::new("env");
         outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
         outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process group of its own, as a shell gives each job: a Ctrl-C goes to all of it.
+        // A process group of its own, as a shell gives each job: a Ctrl-C reaches all of it.
         let job = outer.env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
         let mut endless = Self { dir, job, ranks: Vec::new() };
         let deadline = Instant::now() + PATIENCE;
@@ -84,7 +85,7 @@ impl Endless {
         if to_all { signal::killpg(pid, signal) } else { signal::kill(pid, signal) }.unwrap();
     }
 
-    /// Waits for the job's end, which comes soon.
+    /// Waits for the job's end, which has to come soon.
     fn ended(mut self) -> (Said, tempfile::TempDir, Vec<u64>) {
         let deadline = Instant::now() + PATIENCE;
         while self.job.try_wait().unwrap().is_none() {
@@ -98,7 +99,7 @@ impl Endless {
     }
 }
 
-/// The processes of all nodes, by what `fabric status --json -` says.
+/// The processes of all nodes, in the output of `fabric status --json -`.
 fn pids(said: &Said) -> Vec<u64> {
     let Ok(told) = serde_json::from_str::<Value>(&said.out) else { panic!("{said:?}") };
     let nodes = told["fabrics"].as_array().unwrap().iter().flat_map(|fabric| fabric["nodes"].as_array().unwrap());
@@ -128,7 +129,7 @@ fn a_collective_is_right_over_rails_that_behave_as_soft_roce() {
     if !is_built() {
         return;
     }
-    // Messages larger than soft-RoCE's largest, which go in several writes.
+    // Messages above soft-RoCE's largest size, which take several writes.
     let said = run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
     assert_eq!(said.status, Some(0), "{said:?}");
     let told: Value = serde_json::from_str(&said.out).unwrap();
@@ -174,7 +175,7 @@ fn a_job_goes_on_when_all_functions_of_a_node_leave_the_bus_and_return() {
         return;
     }
     let name = format!("test-unplugged-{}", std::process::id());
-    // Some ten seconds at its pace, of which a machine that is slower makes more.
+    // About ten seconds at this pace; slower machines take longer.
     let job = start(&format!(
         "sendrecv --fabric-name {name} --profile spark-2cable --scale 0.02 -b 4M -e 4M -n 1000 -w 0 -v"
     ));
@@ -186,7 +187,7 @@ fn a_job_goes_on_when_all_functions_of_a_node_leave_the_bus_and_return() {
     }
     assert_eq!(fabric("plug 0:rocep1s0f0").out, format!("fabric {name}: rocep1s0f0 of node 0: plugged in\n"));
     std::thread::sleep(Duration::from_secs(1));
-    // Of the other node's, the firmware.
+    // A firmware reset on the other node.
     let reset = fabric("reset 1:roceP2p1s0f1");
     if reset.out != format!("fabric {name}: roceP2p1s0f1 of node 1: reset\n") {
         panic!("{reset:?}; the job: {:?}", Said::from(job.wait_with_output().unwrap()));
@@ -240,7 +241,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     assert_eq!([faults(0), faults(1)], [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])], "{told}");
     job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
-    // Its files are still there, and nobody uses them.
+    // Its files still exist, but no process uses them.
     assert!(folder.join("fabric").exists());
     let fabric = |arguments: &str| -> Said {
         command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", dir.path()).output().unwrap().into()
@@ -293,7 +294,8 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
         eprintln!("skipped: this user cannot make a PID namespace (unshare --pid --fork --mount-proc)");
         return;
     }
-    // Its name is one that jobs have by themselves, of a process that the other namespace does not have.
+    // The name has the form of default names, with a process number that does not exist in the
+    // other namespace.
     let job = Endless::start("--fabric-name nccl-spark-4000000");
     let elsewhere = |arguments: &str| -> Said {
         let inner = command(arguments);

@@ -1,4 +1,5 @@
-//! `nccl-spark top` over counters that the test makes itself, honest and hostile, and over a real job on the software fabric.
+//! `nccl-spark top` over counters that the test makes, honest and hostile, and over a real job on
+//! the software fabric.
 
 mod common;
 
@@ -20,17 +21,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Enough for a hung test to be the program's fault and not the machine's.
+/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that does nothing and has a counters file open, as its standard input.
+/// An idle process that has a counters file open as its standard input.
 struct Fake {
     child: Child,
     file: File,
 }
 
 impl Fake {
-    /// With a file of this size, which has no header yet.
+    /// Creates one with a file of this size and without a header.
     fn sized(bytes: u64) -> Self {
         let file = File::from(memfd_create(FILE_NAME, MFdFlags::MFD_CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
@@ -39,7 +40,7 @@ impl Fake {
         Self { child: command.spawn().unwrap(), file }
     }
 
-    /// With a header and one rail in each direction, to spark-b.
+    /// Creates one with a header and one rail in each direction, to spark-b.
     fn new() -> Self {
         let fake = Self::sized(FILE_BYTES as u64);
         for index in 0..2 {
@@ -84,7 +85,7 @@ impl Fake {
         self.child.id().to_string()
     }
 
-    /// Top for this process alone.
+    /// The `top` command for this process alone.
     fn top(&self, arguments: &[&str]) -> Command {
         let mut command = nccl_spark();
         command.args(["top", "--interval", "0.1", "--pid", &self.pid()]).args(arguments);
@@ -206,7 +207,8 @@ fn hostile_contents_are_passed_over_with_a_word() {
     assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
 }
 
-/// Every word of two records is turned into noise, look by look: no panic, and nothing that a terminal could take for a command.
+/// Every word of two records becomes noise, one reading after the other: no panic, and no text that
+/// a terminal could interpret as a command.
 #[test]
 fn noise_in_every_word_neither_ends_top_nor_reaches_the_terminal() {
     let fake = Fake::new();
@@ -216,7 +218,7 @@ fn noise_in_every_word_neither_ends_top_nor_reaches_the_terminal() {
     while top.0.try_wait().unwrap().is_none() {
         for word in 0..2 * RECORD_WORDS {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // States, directions and sequences that are taken often enough.
+            // Small values, so that valid states, directions and sequences are frequent enough.
             let value = if word % RECORD_WORDS < 3 { random >> 62 << 1 } else { random };
             fake.word(HEADER_WORDS + word, value);
         }
@@ -250,7 +252,7 @@ fn who_may_not_look_is_told_to_use_sudo() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("nccl-spark");
     fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), &program).unwrap();
-    // Whoever runs this, the process of number 1 is another user's then.
+    // For any user who runs this, process 1 belongs to another user.
     let mut command = if nix::unistd::geteuid().is_root() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
@@ -293,12 +295,12 @@ fn promtool_takes_the_file_and_it_stays_after_count_alone() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
     if let Some(said) = promtool(&path) {
         assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(0), "", ""), "{text}");
-        // It would say so: a metric without its help is enough.
+        // promtool does report faults: a metric without its help is enough.
         fs::write(folder.path().join("wrong"), text.replacen("# HELP nccl_spark_jobs ", "# ", 1)).unwrap();
         assert_ne!(promtool(&folder.path().join("wrong")).unwrap().status, Some(0));
         fs::remove_file(folder.path().join("wrong")).unwrap();
     }
-    // Ended by somebody: nobody brings it up to date any more.
+    // After `top` was killed, the file is no longer updated.
     let mut top = Running(fake.top(&["--prometheus", file]).stdout(Stdio::null()).spawn().unwrap());
     let inode = |path: &Path| fs::metadata(path).ok().map(|metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
     let old = inode(&path);
@@ -329,7 +331,8 @@ fn a_wrong_prometheus_file_is_one_clear_error() {
     }
 }
 
-/// A reader that is killed leaves its file and at most one temporary one; a hundred at once do nothing to the process.
+/// A reader that is killed leaves its file and at most one temporary one; a hundred together do not
+/// affect the process.
 #[test]
 fn readers_that_are_killed_leave_nothing_else_and_a_hundred_are_no_burden() {
     let folder = tempfile::tempdir().unwrap();
@@ -356,7 +359,7 @@ fn readers_that_are_killed_leave_nothing_else_and_a_hundred_are_no_burden() {
     assert_eq!(fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len(), before);
 }
 
-/// On a terminal of its own: drawn, ended by `end`, and left as it was.
+/// Runs `top` on a terminal of its own: it draws, `end` ends it, and it restores the terminal.
 fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
     let fake = Fake::new();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
@@ -372,7 +375,7 @@ fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitSt
     let shared = std::sync::Arc::clone(&seen);
     let thread = std::thread::spawn(move || {
         let mut bytes = [0; 4096];
-        // Ends with EIO once nobody has the other side.
+        // Ends with EIO once no process has the other side open.
         while let Ok(count @ 1..) = reader.read(&mut bytes) {
             shared.lock().unwrap().extend_from_slice(&bytes[..count]);
         }
@@ -402,7 +405,7 @@ fn the_terminal_is_as_it_was_after_a_key_and_after_a_signal() {
     assert_eq!(status.code(), Some(143));
 }
 
-/// A job on the software fabric that goes on until the test ends.
+/// A job on the software fabric that runs until the test ends.
 struct Job {
     dir: tempfile::TempDir,
     ranks: Vec<u64>,
@@ -431,7 +434,7 @@ impl Job {
         Self { dir, ranks, rails, _job: job }
     }
 
-    /// Looks until the jobs of both ranks, in their order, are as wanted.
+    /// Reads until the jobs of both ranks, in their order, satisfy `wanted`.
     fn until(&self, what: &str, mut wanted: impl FnMut(&[Value]) -> bool) -> Vec<Value> {
         wait_for(what, || {
             let jobs = self.look();
@@ -478,7 +481,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         return;
     }
     let job = Job::start("--profile unpaced");
-    // So much that what is under way, four messages of 2 MiB on a connection, is less than one in a hundred.
+    // So much that the messages under way, four of 2 MiB on a connection, are less than one in a
+    // hundred.
     let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
     for (at, one) in jobs.iter().enumerate() {
@@ -493,14 +497,14 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
             one["rails"].as_array().unwrap().iter().map(|rail| rail["share_percent"].as_f64().unwrap()).sum();
         assert!((share - 100.0).abs() < 0.01, "{one}");
     }
-    // Nothing moves: what one has sent, the other has received, but for what was under way.
+    // While the job is stopped, received bytes equal sent bytes, except for messages under way.
     job.signal(Signal::SIGSTOP);
     let still = job.until("the ranks to stand still", |jobs| {
         !jobs.iter().any(|job| moves(&job["sent"]) || moves(&job["received"]))
     });
     let nodes = fabric(job.dir.path(), "status --json -")["fabrics"][0]["nodes"].clone();
     job.signal(Signal::SIGCONT);
-    // The fabric counts for itself.
+    // The fabric has counters of its own.
     for (rank, device) in [0, 1].into_iter().flat_map(|rank| job.rails.iter().map(move |device| (rank, device))) {
         let rails = nodes[rank]["rails"].as_array().unwrap();
         let carried = rails.iter().find(|rail| rail["device"] == **device).unwrap()["sent_bytes"].as_f64().unwrap();

@@ -1,5 +1,5 @@
-//! The plugin over machines of the software fabric that are cabled with each other, and in containers that are given some of their devices.
-//! Nothing is set for it.
+//! The plugin, with default settings, over machines of the software fabric that are cabled with
+//! each other, and in containers with only some of their devices.
 
 mod common;
 
@@ -16,7 +16,8 @@ fn run(arguments: &str) -> Said {
     command.spawn().unwrap().wait_with_output().unwrap().into()
 }
 
-/// All bytes are right, there is no warning, and each connection of each rank has the rails that `is_right` accepts.
+/// Checks that all bytes are right, that there is no warning, and that each connection of each rank
+/// has rails that `is_right` accepts.
 #[track_caller]
 fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
     assert_eq!(said.status, Some(0), "{said:?}");
@@ -30,7 +31,7 @@ fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
     assert!(lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)), "{lines:#?}");
 }
 
-/// Two rails, the twins of one port to the twins of the port at the other end.
+/// True for two rails: the twins of one port to the twins of the port at the other end.
 fn is_one_cable(line: &str) -> bool {
     let up = "over 2 rails: rocep1s0f0:1 to rocep1s0f1:1, roceP2p1s0f0:1 to roceP2p1s0f1:1";
     let down = "over 2 rails: rocep1s0f1:1 to rocep1s0f0:1, roceP2p1s0f1:1 to roceP2p1s0f0:1";
@@ -80,7 +81,8 @@ fn what_goes_round_is_right_over_a_ring_of_four() {
     }
 }
 
-/// All of it is known before a queue pair is made: nothing waits for an address that does not answer.
+/// This is known before any queue pair is made, so nothing waits for an address that does not
+/// answer.
 #[test]
 fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
     if !is_built() {
@@ -90,13 +92,14 @@ fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
     for job in ["alltoall -r 4", swapped] {
         let said = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
         assert_eq!(said.status, Some(1), "{said:?}");
-        // (A rank that fails takes its listeners with it, which the others may see first.)
+        // (A rank that fails closes its listeners, and the others may see that first.)
         let errors = said.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
         let named: Vec<&str> =
             errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
         assert!(!named.is_empty(), "{said:?}");
         for rest in named {
-            // Each of four rails on both sides, by an address of each of the two cables there: 10.CABLE.TWIN.NODE.
+            // Lists the four rails of each side, by an address of each of the two cables there:
+            // 10.CABLE.TWIN.NODE.
             assert_eq!((rest.matches("rocep1s0f").count(), rest.matches("roceP2p1s0f").count()), (4, 4), "{rest}");
             let cables: std::collections::BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
             assert_eq!(cables.len(), 4, "{rest}");
@@ -108,7 +111,7 @@ fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
     }
 }
 
-/// Neighbours by their cable, the diagonal by TCP; both in one process.
+/// Neighbours use their cable, the diagonal uses TCP; both in one process.
 #[test]
 fn what_needs_a_rings_diagonal_goes_by_tcp_where_that_is_set_and_all_else_by_rails() {
     if !is_built() {
@@ -128,7 +131,7 @@ fn what_needs_a_rings_diagonal_goes_by_tcp_where_that_is_set_and_all_else_by_rai
     }
 }
 
-/// A pod is given some of a host's devices: the others are listed, and cannot be opened.
+/// A pod has only some of a host's devices: the others are listed, and cannot be opened.
 #[test]
 fn devices_that_a_container_leaves_out_are_no_errors() {
     if !is_built() {
@@ -148,7 +151,7 @@ fn devices_that_a_container_leaves_out_are_no_errors() {
         assert!(said.err.contains(&line), "{line}: {said:?}");
     }
 
-    // All of them left out is an error, which says so.
+    // Leaving all of them out is an error that names the cause.
     let none = "node 1 forbids=rocep1s0f0,rocep1s0f1,roceP2p1s0f0,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + none).unwrap();
     let said = run(&job);

@@ -1,5 +1,5 @@
-//! Tuning with little to measure: what is tried, what is written, and that the plugin uses it. Which settings win is a matter of
-//! timing, so `--write-best` and a single choice decide it here.
+//! Tuning with few measurements: the tried values, the written file, and its use by the plugin. The
+//! best settings depend on timing, so `--write-best` and a single choice decide here.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::process::Stdio;
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
 const LITTLE: &str = "tune -b 64K -e 64K -n 1 -w 0 --rounds 1";
 
-/// Runs it with a settings file of the test's own in place of this machine's.
+/// Runs it with a temporary settings file in place of this machine's.
 fn run(arguments: &str, settings: &Path, environment: &[(&str, &str)]) -> Said {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace()).env(SETTINGS_FILE, settings).envs(environment.iter().copied());
@@ -56,7 +56,7 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
     assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
-    // The environment overrides the file, which the command has to say.
+    // The environment overrides the file, and the command has to report that.
     let said = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
     let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment overrides it";
     assert!(said.status == Some(0) && said.out.contains(above), "{said:?}");
@@ -118,7 +118,7 @@ fn ranks_that_a_launcher_started_take_part_in_every_run() {
     };
     let said: Vec<Said> = [0, 1].map(start).into_iter().map(|rank| rank.wait_with_output().unwrap().into()).collect();
     assert!(said.iter().all(|one| (one.status, one.err.as_str()) == (Some(0), "")), "{said:?}");
-    // On one machine one writes; the other has nothing to say.
+    // On one machine only one rank writes; the other prints nothing.
     assert!(said[0].out.contains("# wrote NCCL_IB_QPS_PER_CONNECTION=") && said[1].out.is_empty(), "{said:?}");
     let export = format!("the plugin reads it with: export {SETTINGS_FILE}={}", settings.display());
     assert!(said[0].out.contains(&export), "{said:?}");
@@ -148,7 +148,7 @@ fn the_plugin_starts_with_what_was_written() {
     let log = [("NCCL_DEBUG", "INFO")];
     let said = run(&format!("{LITTLE} {soft} --qps 3 --min-share 32K --write-best"), &settings, &log);
     assert_eq!(said.status, Some(0), "{said:?}");
-    // What is tuned is taken out of the file that the ranks read, and nothing else.
+    // Only the tuned settings are removed from the file that the ranks read.
     let read: Vec<_> = said.err.lines().filter(|line| line.contains("settings from ")).collect();
     assert!(!read.is_empty() && read.iter().all(|line| line.ends_with(": NCCL_IB_HCA==rocep1s0f0")), "{said:?}");
     assert!(said.err.contains("merged 1 rail"), "{said:?}");

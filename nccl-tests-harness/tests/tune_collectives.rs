@@ -1,5 +1,5 @@
-//! `nccl-spark tune collectives` around a program that looks like nccl-tests' and whose times depend on the tuner's table: a shell
-//! script, which needs no GPU.
+//! `nccl-spark tune collectives` around a shell script that imitates nccl-tests, needs no GPU, and
+//! takes its times from the tuner's table.
 
 mod common;
 
@@ -8,7 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// A script behind which a test defines `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a row; MEMBERS of a group, or 1), and may set `host`, `wrong` or exit.
+/// A script behind which a test defines `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a
+/// row; MEMBERS of a group, or 1), and may set `host`, `wrong` or exit.
 const HEAD: &str = r##"#!/bin/sh
 # libmpi: as if it were linked.
 set -f
@@ -65,17 +66,17 @@ impl Programs {
         self.0.path().join(name)
     }
 
-    /// The settings file as it is now.
+    /// The present settings file.
     fn settings(&self) -> String {
         fs::read_to_string(self.file("spark.conf")).unwrap()
     }
 
-    /// What each run was told.
+    /// The arguments of each run.
     fn runs(&self) -> Vec<String> {
         fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// Tunes all_reduce unless `arguments` say otherwise; none where mpirun is missing.
+    /// Tunes all_reduce unless `arguments` name another collective; none where mpirun is missing.
     fn tune(&self, arguments: &str) -> Option<Said> {
         if !common::has_mpirun() {
             return None;
@@ -103,7 +104,7 @@ impl Programs {
     }
 }
 
-/// What the written table says behind its hosts.
+/// The written table behind its hosts.
 fn rows(settings: &str) -> Vec<&str> {
     let line = settings.lines().find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE=")).unwrap();
     line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;").unwrap().split(';').collect()
@@ -175,7 +176,7 @@ fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
     assert!(said.status == Some(0) && said.err.contains("nothing is clearly better"), "{said:?}");
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
     assert_eq!(report["collectives"][0]["collective"], "all_reduce", "{report}");
-    // No table is not the same as no tuner.
+    // No table differs from no tuner.
     for part in ["on a GB10 the tuner stays in use, with the rows that the plugin ships", "set NCCL_SPARK_TUNER=off"] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
@@ -184,7 +185,7 @@ fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
         ("NCCL_IB_TC=106", 3),
         "no confirmation is needed"
     );
-    // A smaller gain is enough for one who says so.
+    // A smaller gain is enough with `--gain`.
     let said = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
     assert!(said.status == Some(0) && said.out.contains("no settings file is written (--dry-run)"), "{said:?}");
     assert!(said.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{said:?}");
@@ -217,7 +218,7 @@ fn times_that_another_table_made_do_not_count() {
 
 #[test]
 fn a_row_that_does_not_hold_with_the_whole_table_is_taken_out() {
-    // With rows of both collectives, all_reduce at 16K is as slow as without.
+    // With rows of both collectives, all_reduce at 16K is as slow as without rows.
     let programs = Programs::new(
         r#"
         time_us() {
@@ -246,7 +247,8 @@ fn hosts_that_differ_and_a_failing_choice_of_nccls_end_it() {
     assert!(!programs.file("spark.conf").exists());
 }
 
-/// Once, as a line of another rank can do it, the table is not readable, and once the plugin's line is cut.
+/// The table cannot be read once, because a line of another rank is mixed in, and the plugin's line
+/// is cut once.
 #[test]
 fn a_run_that_cannot_be_read_is_repeated_once() {
     let body = r##"
@@ -301,7 +303,7 @@ fn with_mpirun_a_process_of_each_machine_writes() {
     assert_eq!(said.status, Some(0), "{said:?}");
     assert_eq!(said.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{said:?}");
     assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-11585=ring/ll128/2"]);
-    // What one process cannot write is an error here.
+    // A failed write of one process is an error here.
     let mut command = nccl_spark();
     command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
     let said: Said = command.output().unwrap().into();
@@ -310,7 +312,8 @@ fn with_mpirun_a_process_of_each_machine_writes() {
 
 #[test]
 fn a_row_that_makes_groups_slower_is_taken_out_where_groups_are_named() {
-    // ring/ll/1 is twice as fast alone, and in groups of four half as fast where the sum is 64 KiB; ring/ll/2 is never slower.
+    // ring/ll/1 is twice as fast alone, and in groups of four half as fast where the sum is 64 KiB;
+    // ring/ll/2 is never slower.
     let body = r#"
         time_us() {
             case "$2-$3-$1" in
@@ -337,7 +340,7 @@ fn a_row_that_makes_groups_slower_is_taken_out_where_groups_are_named() {
 
 #[test]
 fn a_row_that_makes_groups_slower_only_with_the_whole_table_is_taken_out_too() {
-    // In groups of four ring/ll/2 is slow from its second run on; the sweep has one.
+    // In groups of four ring/ll/2 is slow from its second run on; the sweep has one run.
     let body = r#"
         time_us() {
             case "$2-$3-$1" in

@@ -1,4 +1,5 @@
-//! What the tests of the command line share: the fake plugin, compiled here, and the program under test.
+//! Common parts of the command line's tests: the fake plugin, compiled here, and the program under
+//! test.
 #![allow(dead_code)]
 
 #[path = "../../../tests/common/skip.rs"]
@@ -7,13 +8,13 @@ pub mod skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The fake plugin in a folder that lives as long as this.
+/// The fake plugin, in a folder that is deleted with this value.
 pub struct Fake {
     folder: tempfile::TempDir,
 }
 
 impl Fake {
-    /// Compiles it.
+    /// Compiles it with these macros.
     pub fn compile(defines: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         shared_object("fake_plugin.c", &folder.path().join("libfake.so"), defines);
@@ -29,7 +30,7 @@ impl Fake {
     }
 }
 
-/// A fake plugin, and beside it a fake driver that is found in place of any other.
+/// A fake plugin, and a fake driver beside it, which is found before any other.
 pub struct Fakes {
     plugin: Fake,
 }
@@ -41,7 +42,7 @@ impl Fakes {
         Self { plugin }
     }
 
-    /// Runs memory with `arguments` and `environment`, as in "FAKE_GPUS=2".
+    /// Runs memory with `arguments` and `environment`, in the form "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> Said {
         let mut command = nccl_spark();
         command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
@@ -51,8 +52,8 @@ impl Fakes {
     }
 }
 
-/// The plugin that cargo built last, where the software fabric is built too: beside the program after `cargo build`, in `deps`
-/// after `cargo test`.
+/// The plugin that cargo built last, if the software fabric is built too: beside the program after
+/// `cargo build`, in `deps` after `cargo test`.
 pub fn built() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).parent()?;
     folder.join("softverbs-ibverbs").exists().then_some(())?;
@@ -61,7 +62,8 @@ pub fn built() -> Option<PathBuf> {
     built.max().map(|(_, path)| path)
 }
 
-/// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust has.
+/// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust
+/// has.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, include) = (package.join("tests").join(source), package.join("../include"));
@@ -72,7 +74,7 @@ pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What the program said, and how it ended.
+/// The program's output and exit status.
 #[derive(Debug)]
 pub struct Said {
     pub status: Option<i32>,
@@ -101,12 +103,13 @@ pub fn nccl_spark() -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 pub fn say(arguments: &[&str]) -> Said {
     nccl_spark().args(arguments).output().unwrap().into()
 }
 
-/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo test`.
+/// The plugin that cargo built last: beside the program after `cargo build`, in `deps` after `cargo
+/// test`.
 pub fn plugin() -> Option<PathBuf> {
     let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
     let folder = program.parent()?;
@@ -115,7 +118,7 @@ pub fn plugin() -> Option<PathBuf> {
     built.max().map(|(_, path)| path)
 }
 
-/// Whether the plugin and the software fabric are built: they are with the whole workspace.
+/// True if the plugin and the software fabric are built, as part of the whole workspace.
 pub fn is_built() -> bool {
     let is_built = built().is_some();
     if !is_built {
@@ -124,13 +127,13 @@ pub fn is_built() -> bool {
     is_built
 }
 
-/// Says that a test needs what is not built.
+/// Skips a test whose build is missing, with a message.
 #[track_caller]
 pub fn not_built() {
     skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build)");
 }
 
-/// Whether mpirun is there; says so where it is not.
+/// True if mpirun is installed; otherwise prints that the test is skipped.
 #[track_caller]
 pub fn has_mpirun() -> bool {
     let is_there = Command::new("mpirun").arg("--version").output().is_ok();
