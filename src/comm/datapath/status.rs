@@ -133,7 +133,14 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// The losses since this was last asked.
+    /// Forgets the losses of a lane that is about to carry again. The peer reported them first, so the
+    /// lane was fenced without them. Reported now they would take the new queue pairs for stopped.
+    #[cold]
+    pub fn regained(&mut self, lane: LaneId) {
+        self.losses.retain(|loss| loss.lane != lane);
+    }
+
+    /// Takes the losses since the last call.
     pub fn take_losses(&mut self) -> Vec<Loss> {
         std::mem::take(&mut self.losses)
     }
@@ -142,6 +149,7 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ids::lane;
 
     #[test]
     fn rails_lost_over_one_message_are_counted_until_it_ends() {
@@ -165,6 +173,17 @@ mod tests {
         }
         status.forgive();
         assert!(!lost_over(&mut status, Doubt::Key) && lost_over(&mut status, Doubt::Request));
+    }
+
+    #[test]
+    fn a_lane_that_carries_again_has_no_loss_left() {
+        let mut status = Status::default();
+        for at in [0, 1] {
+            status.lost(Loss { lane: lane(at), why: String::new(), fenced: Fenced::Now });
+        }
+        status.regained(lane(0));
+        let losses: Vec<_> = status.take_losses().into_iter().map(|loss| loss.lane).collect();
+        assert_eq!(losses, [lane(1)]);
     }
 
     #[test]

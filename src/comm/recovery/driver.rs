@@ -446,6 +446,7 @@ impl Driver {
         let (opening, path_mtu_bytes) = (new.opening(), new.path_mtu_bytes());
         let regained = match self.path.borrow() {
             Some(mut path) => {
+                path.status().regained(lane);
                 let regained = path.regain(&self.context, lane, new);
                 self.is_owing = path.is_owing();
                 regained
