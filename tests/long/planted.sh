@@ -1,8 +1,7 @@
 #!/bin/bash
-# Checks the simulation and the search through recovery's events. Plants a bug
-# (tests/long/planted/*.patch) in a copy of the sources, one at a time. The simulation has to find
-# each and print the seed; bugs with names recovery-* have to be found by the search alone. Takes
-# half a minute for each bug.
+# Shows that the simulation and the search through recovery's events find bugs. Plants one bug at a
+# time (tests/long/planted/*.patch) in a copy of the sources. The search has to find those named
+# recovery-*. The simulation has to find the others, and name the seed. Takes half a minute a bug.
 #
 #   planted.sh [NAME]...     default: all
 set -euo pipefail
@@ -36,7 +35,7 @@ main() {
   exit "$missed"
 }
 
-# The limits below are only for the tests, not for a busy machine's compiler.
+# Compiles first, so that the time limits below count for the tests alone.
 compile() {
   case $1 in
     recovery-*) cargo test --quiet --no-run --lib ;;
@@ -44,7 +43,7 @@ compile() {
   esac
 }
 
-# Prints how the bug was found; fails where it was not.
+# Prints where the bug showed. Fails if it did not.
 found_by() {
   case $1 in
     recovery-*) events_of ;;
@@ -52,19 +51,19 @@ found_by() {
   esac
 }
 
-# Prints the number of events that the search needed; fails where it finds nothing.
+# Prints the number of events that the search needed. Fails if the search finds nothing.
 events_of() {
   local output
   output=$(mktemp)
   ! timeout 300 cargo test --quiet --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
-  # The limit also ends a search that is too slow, without a finding.
+  # A search that took too long was ended too, and has found nothing.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
-    grep -oE '(Post|Land|Confirm|Lose|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|Tick|Expire)\b' | wc -l) events"
+    grep -oE '(Post|Land|Confirm|Lose|Report|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|Tick|Expire)\b' | wc -l) events"
   rm "$output"
 }
 
-# Prints the simulation's seed; fails where it finds nothing.
+# Prints the seed that the simulation names. Fails if the simulation finds nothing.
 seed_of() {
   local output
   output=$(mktemp)

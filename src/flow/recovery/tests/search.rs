@@ -1,22 +1,25 @@
-//! Every order of events, for two ends with two rails and two messages: rails are lost, frames are lost and overtake each other, ports
-//! go down and come up, and deadlines pass early, each as often as [`Budget`] says.
+//! A search through every order of events, for two ends with two rails and two messages. Rails are
+//! lost, frames are lost and overtake each other, ports go down and come up, and deadlines pass
+//! early. [`Budget`] bounds the number of each.
 //!
-//! The model has what the order of things depends on: which queue pairs exist on either side (by generation), which writes are under
-//! way on them, and the frames. A write that is under way can land as long as the receiver has the queue pairs that it was posted to.
-//! It is checked that
-//! - a rail is fenced here before anything of it goes once more, and fenced there;
+//! The model has what the order of events depends on: the queue pairs of each side by generation,
+//! the writes in transit on them, and the frames. A write in transit can land as long as the
+//! receiver has the queue pairs that it was posted to. A loss waits in the data path's status until
+//! the service thread reports it to recovery. The search checks that
+//! - a rail is fenced here before anything posted on it is resent, and fenced there;
 //! - every message is delivered once;
 //! - the accepting side uses new queue pairs only after the connecting side does;
 //! - no end gives up;
-//! - from every state there is a way to one in which all is delivered and both rails are up.
+//! - every state has a way to one in which all is delivered and both rails are up.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
 
-/// Looks at every state. How many there are.
+/// Looks at every state and returns their number.
 ///
 /// # Errors
-/// The events that lead to one that must not be, or to the one after the first `most`: something goes round without end.
+/// The events that lead to a broken promise, or to the first state beyond `most`: something
+/// repeats without end.
 fn search(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);
@@ -63,7 +66,7 @@ fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
     events
 }
 
-/// A state from which no state in `done` is reached. `edges`: to, from.
+/// Returns a state from which no state in `done` can be reached. An edge is (to, from).
 fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Option<u32> {
     edges.sort_unstable();
     let mut is_good = vec![false; states];
@@ -80,7 +83,7 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
 
 const NONE: Budget = Budget { losses: 0, frames: 0, overtakes: 0, restarts: 0, early: 0, failures: 0 };
 
-/// Small budgets, seconds in a debug build. Large ones: the next test.
+/// Small budgets, which take seconds in a debug build. The next test has large ones.
 #[test]
 fn every_order_of_events_keeps_the_promises() {
     for budget in [

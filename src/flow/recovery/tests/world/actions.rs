@@ -1,0 +1,207 @@
+//! Execution of recovery's actions, with the checks of its promises.
+
+use super::super::super::{Action, Answer};
+use super::{MESSAGES, RAILS, UNCONNECTED, World, Write};
+use crate::wire::PARTS;
+use crate::wire::control::{OpenReceive, Received};
+use crate::wire::cts::Epoch;
+use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
+use crate::wire::ids::LaneId;
+
+impl World {
+    pub(super) fn act(&mut self, side: usize, action: Action) -> Result<(), String> {
+        let now = self.now;
+        match action {
+            Action::Fence(lane) => {
+                self.used[side][lane.index()] = None;
+                let received = self.received(side);
+                self.ends[side].fenced(lane, received, now);
+            }
+            Action::Resend(lane, received) => self.resend(side, lane, &received)?,
+            Action::OpenQps(lane) => {
+                self.make(0, lane, UNCONNECTED)?;
+                self.requests[lane.index()] += 1;
+                let outcome = match self.is_port_up[lane.index()] && !std::mem::take(&mut self.fails_next) {
+                    true => Ok((advert(), end(self.requests[lane.index()]))),
+                    false => {
+                        self.new[0][lane.index()] = None;
+                        Err("port down".to_owned())
+                    }
+                };
+                self.ends[0].opened(lane, outcome, now);
+            }
+            Action::AnswerQps(lane, ..) if std::mem::take(&mut self.fails_next) => {
+                self.ends[1].answered(lane, Err("unreachable".to_owned()), now);
+            }
+            Action::AnswerQps(lane, _, theirs) => {
+                self.answered[lane.index()] = theirs.qps[0].number;
+                let generation = self.next_generation;
+                self.next_generation += 1;
+                self.make(1, lane, generation)?;
+                let (end, epoch) = (end(generation), Epoch::default());
+                let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
+                self.ends[1].answered(lane, Ok(answer), now);
+            }
+            Action::ConnectQps(lane, answer) => {
+                if self.new[0][lane.index()] != Some(UNCONNECTED) {
+                    return Err(format!("rail {lane} has no queue pairs to connect"));
+                }
+                if self.answered[lane.index()] != self.requests[lane.index()] {
+                    return Err(format!("rail {lane} is connected to queue pairs for an earlier request"));
+                }
+                let fails = std::mem::take(&mut self.fails_next);
+                self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
+                self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
+            }
+            Action::Activate(lane) => self.activate(side, lane)?,
+            Action::DropQps(lane) => {
+                self.new[side][lane.index()] = None;
+                if side == 1 {
+                    self.unseen.retain(|(_, at)| *at != lane);
+                }
+            }
+            Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
+            Action::PeerClosed(_) | Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
+            Action::Log(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Tells recovery of the losses that wait in a data path's status.
+    pub(super) fn report(&mut self, side: usize) -> Result<(), String> {
+        for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses[side])) {
+            if !is_lost {
+                continue;
+            }
+            if self.used[side][lane.index()].is_some() {
+                return Err(format!("side {side} reports rail {lane} as stopped while it carries"));
+            }
+            let received = self.received(side);
+            self.ends[side].lost(lane, "loss", received, self.now);
+        }
+        Ok(())
+    }
+
+    fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
+        if self.used[side][lane.index()].is_some() {
+            return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
+        }
+        if side == 1 {
+            return match self.used[0][lane.index()] {
+                None => Ok(()),
+                Some(_) => Err(format!("the receiver repeats its grants before the sender has fenced rail {lane}")),
+            };
+        }
+        let (gone, kept) = std::mem::take(&mut self.writes).into_iter().partition(|write| write.lane == lane);
+        self.writes = kept;
+        for Write { message, generation, .. } in gone {
+            if self.receiver_has(lane, generation) {
+                return Err(format!("message {message} is resent before the peer has fenced rail {lane}"));
+            }
+            match received.has(message as u64, 0, 0) {
+                true => self.confirmed[message] = true,
+                false => self.stranded.push(message),
+            }
+        }
+        Ok(())
+    }
+
+    fn activate(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
+        let Some(generation) = self.new[side][lane.index()].take() else {
+            return Err(format!("side {side} activates rail {lane} without queue pairs"));
+        };
+        if side == 0 && self.probed[lane.index()] != generation {
+            return Err(format!("the sender uses new queue pairs of rail {lane} without a test write"));
+        }
+        if side == 1 && self.activated[lane.index()] != generation {
+            return Err(format!("the receiver uses new queue pairs of rail {lane} before the sender does"));
+        }
+        self.used[side][lane.index()] = Some(generation);
+        // As `Status::regained` does.
+        self.losses[side][lane.index()] = false;
+        if side == 0 {
+            self.activated[lane.index()] = generation;
+            if !self.is_port_up[lane.index()] {
+                self.ends[0].port_down(lane, "port", self.now);
+            }
+            return Ok(());
+        }
+        self.take_in(lane)
+    }
+
+    /// The receiver takes in what landed on a lane unseen.
+    fn take_in(&mut self, lane: LaneId) -> Result<(), String> {
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
+        self.unseen = elsewhere;
+        here.into_iter().try_for_each(|(message, _)| self.deliver(message))
+    }
+
+    fn make(&mut self, side: usize, lane: LaneId, generation: u32) -> Result<(), String> {
+        match self.new[side][lane.index()].replace(generation) {
+            None => Ok(()),
+            Some(_) => Err(format!("side {side} makes queue pairs for rail {lane} beside others")),
+        }
+    }
+
+    /// The sender's test writes are confirmed if the receiver's queue pairs are their other ends,
+    /// whether the receiver uses them or not.
+    pub(super) fn probe(&mut self, lane: LaneId) {
+        let generation = self.new[0][lane.index()];
+        let is_there = generation.is_some_and(|generation| self.receiver_has(lane, generation))
+            && self.is_port_up[lane.index()]
+            && self.answered[lane.index()] == self.requests[lane.index()];
+        if is_there {
+            self.probed[lane.index()] = generation.unwrap_or_default();
+        }
+        self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, self.now);
+    }
+
+    pub(super) fn post(&mut self, message: usize, lane: LaneId) {
+        if self.stranded.first() == Some(&message) {
+            self.stranded.remove(0);
+        } else {
+            self.posted += 1;
+        }
+        let generation = self.used[0][lane.index()].expect("the event asks for a lane in use");
+        self.writes.push(Write { message, lane, generation, has_landed: false });
+    }
+
+    pub(super) fn deliver(&mut self, message: usize) -> Result<(), String> {
+        match std::mem::replace(&mut self.delivered[message], true) {
+            false => Ok(()),
+            true => Err(format!("message {message} is delivered twice")),
+        }
+    }
+
+    /// True while writes on queue pairs of this generation can land.
+    pub(super) fn receiver_has(&self, lane: LaneId, generation: u32) -> bool {
+        [self.used[1][lane.index()], self.new[1][lane.index()]].contains(&Some(generation))
+    }
+
+    /// Returns the receiver's report of its receives, which are all granted from the beginning.
+    fn received(&self, side: usize) -> Received {
+        if side == 0 {
+            return Received::default();
+        }
+        let open = (0..MESSAGES).filter(|message| !self.delivered[*message]);
+        let open = open.map(|message| OpenReceive { sequence: message as u64, shares: [0; PARTS] }).collect();
+        Received { granted: MESSAGES as u64, open }
+    }
+}
+
+fn end(number: u32) -> LaneEnd {
+    LaneEnd { qps: vec![QpEnd { number, psn: 1 }], mailbox_rkey: 0 }
+}
+
+fn advert() -> RailAdvert {
+    RailAdvert {
+        name: String::new(),
+        phys_port: String::new(),
+        attachment: Attachment { link: 0, link_mbps: 1, cable: 0, port_mbps: 1 },
+        speed_mbps: 1,
+        mtu_bytes: 1024,
+        addresses: Vec::new(),
+        is_usable: true,
+    }
+}

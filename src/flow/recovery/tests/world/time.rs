@@ -1,0 +1,70 @@
+//! Deadlines of the two ends, and the key by which the search knows a state again.
+
+use super::super::super::{DOUBLED_AT_MOST, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
+use super::{LIMITS, World};
+use crate::wire::ids::LaneId;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+impl World {
+    /// Returns the time of the next event that time alone brings about.
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.ends.iter().filter_map(|end| deadline(end, self.now)).min()
+    }
+
+    /// Returns the end of the current wait of one of the sender's rails.
+    pub(super) fn rail_deadline(&self, lane: LaneId) -> Option<u64> {
+        rail_deadline(&self.ends[0].rails[lane.index()])
+    }
+
+    /// Returns the same key for two states that differ only in their time of day.
+    pub fn key(&self) -> u128 {
+        let key = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            salt.hash(&mut hasher);
+            self.ends.iter().for_each(|end| hash_end(end, self.now, &mut hasher));
+            (self.budget, self.requests, self.answered, self.probed, self.fails_next).hash(&mut hasher);
+            self.frames.hash(&mut hasher);
+            (self.used, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
+            (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
+            (&self.unseen, &self.stranded).hash(&mut hasher);
+            u128::from(hasher.finish())
+        };
+        key(1) << 64 | key(2)
+    }
+}
+
+/// Returns the time of the next thing that this end does if nothing else happens.
+fn deadline(end: &Recovery, now: u64) -> Option<u64> {
+    let of_rail = |rail: &Rail| rail_deadline(rail).filter(|_| end.role == Role::Sender);
+    let repeat = end.link.is_waiting().then_some(end.sent_at + REPEAT);
+    end.rails.iter().filter_map(of_rail).chain(repeat).min().map(|at| at.max(now))
+}
+
+/// Returns the end of the current wait of a rail of the sender.
+fn rail_deadline(rail: &Rail) -> Option<u64> {
+    match rail.state {
+        State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => Some(at),
+        _ => None,
+    }
+}
+
+/// Hashes an end, with its times relative to `now`.
+fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
+    let age = |at: u64, most: u64| now.saturating_sub(at).min(most);
+    for rail in &end.rails {
+        rail.attempts.min(DOUBLED_AT_MOST + 1).hash(hasher);
+        std::mem::discriminant(&rail.state).hash(hasher);
+        match rail.state {
+            State::Up { since } => age(since, STEADY + 1).hash(hasher),
+            State::Fenced { since } => age(since, LIMITS.loss).hash(hasher),
+            State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => {
+                at.saturating_sub(now).hash(hasher);
+            }
+            _ => {}
+        }
+    }
+    end.link.hash(hasher);
+    end.link.is_waiting().then(|| age(end.sent_at, REPEAT)).hash(hasher);
+    end.dark_since.map(|since| age(since, LIMITS.loss)).hash(hasher);
+    assert!(end.peer == Peer::Here && end.actions.is_empty(), "the model's peers do not leave");
+}
