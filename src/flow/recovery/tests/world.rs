@@ -24,13 +24,15 @@ const UNCONNECTED: u32 = u32::MAX;
 pub struct Budget {
     /// A data path finds a rail lost.
     pub losses: u8,
+    /// A device in use is cut off: its queue pairs do not stop until it is gone or answers again.
+    pub cut_offs: u8,
     /// A frame is lost.
     pub frames: u8,
     /// A frame overtakes another one.
     pub overtakes: u8,
     /// A port of the sender goes down, and comes up again.
     pub restarts: u8,
-    /// A deadline of a rail passes although something else is about to happen.
+    /// A deadline passes although something else is about to happen.
     pub early: u8,
     /// Queue pairs cannot be made or connected.
     pub failures: u8,
@@ -47,6 +49,16 @@ pub enum Event {
     Confirm(usize),
     /// A data path finds a rail lost and stops it. Recovery learns of it by [`Event::Report`].
     Lose {
+        side: usize,
+        lane: LaneId,
+    },
+    /// A data path finds a rail lost, and cannot stop it because its device is cut off.
+    CutOff {
+        side: usize,
+        lane: LaneId,
+    },
+    /// A device that was cut off is gone, or answers again. Its old queue pairs have stopped.
+    Stop {
         side: usize,
         lane: LaneId,
     },
@@ -68,6 +80,8 @@ pub enum Event {
     FailNext,
     /// Nothing happens until a deadline passes.
     Tick,
+    /// The next deadline passes while a device is cut off.
+    Wait,
     /// A deadline of one of the sender's rails passes before anything else happens.
     Expire(LaneId),
 }
@@ -90,6 +104,8 @@ pub struct World {
     frames: [Vec<ControlFrame>; 2],
     /// Generation of the queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
+    /// Generation of queue pairs that are out of use and do not stop, because their device is cut off.
+    cut_off: [[Option<u32>; RAILS]; 2],
     /// Losses that wait in each data path's status, by side and lane.
     losses: [[bool; RAILS]; 2],
     /// New queue pairs. The sender's are [`UNCONNECTED`] until the receiver's are known. The
@@ -112,7 +128,8 @@ pub struct World {
     posted: usize,
     confirmed: [bool; MESSAGES],
     delivered: [bool; MESSAGES],
-    /// Messages that landed on queue pairs before the receiver uses these, and their lanes.
+    /// Messages that landed on queue pairs that the receiver does not poll, and their lanes. It
+    /// does not use these queue pairs yet, or their device is cut off.
     unseen: Vec<(usize, LaneId)>,
     /// Messages to post again, for which no lane is in use.
     stranded: Vec<usize>,
@@ -128,6 +145,7 @@ impl World {
             ends: [end(Role::Sender), end(Role::Receiver)],
             frames: Default::default(),
             used: [[Some(0); RAILS]; 2],
+            cut_off: Default::default(),
             losses: Default::default(),
             new: Default::default(),
             requests: [0; RAILS],
@@ -175,6 +193,9 @@ impl World {
         for side in 0..2 {
             events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
             events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
+            for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
+                events.push(Event::Stop { side, lane });
+            }
         }
         for lane in lanes() {
             let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
@@ -199,6 +220,7 @@ impl World {
             }
             for lane in lanes().filter(|lane| self.used[side][lane.index()].is_some()) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
+                events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
             }
         }
         for lane in lanes().filter(|lane| self.budget.restarts > 0 && self.is_port_up[lane.index()]) {
@@ -209,6 +231,9 @@ impl World {
         }
         for lane in lanes().filter(|lane| self.budget.early > 0 && self.rail_deadline(*lane).is_some()) {
             events.push(Event::Expire(lane));
+        }
+        if self.budget.early > 0 && self.cut_off != [[None; RAILS]; 2] && self.next_deadline().is_some() {
+            events.push(Event::Wait);
         }
     }
 
@@ -236,6 +261,17 @@ impl World {
                 self.used[side][lane.index()] = None;
                 self.losses[side][lane.index()] = true;
             }
+            Event::CutOff { side, lane } => {
+                self.budget.cut_offs -= 1;
+                self.cut_off[side][lane.index()] = self.used[side][lane.index()].take();
+                self.losses[side][lane.index()] = true;
+            }
+            Event::Stop { side, lane } => {
+                self.cut_off[side][lane.index()] = None;
+                if side == 1 {
+                    self.take_in(lane)?;
+                }
+            }
             Event::Report { side } => self.report(side)?,
             Event::PortDown(lane) => {
                 self.budget.restarts -= 1;
@@ -262,6 +298,10 @@ impl World {
                 self.fails_next = true;
             }
             Event::Tick => self.now = self.next_deadline().unwrap_or(now).max(now),
+            Event::Wait => {
+                self.budget.early -= 1;
+                self.now = self.next_deadline().unwrap_or(now).max(now);
+            }
             Event::Expire(lane) => {
                 self.budget.early -= 1;
                 self.now = self.rail_deadline(lane).unwrap_or(now).max(now);
@@ -273,10 +313,15 @@ impl World {
     /// Executes what both ends ask for, and sends their frames.
     fn settle(&mut self) -> Result<(), String> {
         for side in 0..2 {
-            self.ends[side].tick(self.now);
-            while let Some(action) = self.ends[side].poll_action() {
-                self.act(side, action)?;
+            self.act(side)?;
+            // As the driver asks again whether devices that were cut off have stopped.
+            for lane in lanes() {
+                if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
+                    self.fence(side, lane);
+                }
             }
+            self.ends[side].tick(self.now);
+            self.act(side)?;
             let frame = match self.ends[side].poll_frame(self.now) {
                 Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
                 None => continue,

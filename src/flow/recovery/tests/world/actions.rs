@@ -9,14 +9,17 @@ use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
 impl World {
-    pub(super) fn act(&mut self, side: usize, action: Action) -> Result<(), String> {
+    pub(super) fn act(&mut self, side: usize) -> Result<(), String> {
+        while let Some(action) = self.ends[side].poll_action() {
+            self.execute(side, action)?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, side: usize, action: Action) -> Result<(), String> {
         let now = self.now;
         match action {
-            Action::Fence(lane) => {
-                self.used[side][lane.index()] = None;
-                let received = self.received(side);
-                self.ends[side].fenced(lane, received, now);
-            }
+            Action::Fence(lane) => self.fence(side, lane),
             Action::Resend(lane, received) => self.resend(side, lane, &received)?,
             Action::OpenQps(lane) => {
                 self.make(0, lane, UNCONNECTED)?;
@@ -67,6 +70,15 @@ impl World {
         Ok(())
     }
 
+    /// Stops a rail. If its device is cut off, this has to be called again.
+    pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
+        self.used[side][lane.index()] = None;
+        if self.cut_off[side][lane.index()].is_none() {
+            let received = self.received(side);
+            self.ends[side].fenced(lane, received, self.now);
+        }
+    }
+
     /// Tells recovery of the losses that wait in a data path's status.
     pub(super) fn report(&mut self, side: usize) -> Result<(), String> {
         for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses[side])) {
@@ -76,20 +88,24 @@ impl World {
             if self.used[side][lane.index()].is_some() {
                 return Err(format!("side {side} reports rail {lane} as stopped while it carries"));
             }
-            let received = self.received(side);
-            self.ends[side].lost(lane, "loss", received, self.now);
+            if self.cut_off[side][lane.index()].is_some() {
+                self.ends[side].port_down(lane, "cut off", self.now);
+            } else {
+                let received = self.received(side);
+                self.ends[side].lost(lane, "loss", received, self.now);
+            }
         }
         Ok(())
     }
 
     fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
-        if self.used[side][lane.index()].is_some() {
+        if self.may_write(side, lane) {
             return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
         }
         if side == 1 {
-            return match self.used[0][lane.index()] {
-                None => Ok(()),
-                Some(_) => Err(format!("the receiver repeats its grants before the sender has fenced rail {lane}")),
+            return match self.may_write(0, lane) {
+                false => Ok(()),
+                true => Err(format!("the receiver repeats its grants before the sender has fenced rail {lane}")),
             };
         }
         let (gone, kept) = std::mem::take(&mut self.writes).into_iter().partition(|write| write.lane == lane);
@@ -130,7 +146,7 @@ impl World {
     }
 
     /// The receiver takes in what landed on a lane unseen.
-    fn take_in(&mut self, lane: LaneId) -> Result<(), String> {
+    pub(super) fn take_in(&mut self, lane: LaneId) -> Result<(), String> {
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
         self.unseen = elsewhere;
@@ -138,6 +154,9 @@ impl World {
     }
 
     fn make(&mut self, side: usize, lane: LaneId, generation: u32) -> Result<(), String> {
+        if self.may_write(side, lane) {
+            return Err(format!("side {side} makes queue pairs for rail {lane} before the old ones have stopped"));
+        }
         match self.new[side][lane.index()].replace(generation) {
             None => Ok(()),
             Some(_) => Err(format!("side {side} makes queue pairs for rail {lane} beside others")),
@@ -176,7 +195,13 @@ impl World {
 
     /// True while writes on queue pairs of this generation can land.
     pub(super) fn receiver_has(&self, lane: LaneId, generation: u32) -> bool {
-        [self.used[1][lane.index()], self.new[1][lane.index()]].contains(&Some(generation))
+        let all = [&self.used, &self.new, &self.cut_off];
+        all.iter().any(|queue_pairs| queue_pairs[1][lane.index()] == Some(generation))
+    }
+
+    /// True while a side's NIC may still send by the queue pairs of a rail that carried.
+    fn may_write(&self, side: usize, lane: LaneId) -> bool {
+        self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
     }
 
     /// Returns the receiver's report of its receives, which are all granted from the beginning.

@@ -24,7 +24,7 @@ impl World {
             self.ends.iter().for_each(|end| hash_end(end, self.now, &mut hasher));
             (self.budget, self.requests, self.answered, self.probed, self.fails_next).hash(&mut hasher);
             self.frames.hash(&mut hasher);
-            (self.used, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
+            (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
             (&self.unseen, &self.stranded).hash(&mut hasher);
             u128::from(hasher.finish())
@@ -56,6 +56,7 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
         std::mem::discriminant(&rail.state).hash(hasher);
         match rail.state {
             State::Up { since } => age(since, STEADY + 1).hash(hasher),
+            State::Fencing { since, ref peer_has, .. } => (age(since, LIMITS.loss), peer_has).hash(hasher),
             State::Fenced { since } => age(since, LIMITS.loss).hash(hasher),
             State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => {
                 at.saturating_sub(now).hash(hasher);
