@@ -26,6 +26,8 @@ pub struct Budget {
     pub losses: u8,
     /// A device in use is cut off: its queue pairs do not stop until it is gone or answers again.
     pub cut_offs: u8,
+    /// Rails that the connection begins without. They are spent at once.
+    pub missing: u8,
     /// A frame is lost.
     pub frames: u8,
     /// A frame overtakes another one.
@@ -137,14 +139,24 @@ pub struct World {
 
 impl World {
     pub fn new(budget: Budget) -> Self {
-        let end = |role| Recovery::new(role, LIMITS, RAILS);
+        let missing: Vec<_> = lanes().skip(RAILS - usize::from(budget.missing)).collect();
+        let mut used = [[Some(0); RAILS]; 2];
+        let mut end = |role| {
+            let mut end = Recovery::new(role, LIMITS, RAILS);
+            for lane in &missing {
+                end.begins_without(*lane);
+                used[role as usize][lane.index()] = None;
+            }
+            end
+        };
+        let ends = [end(Role::Sender), end(Role::Receiver)];
         Self {
             // Long enough for the rails to count as steady.
             now: 2 * STEADY,
             budget,
-            ends: [end(Role::Sender), end(Role::Receiver)],
+            ends,
             frames: Default::default(),
-            used: [[Some(0); RAILS]; 2],
+            used,
             cut_off: Default::default(),
             losses: Default::default(),
             new: Default::default(),
@@ -322,6 +334,7 @@ impl World {
             }
             self.ends[side].tick(self.now);
             self.act(side)?;
+            self.compare(side)?;
             let frame = match self.ends[side].poll_frame(self.now) {
                 Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
                 None => continue,

@@ -1,6 +1,6 @@
 //! Execution of recovery's actions, with the checks of its promises.
 
-use super::super::super::{Action, Answer};
+use super::super::super::{Action, Answer, State};
 use super::{MESSAGES, RAILS, UNCONNECTED, World, Write};
 use crate::wire::PARTS;
 use crate::wire::control::{OpenReceive, Received};
@@ -66,6 +66,17 @@ impl World {
             Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
             Action::PeerClosed(_) | Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
             Action::Log(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Compares recovery's view of a side's rails with the queue pairs that are there.
+    pub(super) fn compare(&self, side: usize) -> Result<(), String> {
+        for (lane, rail) in LaneId::all(RAILS).zip(&self.ends[side].rails) {
+            let (is_up, is_used) = (matches!(rail.state, State::Up { .. }), self.used[side][lane.index()].is_some());
+            if is_used && !is_up || is_up && !is_used && !self.losses[side][lane.index()] {
+                return Err(format!("rail {lane} of side {side} is in use: {is_used}, counts as up: {is_up}"));
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Deadlines of the two ends, and the key by which the search knows a state again.
 
-use super::super::super::{DOUBLED_AT_MOST, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
+use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
 use super::{LIMITS, World};
 use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -52,7 +52,8 @@ fn rail_deadline(rail: &Rail) -> Option<u64> {
 fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     let age = |at: u64, most: u64| now.saturating_sub(at).min(most);
     for rail in &end.rails {
-        rail.attempts.min(DOUBLED_AT_MOST + 1).hash(hasher);
+        let doubled = if rail.has_carried { DOUBLED_AT_MOST } else { DOUBLED_AT_MOST_BEFORE };
+        (rail.has_carried, rail.attempts.min(doubled + 1)).hash(hasher);
         std::mem::discriminant(&rail.state).hash(hasher);
         match rail.state {
             State::Up { since } => age(since, STEADY + 1).hash(hasher),
@@ -66,6 +67,6 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     }
     end.link.hash(hasher);
     end.link.is_waiting().then(|| age(end.sent_at, REPEAT)).hash(hasher);
-    end.dark_since.map(|since| age(since, LIMITS.loss)).hash(hasher);
+    end.dark_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
     assert!(end.peer == Peer::Here && end.actions.is_empty(), "the model's peers do not leave");
 }
