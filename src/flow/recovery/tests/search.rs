@@ -6,13 +6,17 @@
 //! the writes in transit on them, and the frames. A write in transit can land as long as the
 //! receiver has the queue pairs that it was posted to. A loss waits in the data path's status until
 //! the service thread reports it to recovery. The queue pairs of a device that is cut off stop later.
-//! A connection may begin without some of its rails. The search checks that
+//! A connection may begin without some of its rails. Either side may close it at any time. The
+//! search checks that
 //! - a rail is fenced here before anything posted on it is resent, and fenced there;
 //! - every message is delivered once;
 //! - the accepting side uses new queue pairs only after the connecting side does;
 //! - the rails that count as up are those in use, and those whose loss waits;
 //! - no end gives up;
-//! - every state has a way to one in which all is delivered and both rails are up.
+//! - a side that no longer recovers rails keeps no queue pairs under test;
+//! - BYE tells the number of messages that were delivered;
+//! - every state has a way to one in which all is delivered and both rails are up, or, if a side has
+//!   closed, to one in which both sides know and have left.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
@@ -83,8 +87,17 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
     is_good.iter().position(|good| !good).map(|at| at as u32)
 }
 
-const NONE: Budget =
-    Budget { losses: 0, cut_offs: 0, missing: 0, frames: 0, overtakes: 0, restarts: 0, early: 0, failures: 0 };
+const NONE: Budget = Budget {
+    losses: 0,
+    cut_offs: 0,
+    missing: 0,
+    frames: 0,
+    overtakes: 0,
+    restarts: 0,
+    early: 0,
+    failures: 0,
+    closes: 0,
+};
 
 /// Small budgets, which take seconds in a debug build. The next test has large ones.
 #[test]
@@ -98,6 +111,8 @@ fn every_order_of_events_keeps_the_promises() {
         Budget { losses: 1, cut_offs: 1, ..NONE },
         Budget { missing: 1, losses: 1, failures: 1, ..NONE },
         Budget { missing: 2, frames: 1, early: 1, ..NONE },
+        Budget { closes: 2, losses: 1, ..NONE },
+        Budget { closes: 1, missing: 1, early: 1, ..NONE },
     ] {
         search_and_say(budget, 200_000);
     }

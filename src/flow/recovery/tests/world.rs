@@ -38,6 +38,8 @@ pub struct Budget {
     pub early: u8,
     /// Queue pairs cannot be made or connected.
     pub failures: u8,
+    /// A side closes the connection. Its peer closes too, without a budget, once it knows.
+    pub closes: u8,
 }
 
 /// One event.
@@ -84,6 +86,14 @@ pub enum Event {
     Tick,
     /// The next deadline passes while a device is cut off.
     Wait,
+    /// A side closes the connection. If requests run, its data path ends.
+    Close {
+        side: usize,
+    },
+    /// A side that has closed drops all that it has of the connection.
+    Leave {
+        side: usize,
+    },
     /// A deadline of one of the sender's rails passes before anything else happens.
     Expire(LaneId),
 }
@@ -135,6 +145,20 @@ pub struct World {
     unseen: Vec<(usize, LaneId)>,
     /// Messages to post again, for which no lane is in use.
     stranded: Vec<usize>,
+    closing: [Closing; 2],
+}
+
+/// The end of the connection at one side.
+#[derive(Debug, Clone, Copy, Default, Hash)]
+struct Closing {
+    /// The data path has ended, and its queue pairs are destroyed.
+    path_ended: bool,
+    /// This side has closed, and has said BYE.
+    has_closed: bool,
+    /// This side knows that the peer has closed.
+    peer_has_closed: bool,
+    /// Nothing of the connection is left here.
+    has_left: bool,
 }
 
 impl World {
@@ -173,10 +197,14 @@ impl World {
             delivered: [false; MESSAGES],
             unseen: Vec::new(),
             stranded: Vec::new(),
+            closing: Default::default(),
         }
     }
 
     pub fn is_done(&self) -> bool {
+        if self.closing.iter().any(|end| end.has_closed) {
+            return self.closing.iter().all(|end| end.has_left);
+        }
         self.ends.iter().all(Recovery::is_whole)
             && self.losses == [[false; RAILS]; 2]
             && self.new == [[None; RAILS]; 2]
@@ -187,7 +215,8 @@ impl World {
     /// Returns all events that can happen now.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
-        for lane in lanes().filter(|lane| self.used[0][lane.index()].is_some()) {
+        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_has_closed;
+        for lane in lanes().filter(|lane| may_post && self.used[0][lane.index()].is_some()) {
             if let Some(message) = self.stranded.first() {
                 events.push(Event::Post { message: *message, lane });
             } else if self.posted < MESSAGES {
@@ -214,12 +243,26 @@ impl World {
             events.extend(is_probing.then_some(Event::Probe(lane)));
             events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
         }
+        self.closing_events(&mut events);
         let is_calm = events.is_empty();
         self.mishaps(&mut events);
         if is_calm && self.next_deadline().is_some() {
             events.push(Event::Tick);
         }
         events
+    }
+
+    fn closing_events(&self, events: &mut Vec<Event>) {
+        for side in 0..2 {
+            let (here, there) = (self.closing[side], self.closing[1 - side]);
+            let must_close = here.peer_has_closed && !here.has_closed;
+            events.extend(must_close.then_some(Event::Close { side }));
+            let is_over = here.has_closed && here.peer_has_closed && !here.has_left;
+            // As `Watched::is_over` in `comm::recovery::service`.
+            events.extend(
+                (is_over && (!self.ends[side].is_waiting() || there.has_left)).then_some(Event::Leave { side }),
+            );
+        }
     }
 
     fn mishaps(&self, events: &mut Vec<Event>) {
@@ -230,7 +273,13 @@ impl World {
             if self.budget.frames > 0 && !self.frames[side].is_empty() {
                 events.push(Event::DropFrame { side });
             }
-            for lane in lanes().filter(|lane| self.used[side][lane.index()].is_some()) {
+            let may_close =
+                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_has_closed;
+            events.extend(may_close.then_some(Event::Close { side }));
+            // Failures of a peer that has closed cost no rail.
+            let may_lose =
+                |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_has_closed;
+            for lane in lanes().filter(may_lose) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
                 events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
             }
@@ -285,6 +334,13 @@ impl World {
                 }
             }
             Event::Report { side } => self.report(side)?,
+            Event::Close { side } => self.close(side)?,
+            Event::Leave { side } => {
+                self.closing[side].has_left = true;
+                (self.used[side], self.new[side]) = Default::default();
+                (self.cut_off[side], self.losses[side]) = Default::default();
+                self.frames[side].clear();
+            }
             Event::PortDown(lane) => {
                 self.budget.restarts -= 1;
                 self.is_port_up[lane.index()] = false;
@@ -325,6 +381,9 @@ impl World {
     /// Executes what both ends ask for, and sends their frames.
     fn settle(&mut self) -> Result<(), String> {
         for side in 0..2 {
+            if self.closing[side].has_left {
+                continue;
+            }
             self.act(side)?;
             // As the driver asks again whether devices that were cut off have stopped.
             for lane in lanes() {
@@ -339,6 +398,9 @@ impl World {
                 Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
                 None => continue,
             };
+            if self.closing[1 - side].has_left {
+                continue;
+            }
             let frames = &mut self.frames[1 - side];
             frames.truncate(FRAMES - 1);
             frames.push(frame);

@@ -64,7 +64,8 @@ impl World {
                 }
             }
             Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
-            Action::PeerClosed(_) | Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
+            Action::PeerClosed(delivered) => self.peer_closed(side, delivered)?,
+            Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
             Action::Log(_) => {}
         }
         Ok(())
@@ -72,6 +73,12 @@ impl World {
 
     /// Compares recovery's view of a side's rails with the queue pairs that are there.
     pub(super) fn compare(&self, side: usize) -> Result<(), String> {
+        if !self.ends[side].recovers() && self.new[side] != [None; RAILS] {
+            return Err(format!("side {side} no longer recovers rails, and keeps new queue pairs"));
+        }
+        if self.closing[side].path_ended {
+            return Ok(());
+        }
         for (lane, rail) in LaneId::all(RAILS).zip(&self.ends[side].rails) {
             let (is_up, is_used) = (matches!(rail.state, State::Up { .. }), self.used[side][lane.index()].is_some());
             if is_used && !is_up || is_up && !is_used && !self.losses[side][lane.index()] {
@@ -109,6 +116,55 @@ impl World {
         Ok(())
     }
 
+    /// The caller closes its connection, as `comm::datapath::path::leave` and `Driver::close` do.
+    pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
+        if !self.closing[side].peer_has_closed {
+            self.budget.closes -= 1;
+        }
+        let is_running = match side {
+            0 => self.confirmed[..self.posted].contains(&false),
+            _ => self.delivered.contains(&false),
+        };
+        if is_running {
+            self.end_path(side);
+            self.ends[side].fail();
+        }
+        self.report(side)?;
+        self.act(side)?;
+        if !self.ends[side].has_carried() {
+            self.ends[side].fail();
+        }
+        self.ends[side].close(self.delivered(side));
+        self.closing[side].has_closed = true;
+        Ok(())
+    }
+
+    /// The connection has failed: its queue pairs are destroyed, those under test too.
+    fn end_path(&mut self, side: usize) {
+        self.closing[side].path_ended = true;
+        self.used[side] = [None; RAILS];
+        if side == 1 {
+            self.new[side] = [None; RAILS];
+            self.unseen.clear();
+        }
+    }
+
+    fn peer_closed(&mut self, side: usize, delivered: u64) -> Result<(), String> {
+        if !self.closing[1 - side].has_closed || delivered != self.delivered(1 - side) {
+            return Err(format!("side {side} hears BYE with {delivered} messages delivered"));
+        }
+        self.closing[side].peer_has_closed = true;
+        if side == 0 {
+            self.confirmed[..delivered as usize].fill(true);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of messages, from the first on, that a receiver has. 0 for a sender.
+    fn delivered(&self, side: usize) -> u64 {
+        self.delivered.iter().take_while(|is_delivered| side == 1 && **is_delivered).count() as u64
+    }
+
     fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
         if self.may_write(side, lane) {
             return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
@@ -134,6 +190,9 @@ impl World {
     }
 
     fn activate(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
+        if self.closing[side].path_ended {
+            return Err(format!("side {side} activates rail {lane} after its data path has ended"));
+        }
         let Some(generation) = self.new[side][lane.index()].take() else {
             return Err(format!("side {side} activates rail {lane} without queue pairs"));
         };

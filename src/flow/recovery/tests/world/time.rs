@@ -8,7 +8,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 impl World {
     /// Returns the time of the next event that time alone brings about.
     pub(super) fn next_deadline(&self) -> Option<u64> {
-        self.ends.iter().filter_map(|end| deadline(end, self.now)).min()
+        let sides = (0..2).filter(|side| !self.closing[*side].has_left);
+        sides.filter_map(|side| self.deadline(&self.ends[side], !self.closing[1 - side].has_left)).min()
+    }
+
+    /// Returns the time of the next thing that this end does if nothing else happens.
+    fn deadline(&self, end: &Recovery, peer_is_there: bool) -> Option<u64> {
+        let asks = end.role == Role::Sender && end.recovers();
+        let rails = end.rails.iter().filter(|_| asks).filter_map(rail_deadline);
+        let repeat = (end.link.is_waiting() && peer_is_there).then_some(end.sent_at + REPEAT);
+        rails.chain(repeat).min().map(|at| at.max(self.now))
     }
 
     /// Returns the end of the current wait of one of the sender's rails.
@@ -26,18 +35,11 @@ impl World {
             self.frames.hash(&mut hasher);
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
-            (&self.unseen, &self.stranded).hash(&mut hasher);
+            (&self.unseen, &self.stranded, self.closing).hash(&mut hasher);
             u128::from(hasher.finish())
         };
         key(1) << 64 | key(2)
     }
-}
-
-/// Returns the time of the next thing that this end does if nothing else happens.
-fn deadline(end: &Recovery, now: u64) -> Option<u64> {
-    let of_rail = |rail: &Rail| rail_deadline(rail).filter(|_| end.role == Role::Sender);
-    let repeat = end.link.is_waiting().then_some(end.sent_at + REPEAT);
-    end.rails.iter().filter_map(of_rail).chain(repeat).min().map(|at| at.max(now))
 }
 
 /// Returns the end of the current wait of a rail of the sender.
@@ -68,5 +70,6 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     end.link.hash(hasher);
     end.link.is_waiting().then(|| age(end.sent_at, REPEAT)).hash(hasher);
     end.dark_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
-    assert!(end.peer == Peer::Here && end.actions.is_empty(), "the model's peers do not leave");
+    (end.has_failed, end.peer == Peer::Closed).hash(hasher);
+    assert!(end.actions.is_empty(), "the actions are executed");
 }
