@@ -20,7 +20,7 @@ const FRAMES: usize = 2;
 const UNCONNECTED: u32 = u32::MAX;
 
 /// Number of times that each mishap may still happen.
-#[derive(Debug, Clone, Copy, Hash)]
+#[derive(Debug, Clone, Copy, Default, Hash)]
 pub struct Budget {
     /// A data path finds a rail lost.
     pub losses: u8,
@@ -38,6 +38,8 @@ pub struct Budget {
     pub early: u8,
     /// Queue pairs cannot be made or connected.
     pub failures: u8,
+    /// A limit of the connection passes although something else is about to happen.
+    pub limits: u8,
     /// A side closes the connection. Its peer closes too, without a budget, once it knows.
     pub closes: u8,
 }
@@ -86,6 +88,10 @@ pub enum Event {
     Tick,
     /// The next deadline passes while a device is cut off.
     Wait,
+    /// A limit of a side passes, and its connection fails.
+    Limit {
+        side: usize,
+    },
     /// A side closes the connection. If requests run, its data path ends.
     Close {
         side: usize,
@@ -145,6 +151,10 @@ pub struct World {
     unseen: Vec<(usize, LaneId)>,
     /// Messages to post again, for which no lane is in use.
     stranded: Vec<usize>,
+    /// The sides that have used a rail.
+    has_carried: [bool; 2],
+    /// True once a limit has passed. From then on an end may give up.
+    is_late: bool,
     closing: [Closing; 2],
 }
 
@@ -197,12 +207,14 @@ impl World {
             delivered: [false; MESSAGES],
             unseen: Vec::new(),
             stranded: Vec::new(),
+            has_carried: [missing.len() < RAILS; 2],
+            is_late: false,
             closing: Default::default(),
         }
     }
 
     pub fn is_done(&self) -> bool {
-        if self.closing.iter().any(|end| end.has_closed) {
+        if self.closing.iter().any(|end| end.has_closed || end.path_ended) {
             return self.closing.iter().all(|end| end.has_left);
         }
         self.ends.iter().all(Recovery::is_whole)
@@ -255,7 +267,7 @@ impl World {
     fn closing_events(&self, events: &mut Vec<Event>) {
         for side in 0..2 {
             let (here, there) = (self.closing[side], self.closing[1 - side]);
-            let must_close = here.peer_has_closed && !here.has_closed;
+            let must_close = (here.peer_has_closed || here.path_ended) && !here.has_closed;
             events.extend(must_close.then_some(Event::Close { side }));
             let is_over = here.has_closed && here.peer_has_closed && !here.has_left;
             // As `Watched::is_over` in `comm::recovery::service`.
@@ -276,6 +288,8 @@ impl World {
             let may_close =
                 self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_has_closed;
             events.extend(may_close.then_some(Event::Close { side }));
+            let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
+            events.extend(may_be_late.then_some(Event::Limit { side }));
             // Failures of a peer that has closed cost no rail.
             let may_lose =
                 |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_has_closed;
@@ -334,6 +348,11 @@ impl World {
                 }
             }
             Event::Report { side } => self.report(side)?,
+            Event::Limit { side } => {
+                self.budget.limits -= 1;
+                self.is_late = true;
+                self.now = self.limit(side).unwrap_or(now).max(now);
+            }
             Event::Close { side } => self.close(side)?,
             Event::Leave { side } => {
                 self.closing[side].has_left = true;
@@ -375,7 +394,13 @@ impl World {
                 self.now = self.rail_deadline(lane).unwrap_or(now).max(now);
             }
         }
-        self.settle()
+        self.settle()?;
+        match event {
+            Event::Limit { side } if !self.closing[side].path_ended => {
+                Err(format!("side {side} goes on after one of its limits"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Executes what both ends ask for, and sends their frames.

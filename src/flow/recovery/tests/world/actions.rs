@@ -1,6 +1,6 @@
 //! Execution of recovery's actions, with the checks of its promises.
 
-use super::super::super::{Action, Answer, State};
+use super::super::super::{Action, Answer, Cause, State};
 use super::{MESSAGES, RAILS, UNCONNECTED, World, Write};
 use crate::wire::PARTS;
 use crate::wire::control::{OpenReceive, Received};
@@ -63,7 +63,7 @@ impl World {
                     self.unseen.retain(|(_, at)| *at != lane);
                 }
             }
-            Action::Fail(cause) => return Err(format!("side {side} gives up: {cause:?}")),
+            Action::Fail(cause) => self.fail(side, &cause)?,
             Action::PeerClosed(delivered) => self.peer_closed(side, delivered)?,
             Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
             Action::Log(_) => {}
@@ -118,7 +118,7 @@ impl World {
 
     /// The caller closes its connection, as `comm::datapath::path::leave` and `Driver::close` do.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
-        if !self.closing[side].peer_has_closed {
+        if !self.closing[side].peer_has_closed && !self.closing[side].path_ended {
             self.budget.closes -= 1;
         }
         let is_running = match side {
@@ -136,6 +136,25 @@ impl World {
         }
         self.ends[side].close(self.delivered(side));
         self.closing[side].has_closed = true;
+        Ok(())
+    }
+
+    /// Recovery gives up: checks the cause.
+    fn fail(&mut self, side: usize, cause: &Cause) -> Result<(), String> {
+        let (used, cut_off) = (&self.used[side], &self.cut_off[side]);
+        let is_true = self.is_late
+            && !self.closing[side].path_ended
+            && match cause {
+                Cause::NoFirstRail => *used == [None; RAILS] && !self.has_carried[side],
+                Cause::NoRail(_) => *used == [None; RAILS] && self.has_carried[side],
+                Cause::NotAcknowledged(lane) => used[lane.index()].is_none() && cut_off[lane.index()].is_none(),
+                Cause::NotStopped(lane) => cut_off[lane.index()].is_some(),
+                Cause::Protocol(_) => false,
+            };
+        if !is_true {
+            return Err(format!("side {side} gives up: {cause:?}"));
+        }
+        self.end_path(side);
         Ok(())
     }
 
@@ -203,6 +222,7 @@ impl World {
             return Err(format!("the receiver uses new queue pairs of rail {lane} before the sender does"));
         }
         self.used[side][lane.index()] = Some(generation);
+        self.has_carried[side] = true;
         // As `Status::regained` does.
         self.losses[side][lane.index()] = false;
         if side == 0 {
@@ -220,6 +240,9 @@ impl World {
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
         self.unseen = elsewhere;
+        if self.closing[1].path_ended {
+            return Ok(());
+        }
         here.into_iter().try_for_each(|(message, _)| self.deliver(message))
     }
 

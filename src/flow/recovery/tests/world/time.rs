@@ -25,6 +25,21 @@ impl World {
         rail_deadline(&self.ends[0].rails[lane.index()])
     }
 
+    /// Returns the time at which a side gives up if nothing changes.
+    pub(super) fn limit(&self, side: usize) -> Option<u64> {
+        let end = &self.ends[side];
+        let of_rail = |rail: &Rail| match rail.state {
+            State::Fencing { since, .. } | State::Fenced { since } => Some(since + LIMITS.loss + 1),
+            _ => None,
+        };
+        let limit = match end.rails_up().next() {
+            Some(_) => end.rails.iter().filter_map(of_rail).min(),
+            None if self.has_carried[side] => end.dark_since.map(|since| since + LIMITS.loss),
+            None => end.dark_since.map(|since| since + LIMITS.first_rail),
+        };
+        limit.filter(|_| end.recovers())
+    }
+
     /// Returns the same key for two states that differ only in their time of day.
     pub fn key(&self) -> u128 {
         let key = |salt: u8| {
@@ -35,7 +50,7 @@ impl World {
             self.frames.hash(&mut hasher);
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
-            (&self.unseen, &self.stranded, self.closing).hash(&mut hasher);
+            (&self.unseen, &self.stranded, self.has_carried, self.is_late, self.closing).hash(&mut hasher);
             u128::from(hasher.finish())
         };
         key(1) << 64 | key(2)
