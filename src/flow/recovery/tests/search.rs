@@ -1,22 +1,23 @@
 //! A search through every order of events, for two ends with two rails and two messages. Rails are
 //! lost, frames are lost and overtake each other, ports go down and come up, and deadlines pass
-//! early. [`Budget`] bounds the number of each.
+//! early. [`Budget`] has the number of each mishap.
 //!
 //! The model has what the order of events depends on: the queue pairs of each side by generation,
 //! the writes in transit on them, and the frames. A write in transit can land as long as the
 //! receiver has the queue pairs that it was posted to. A loss waits in the data path's status until
 //! the service thread reports it to recovery. The queue pairs of a device that is cut off stop later.
-//! A connection may begin without some of its rails. Either side may close it at any time. The
-//! search checks that
+//! A connection may begin without some of its rails, its TCP may break, its limits may pass, and
+//! either side may close it at any time. The search checks that
 //! - a rail is fenced here before anything posted on it is resent, and fenced there;
 //! - every message is delivered once;
 //! - the accepting side uses new queue pairs only after the connecting side does;
 //! - the rails that count as up are those in use, and those whose loss waits;
 //! - an end gives up when one of its limits passes, and not before, and names the true cause;
 //! - a side that no longer recovers rails keeps no queue pairs under test;
+//! - a side whose peer has closed no longer recovers rails, whatever TCP does;
 //! - BYE tells the number of messages that were delivered;
 //! - every state has a way to one in which all is delivered and both rails are up, or, if a side has
-//!   closed, to one in which both sides know and have left.
+//!   closed or failed, to one in which both sides have left.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
@@ -104,6 +105,7 @@ fn every_order_of_events_keeps_the_promises() {
         Budget { limits: 1, losses: 1, ..Budget::default() },
         Budget { limits: 1, cut_offs: 1, ..Budget::default() },
         Budget { limits: 1, missing: 2, frames: 1, ..Budget::default() },
+        Budget { tcp: 1, ..Budget::default() },
     ] {
         search_and_say(budget, 200_000);
     }
@@ -113,9 +115,21 @@ fn every_order_of_events_keeps_the_promises() {
 #[ignore = "minutes in --release, and a gigabyte"]
 fn every_order_of_many_events_keeps_the_promises() {
     for budget in [
-        Budget { losses: 2, frames: 2, overtakes: 1, restarts: 1, ..Budget::default() },
+        Budget { tcp: 1, losses: 1, ..Budget::default() },
+        Budget { tcp: 1, closes: 1, ..Budget::default() },
+        Budget { tcp: 1, limits: 1, ..Budget::default() },
+        Budget { tcp: 1, early: 1, ..Budget::default() },
+        Budget { losses: 1, cut_offs: 1, frames: 1, ..Budget::default() },
+        Budget { cut_offs: 1, restarts: 1, failures: 1, ..Budget::default() },
+        Budget { missing: 1, losses: 1, frames: 1, failures: 1, ..Budget::default() },
+        Budget { missing: 2, losses: 1, frames: 1, early: 1, ..Budget::default() },
+        Budget { closes: 2, losses: 1, frames: 1, ..Budget::default() },
+        Budget { closes: 1, missing: 2, frames: 1, early: 1, ..Budget::default() },
+        Budget { limits: 1, losses: 1, cut_offs: 1, ..Budget::default() },
+        Budget { limits: 1, missing: 2, losses: 1, ..Budget::default() },
         Budget { losses: 1, frames: 1, overtakes: 1, early: 1, failures: 1, ..Budget::default() },
         Budget { losses: 1, restarts: 1, early: 1, failures: 1, ..Budget::default() },
+        Budget { losses: 2, frames: 2, overtakes: 1, restarts: 1, ..Budget::default() },
     ] {
         search_and_say(budget, 10_000_000);
     }

@@ -7,7 +7,8 @@
 mod actions;
 mod time;
 
-use super::super::{Frame, Limits, Recovery, Role, SECOND, STEADY, State};
+use super::super::{Frame, Limits, Peer, Recovery, Role, SECOND, STEADY, State};
+use crate::flow::redial::Need;
 use crate::wire::control::ControlFrame;
 use crate::wire::ids::LaneId;
 
@@ -30,6 +31,8 @@ pub struct Budget {
     pub missing: u8,
     /// A frame is lost.
     pub frames: u8,
+    /// The bootstrap's TCP connection breaks.
+    pub tcp: u8,
     /// A frame overtakes another one.
     pub overtakes: u8,
     /// A port of the sender goes down, and comes up again.
@@ -86,8 +89,17 @@ pub enum Event {
     FailNext,
     /// Nothing happens until a deadline passes.
     Tick,
-    /// The next deadline passes while a device is cut off.
+    /// The next deadline passes while a device is cut off or TCP is away.
     Wait,
+    /// The bootstrap's TCP connection breaks, and the frames in transit are lost.
+    BreakTcp,
+    /// A side finds TCP broken: closed by its other end, or timed out.
+    FindTcp {
+        side: usize,
+        is_closed: bool,
+    },
+    /// The sender dials, and the receiver takes the new TCP connection.
+    Dial,
     /// A limit of a side passes, and its connection fails.
     Limit {
         side: usize,
@@ -151,6 +163,13 @@ pub struct World {
     unseen: Vec<(usize, LaneId)>,
     /// Messages to post again, for which no lane is in use.
     stranded: Vec<usize>,
+    /// True while TCP carries frames.
+    tcp_carries: bool,
+    /// The sides that have not found TCP broken.
+    tcp_is_open: [bool; 2],
+    /// True if frames can be lost by the budget. Repeated frames then arrive without a rail too,
+    /// because TCP itself sends lost packets again.
+    is_lossy: bool,
     /// The sides that have used a rail.
     has_carried: [bool; 2],
     /// True once a limit has passed. From then on an end may give up.
@@ -165,8 +184,8 @@ struct Closing {
     path_ended: bool,
     /// This side has closed, and has said BYE.
     has_closed: bool,
-    /// This side knows that the peer has closed.
-    peer_has_closed: bool,
+    /// This side knows that the peer has closed, or takes it for gone.
+    peer_is_away: bool,
     /// Nothing of the connection is left here.
     has_left: bool,
 }
@@ -207,6 +226,9 @@ impl World {
             delivered: [false; MESSAGES],
             unseen: Vec::new(),
             stranded: Vec::new(),
+            tcp_carries: true,
+            tcp_is_open: [true; 2],
+            is_lossy: budget.frames > 0,
             has_carried: [missing.len() < RAILS; 2],
             is_late: false,
             closing: Default::default(),
@@ -227,7 +249,7 @@ impl World {
     /// Returns all events that can happen now.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
-        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_has_closed;
+        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_is_away;
         for lane in lanes().filter(|lane| may_post && self.used[0][lane.index()].is_some()) {
             if let Some(message) = self.stranded.first() {
                 events.push(Event::Post { message: *message, lane });
@@ -265,16 +287,39 @@ impl World {
     }
 
     fn closing_events(&self, events: &mut Vec<Event>) {
-        for side in 0..2 {
+        for side in (0..2).filter(|side| !self.closing[*side].has_left) {
             let (here, there) = (self.closing[side], self.closing[1 - side]);
-            let must_close = (here.peer_has_closed || here.path_ended) && !here.has_closed;
+            let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
             events.extend(must_close.then_some(Event::Close { side }));
-            let is_over = here.has_closed && here.peer_has_closed && !here.has_left;
+            // Frames that a side sent before it left come first.
+            let has_read = self.frames[side].is_empty() || !there.has_left;
+            if !self.tcp_carries && self.tcp_is_open[side] && has_read {
+                events.extend([true, false].map(|is_closed| Event::FindTcp { side, is_closed }));
+            }
+            let is_alone = self.is_alone(side);
+            if is_alone && (there.path_ended || there.has_left) && !here.peer_is_away {
+                let used = lanes().filter(|lane| self.used[side][lane.index()].is_some());
+                events.extend(used.map(|lane| Event::Lose { side, lane }));
+                events.extend(self.limit(side).map(|_| Event::Limit { side }));
+            }
             // As `Watched::is_over` in `comm::recovery::service`.
-            events.extend(
-                (is_over && (!self.ends[side].is_waiting() || there.has_left)).then_some(Event::Leave { side }),
-            );
+            let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
+            let is_over = here.has_closed && (here.peer_is_away && is_silent || is_alone);
+            events.extend(is_over.then_some(Event::Leave { side }));
         }
+        events.extend(self.may_dial().then_some(Event::Dial));
+    }
+
+    /// True if the sender dials, and the receiver takes the new connection.
+    fn may_dial(&self) -> bool {
+        let is_needed = self.ends[0].bootstrap_need(false, self.now) != Need::No;
+        let is_taken = !self.closing[1].has_left && self.ends[1].peer != Peer::Gone;
+        !self.tcp_is_open[0] && !self.closing[0].has_left && is_needed && is_taken
+    }
+
+    /// True if a side has no TCP, and there will be none.
+    fn is_alone(&self, side: usize) -> bool {
+        !self.tcp_carries && !self.tcp_is_open[side] && !self.tcp_is_open[0] && !self.may_dial()
     }
 
     fn mishaps(&self, events: &mut Vec<Event>) {
@@ -286,13 +331,12 @@ impl World {
                 events.push(Event::DropFrame { side });
             }
             let may_close =
-                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_has_closed;
+                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_is_away;
             events.extend(may_close.then_some(Event::Close { side }));
             let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
             events.extend(may_be_late.then_some(Event::Limit { side }));
             // Failures of a peer that has closed cost no rail.
-            let may_lose =
-                |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_has_closed;
+            let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
             for lane in lanes().filter(may_lose) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
                 events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
@@ -304,12 +348,15 @@ impl World {
         if self.budget.failures > 0 && !self.fails_next {
             events.push(Event::FailNext);
         }
-        for lane in lanes().filter(|lane| self.budget.early > 0 && self.rail_deadline(*lane).is_some()) {
+        // Limits pass by the budget for limits.
+        let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
+        let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
+        for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
             events.push(Event::Expire(lane));
         }
-        if self.budget.early > 0 && self.cut_off != [[None; RAILS]; 2] && self.next_deadline().is_some() {
-            events.push(Event::Wait);
-        }
+        let waits = !self.tcp_carries || self.cut_off != [[None; RAILS]; 2];
+        events.extend((waits && may_pass(self.next_deadline())).then_some(Event::Wait));
+        events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
     }
 
     /// # Errors
@@ -332,7 +379,7 @@ impl World {
                 self.confirmed[write.message] = true;
             }
             Event::Lose { side, lane } => {
-                self.budget.losses -= 1;
+                self.budget.losses = self.budget.losses.saturating_sub(1);
                 self.used[side][lane.index()] = None;
                 self.losses[side][lane.index()] = true;
             }
@@ -349,7 +396,7 @@ impl World {
             }
             Event::Report { side } => self.report(side)?,
             Event::Limit { side } => {
-                self.budget.limits -= 1;
+                self.budget.limits = self.budget.limits.saturating_sub(1);
                 self.is_late = true;
                 self.now = self.limit(side).unwrap_or(now).max(now);
             }
@@ -359,6 +406,22 @@ impl World {
                 (self.used[side], self.new[side]) = Default::default();
                 (self.cut_off[side], self.losses[side]) = Default::default();
                 self.frames[side].clear();
+                self.tcp_carries = false;
+            }
+            Event::BreakTcp => {
+                self.budget.tcp -= 1;
+                self.tcp_carries = false;
+                self.frames = Default::default();
+            }
+            Event::FindTcp { side, is_closed } => {
+                self.tcp_is_open[side] = false;
+                if is_closed {
+                    self.ends[side].bootstrap_closed(now);
+                }
+            }
+            Event::Dial => {
+                (self.tcp_carries, self.tcp_is_open) = (true, [true; 2]);
+                self.ends.iter_mut().for_each(Recovery::bootstrap_opened);
             }
             Event::PortDown(lane) => {
                 self.budget.restarts -= 1;
@@ -409,6 +472,9 @@ impl World {
             if self.closing[side].has_left {
                 continue;
             }
+            if !self.tcp_is_open[side] {
+                self.ends[side].bootstrap_away(false, self.now);
+            }
             self.act(side)?;
             // As the driver asks again whether devices that were cut off have stopped.
             for lane in lanes() {
@@ -419,11 +485,13 @@ impl World {
             self.ends[side].tick(self.now);
             self.act(side)?;
             self.compare(side)?;
-            let frame = match self.ends[side].poll_frame(self.now) {
-                Some(Frame::First(frame) | Frame::Repeated(frame)) => frame,
+            let (frame, arrives) = match self.ends[side].poll_frame(self.now) {
+                Some(Frame::First(frame)) if self.tcp_is_open[side] => (frame, self.tcp_carries),
+                Some(Frame::First(frame)) => (frame, self.rail_carries(side)),
+                Some(Frame::Repeated(frame)) => (frame, self.repeats_arrive(side)),
                 None => continue,
             };
-            if self.closing[1 - side].has_left {
+            if !arrives || self.closing[1 - side].has_left {
                 continue;
             }
             let frames = &mut self.frames[1 - side];
@@ -431,6 +499,20 @@ impl World {
             frames.push(frame);
         }
         Ok(())
+    }
+}
+
+impl World {
+    /// True if a frame that a side repeats reaches the peer.
+    fn repeats_arrive(&self, side: usize) -> bool {
+        self.rail_carries(side) || self.is_lossy && self.tcp_carries
+    }
+
+    /// True if a side can write into the peer's mailbox by a rail.
+    fn rail_carries(&self, side: usize) -> bool {
+        let there = [self.used[1 - side], self.new[1 - side]];
+        let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);
+        lanes().any(|lane| self.used[side][lane.index()].is_some() && is_there(lane))
     }
 }
 

@@ -65,7 +65,13 @@ impl World {
             }
             Action::Fail(cause) => self.fail(side, &cause)?,
             Action::PeerClosed(delivered) => self.peer_closed(side, delivered)?,
-            Action::PeerGone => return Err(format!("side {side} takes the peer for gone")),
+            Action::PeerGone => {
+                if !self.may_give_up(side) {
+                    return Err(format!("side {side} takes the peer for gone"));
+                }
+                self.closing[side].peer_is_away = true;
+                self.end_path(side);
+            }
             Action::Log(_) => {}
         }
         Ok(())
@@ -75,6 +81,9 @@ impl World {
     pub(super) fn compare(&self, side: usize) -> Result<(), String> {
         if !self.ends[side].recovers() && self.new[side] != [None; RAILS] {
             return Err(format!("side {side} no longer recovers rails, and keeps new queue pairs"));
+        }
+        if self.ends[side].recovers() && self.closing[side].peer_is_away {
+            return Err(format!("side {side} recovers rails although its peer has closed"));
         }
         if self.closing[side].path_ended {
             return Ok(());
@@ -118,7 +127,7 @@ impl World {
 
     /// The caller closes its connection, as `comm::datapath::path::leave` and `Driver::close` do.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
-        if !self.closing[side].peer_has_closed && !self.closing[side].path_ended {
+        if !self.closing[side].peer_is_away && !self.closing[side].path_ended {
             self.budget.closes -= 1;
         }
         let is_running = match side {
@@ -139,10 +148,16 @@ impl World {
         Ok(())
     }
 
+    /// True once a limit has passed, or the peer's side of the connection has ended.
+    fn may_give_up(&self, side: usize) -> bool {
+        let there = self.closing[1 - side];
+        self.is_late || there.path_ended || there.has_left
+    }
+
     /// Recovery gives up: checks the cause.
     fn fail(&mut self, side: usize, cause: &Cause) -> Result<(), String> {
         let (used, cut_off) = (&self.used[side], &self.cut_off[side]);
-        let is_true = self.is_late
+        let is_true = self.may_give_up(side)
             && !self.closing[side].path_ended
             && match cause {
                 Cause::NoFirstRail => *used == [None; RAILS] && !self.has_carried[side],
@@ -172,7 +187,7 @@ impl World {
         if !self.closing[1 - side].has_closed || delivered != self.delivered(1 - side) {
             return Err(format!("side {side} hears BYE with {delivered} messages delivered"));
         }
-        self.closing[side].peer_has_closed = true;
+        self.closing[side].peer_is_away = true;
         if side == 0 {
             self.confirmed[..delivered as usize].fill(true);
         }

@@ -1,5 +1,6 @@
 //! Deadlines of the two ends, and the key by which the search knows a state again.
 
+use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
 use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
 use super::{LIMITS, World};
 use crate::wire::ids::LaneId;
@@ -9,14 +10,16 @@ impl World {
     /// Returns the time of the next event that time alone brings about.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let sides = (0..2).filter(|side| !self.closing[*side].has_left);
-        sides.filter_map(|side| self.deadline(&self.ends[side], !self.closing[1 - side].has_left)).min()
+        sides.filter_map(|side| self.deadline(side)).min()
     }
 
     /// Returns the time of the next thing that this end does if nothing else happens.
-    fn deadline(&self, end: &Recovery, peer_is_there: bool) -> Option<u64> {
+    fn deadline(&self, side: usize) -> Option<u64> {
+        let end = &self.ends[side];
         let asks = end.role == Role::Sender && end.recovers();
         let rails = end.rails.iter().filter(|_| asks).filter_map(rail_deadline);
-        let repeat = (end.link.is_waiting() && peer_is_there).then_some(end.sent_at + REPEAT);
+        let repeats = end.peer != Peer::Gone && end.link.is_waiting() && self.repeats_arrive(side);
+        let repeat = repeats.then_some(end.sent_at + REPEAT);
         rails.chain(repeat).min().map(|at| at.max(self.now))
     }
 
@@ -37,7 +40,12 @@ impl World {
             None if self.has_carried[side] => end.dark_since.map(|since| since + LIMITS.loss),
             None => end.dark_since.map(|since| since + LIMITS.first_rail),
         };
-        limit.filter(|_| end.recovers())
+        let sign_of_life = match end.peer {
+            Peer::Suspected(since) => Some(since + SIGN_OF_LIFE + 1),
+            _ => None,
+        };
+        let limits = limit.filter(|_| end.recovers()).into_iter().chain(sign_of_life);
+        limits.min().filter(|_| !self.closing[side].has_left)
     }
 
     /// Returns the same key for two states that differ only in their time of day.
@@ -50,6 +58,7 @@ impl World {
             self.frames.hash(&mut hasher);
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
+            (self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
             (&self.unseen, &self.stranded, self.has_carried, self.is_late, self.closing).hash(&mut hasher);
             u128::from(hasher.finish())
         };
@@ -85,6 +94,10 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     end.link.hash(hasher);
     end.link.is_waiting().then(|| age(end.sent_at, REPEAT)).hash(hasher);
     end.dark_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
-    (end.has_failed, end.peer == Peer::Closed).hash(hasher);
+    (end.has_failed, std::mem::discriminant(&end.peer)).hash(hasher);
+    if let Peer::Suspected(since) = end.peer {
+        age(since, SIGN_OF_LIFE + 1).hash(hasher);
+    }
+    end.asked_at.map(|at| age(at, ASK)).hash(hasher);
     assert!(end.actions.is_empty(), "the actions are executed");
 }
