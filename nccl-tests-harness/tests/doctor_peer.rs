@@ -21,7 +21,6 @@ const FABRIC: &str = "bed";
 /// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A software fabric in a folder of its own.
 struct Bed {
     dir: tempfile::TempDir,
     prepared: Prepared,
@@ -71,13 +70,11 @@ impl Bed {
         Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
     }
 
-    /// Runs a doctor on node 0 with that partner.
     fn examine(&self, partner: &Partner) -> Said {
         let mut command = self.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
         command.env("SPARK_DOCTOR_TOKEN", &partner.token).output().unwrap().into()
     }
 
-    /// The name of a rail.
     fn rail(&self, at: usize) -> String {
         control::profile(self.dir.path(), FABRIC).unwrap().rails[at].name.clone()
     }

@@ -47,7 +47,6 @@ impl Place {
         say(&["uninstall", "--prefix", self.prefix.to_str().unwrap()])
     }
 
-    /// All files and links below the prefix.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         collect(&self.prefix, &mut files);

@@ -12,7 +12,6 @@ fn printed(said: &Said) -> Value {
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
 }
 
-/// Runs `arguments` with the fake plugin.
 fn run(fake: &Fake, arguments: &str) -> Said {
     let library = fake.library();
     let mut words: Vec<&str> = arguments.split_whitespace().collect();

@@ -82,7 +82,6 @@ const FILES: &[(&str, &str)] = &[
     ("NET/address", "4c:bb:47:2d:19:e3"),
     ("answers/ethtool-a/enp1s0f0np0", "RX: on\nTX: on"),
 ];
-/// Files that make the port a rail.
 const RAIL: &[(&str, &str)] = &[
     ("RDMA/ports/1/state", "4: ACTIVE"),
     ("RDMA/ports/1/rate", "200 Gb/sec (2X NDR)"),
@@ -174,7 +173,6 @@ impl Bed {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// The report command, with this bed's program and machine.
     fn command(&self, arguments: &str) -> Command {
         let mut command = nccl_spark();
         command.arg("report").args(arguments.split_whitespace()).current_dir(&self.folder);
@@ -269,7 +267,6 @@ fn plant(json: &mut Value, planted: &str, is_all: bool) {
     }
 }
 
-/// The planted values in a text, in any case.
 fn found(text: &str) -> Vec<&'static str> {
     let lower = text.to_lowercase();
     PLANTED.iter().copied().filter(|one| lower.contains(&one.to_lowercase())).collect()

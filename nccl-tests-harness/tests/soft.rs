@@ -71,7 +71,6 @@ impl Endless {
         fabric.unwrap().into()
     }
 
-    /// The only fabric's folder.
     fn folder(&self) -> PathBuf {
         let mut folders = std::fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().path());
         let first = folders.next().expect("the job's fabric is in SOFTVERBS_DIR");

@@ -85,7 +85,6 @@ impl Fake {
         self.child.id().to_string()
     }
 
-    /// The `top` command for this process alone.
     fn top(&self, arguments: &[&str]) -> Command {
         let mut command = nccl_spark();
         command.args(["top", "--interval", "0.1", "--pid", &self.pid()]).args(arguments);
@@ -409,7 +408,6 @@ fn the_terminal_is_as_it_was_after_a_key_and_after_a_signal() {
 struct Job {
     dir: tempfile::TempDir,
     ranks: Vec<u64>,
-    /// The devices of rank 0.
     rails: Vec<String>,
     _job: Running,
 }

@@ -66,12 +66,10 @@ impl Programs {
         self.0.path().join(name)
     }
 
-    /// The present settings file.
     fn settings(&self) -> String {
         fs::read_to_string(self.file("spark.conf")).unwrap()
     }
 
-    /// The arguments of each run.
     fn runs(&self) -> Vec<String> {
         fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
     }

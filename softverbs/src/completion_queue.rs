@@ -61,7 +61,6 @@ pub(crate) enum Unplaced {
 
 /// The send queue of a queue pair, as its completion queue sees it.
 pub(crate) trait SendQueue: Send + Sync {
-    /// The queue pair's number.
     fn number(&self) -> u32;
 
     /// Pushes the completions of finished sends to `cq`. Returns true if more sends are under way.
@@ -204,7 +203,6 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Collects the completions of sends.
     pub(crate) fn reap(&self, now_ns: u64) {
         let mut senders = lock(&self.senders);
         senders.append(&mut lock(&self.joining));

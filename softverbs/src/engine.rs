@@ -37,7 +37,6 @@ pub(crate) trait Serve: Send + Sync {
     fn end(&self);
 }
 
-/// The result of serving a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Served {
     /// No request is posted for it.
@@ -48,7 +47,6 @@ pub(crate) enum Served {
     More,
 }
 
-/// The engine of one device.
 #[derive(Default)]
 pub(crate) struct Engine {
     active: Vec<Arc<dyn Serve>>,

@@ -23,7 +23,6 @@ pub struct Node {
     pub memory: &'static FabricMemory,
     /// Index of this process in [`FabricMemory::processes`].
     pub(crate) place: usize,
-    /// The machine that this process is on.
     pub(crate) node: usize,
     profile: Profile,
     nic: Nic,
@@ -302,7 +301,6 @@ impl Node {
         [out, &out_link.tx, &out_cable.tx, &in_cable.rx, &in_link.rx, home]
     }
 
-    /// Latency in one direction.
     pub(crate) fn latency_ns(&self, device: usize) -> u64 {
         self.devices[device].spec.latency_ns
     }

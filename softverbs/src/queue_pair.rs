@@ -85,7 +85,6 @@ pub(crate) struct Serving {
     pub(crate) admitted: Option<Request>,
     /// The adversary holds the next piece back until then.
     pub(crate) held_until_ns: Option<u64>,
-    /// The receive that the next request fills.
     pub(crate) receive: Option<Receive>,
     pub(crate) rnr: Option<Rnr>,
     pub(crate) ending: VecDeque<Ending>,
@@ -346,7 +345,6 @@ impl QueuePair {
         }
     }
 
-    /// Goes to error, and flushes posted requests.
     pub(crate) fn fail(&self, local: &mut Local) {
         self.flush_serving(local);
         if local.state != State::Reset {
@@ -422,7 +420,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Empties the queues.
     fn reset(&self) {
         let mut local = lock(&self.local);
         let memory = self.memory();
@@ -494,7 +491,6 @@ impl QueuePair {
         memory.release(self.node.place);
     }
 
-    /// Completes the finished sends.
     pub(crate) fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
         let memory = self.memory();
         let done = memory.done.load(Ordering::Acquire);

@@ -37,7 +37,6 @@ impl Regions {
         Some(key)
     }
 
-    /// Removes a region. Returns false if it was unknown.
     pub(crate) fn remove(&self, key: u32) -> bool {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match all.get_mut((key >> 14) as usize) {

@@ -20,7 +20,6 @@ const LATER_NS: u64 = 200_000;
 /// shorter limit.
 const LATE_NS: u64 = 50_000;
 
-/// The result of one step.
 enum Step {
     Again,
     Until(u64),
@@ -453,7 +452,6 @@ fn not_ready(local: &mut Local, peer: &QpMemory, now_ns: u64) -> Refusal {
     Refusal::NotReady(again_ns)
 }
 
-/// Source of a message's bytes.
 struct Source<'a> {
     pid: u32,
     pieces: &'a [Piece],

@@ -59,7 +59,6 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The `ibv_wc_opcode` of its completion.
     pub(crate) fn opcode(self) -> u32 {
         match self {
             Operation::Send => IBV_WC_SEND,

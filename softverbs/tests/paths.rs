@@ -34,7 +34,6 @@ fn statuses(completions: &[Completion]) -> Vec<u32> {
     completions.iter().map(|completion| completion.status).collect()
 }
 
-/// Makes one end ready to receive from another.
 fn resolve(end: &End, to: &End, gid: usize, mtu_bytes: u32) -> Result<(), i32> {
     end.qp.change(Change::Reset).unwrap();
     end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();

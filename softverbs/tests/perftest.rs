@@ -80,7 +80,6 @@ fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("perftest")
 }
 
-/// A port that no process uses now.
 fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }

@@ -12,7 +12,6 @@ use std::io::Write;
 use std::sync::Arc;
 use tracing::Level;
 
-/// Path MTUs that do not exist.
 const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
 /// The path MTU of a host's ports, which is below the largest one.
@@ -123,7 +122,6 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
     }
 }
 
-/// An honest HELLO for this listener.
 fn hello_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
     let (_met, taken) = tapped(hosts);
     let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no HELLO") };

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use tracing::Level;
 
-/// Limit on the process's descriptors.
 const LIMIT: u64 = 300;
 /// Clients without the token before the honest peer, and as many after it.
 const STRANGERS: usize = 20;
@@ -182,7 +181,6 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
     assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
 }
 
-/// Frees descriptors one by one.
 fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Met) {
     // With one descriptor, the clients get it one after the other until the honest peer has it. Its
     // answer takes more descriptors and has to wait. Later clients stay in the queue.

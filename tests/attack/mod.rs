@@ -18,7 +18,6 @@ use std::thread::JoinHandle;
 
 /// Bytes before a frame's body.
 pub const HEADER_BYTES: usize = 8;
-/// Position of the token in a HELLO.
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
 
 /// The profile "unpaced", with a path MTU below the largest one.
@@ -28,12 +27,10 @@ const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
     rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024
     rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=0 qp=0 latency=0 mtu=1024";
 
-/// Brings up the host of one end.
 pub fn host(side: usize) -> Arc<Host> {
     host_with(side, &[])
 }
 
-/// Brings up a host with other settings.
 pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails_of(PROFILE);
     let mut variables =
@@ -45,16 +42,13 @@ pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
 
 /// A listener, and its handle.
 pub struct Listener {
-    /// The listener.
     pub listen: ListenComm,
-    /// Handle for the peer.
     pub handle: [u8; HANDLE_BYTES],
     /// The decoded handle.
     pub known: Handle,
 }
 
 impl Listener {
-    /// Opens one.
     pub fn open(host: &Arc<Host>) -> Self {
         let (listen, handle) = host.listen().unwrap();
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
@@ -88,9 +82,7 @@ impl Listener {
 }
 
 pub struct Met {
-    /// The sending end.
     pub send: SendComm,
-    /// The receiving end.
     pub recv: RecvComm,
 }
 
@@ -118,7 +110,6 @@ impl Met {
         }
     }
 
-    /// Waits for the receiving end's error.
     pub fn receiver_error(&self) -> Box<Error> {
         let to = [0_u8; 64];
         // SAFETY: it outlives its registration; the peer sends nothing into it.
@@ -137,7 +128,6 @@ impl Met {
         })
     }
 
-    /// Waits for the sending end's error.
     pub fn sender_error(&self) -> Box<Error> {
         let from = [0_u8; 64];
         // SAFETY: it outlives its registration; the peer grants nothing for it.
@@ -169,7 +159,6 @@ pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Decodes a frame.
 pub fn decoded(frame: &[u8]) -> Message {
     let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
     Message::decode(header, &frame[HEADER_BYTES..]).unwrap()
@@ -177,9 +166,7 @@ pub fn decoded(frame: &[u8]) -> Message {
 
 /// The state of a proxy after a handshake: both streams, and the frames that passed.
 pub struct Taken {
-    /// Stream to the connecting end.
     pub to_sender: TcpStream,
-    /// Stream to the accepting end.
     pub to_receiver: TcpStream,
     /// HELLO, OFFER, READY, GO, in their order; fewer where the handshake ended before.
     pub frames: Vec<Vec<u8>>,

@@ -26,7 +26,6 @@ pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
-/// A path of the repository.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
@@ -113,7 +112,6 @@ pub fn fabric_folder() -> PathBuf {
     dir
 }
 
-/// This test program's fabric.
 pub fn fabric_name() -> String {
     format!("test-{}", std::process::id())
 }
@@ -177,7 +175,6 @@ pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Pseudo-random numbers.
 pub fn mix(number: u64) -> u64 {
     let state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (state ^ state >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 8

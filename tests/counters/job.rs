@@ -85,12 +85,10 @@ impl Job {
         all.filter(|path| std::fs::read_link(path).is_ok_and(|to| to == Path::new(&link))).collect()
     }
 
-    /// The records of all its files.
     pub fn records(&self) -> Vec<Record> {
         self.files().iter().flat_map(|file| read(file).expect("counters").records).collect()
     }
 
-    /// Waits until `is_so` holds for the records.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&[Record]) -> bool) {
         let begun = Instant::now();
         loop {

@@ -24,7 +24,6 @@ pub const PLACE: usize = 1 << 20;
 /// Lock for the fabric's rails, which belong to the process.
 pub static TURN: Mutex<()> = Mutex::new(());
 
-/// A connection whose rails are pulled and plugged.
 pub struct Bed {
     pub hosts: [Arc<Host>; 2],
     pub send: SendComm,

@@ -20,7 +20,6 @@ pub struct Module {
     children: BTreeMap<String, Id>,
 }
 
-/// Target of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
     Module(Id),

@@ -88,14 +88,12 @@ impl Frozen {
         Self { gate, host: Arc::clone(host), id, _far: listener.accept().unwrap().0 }
     }
 
-    /// Blocks the service thread.
     pub fn freeze(&self) {
         self.gate.set(Is::Shut);
         let is = self.gate.is.lock().unwrap();
         drop(self.gate.changed.wait_while(is, |is| *is == Is::Shut).unwrap());
     }
 
-    /// Unblocks the service thread.
     pub fn thaw(&self) {
         self.gate.set(Is::Open);
     }

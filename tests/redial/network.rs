@@ -14,7 +14,6 @@ use std::time::Duration;
 /// Treatment of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Connections carry.
     Carries,
     /// Connections are closed with a reset.
     Resets,
@@ -35,7 +34,6 @@ struct Shared {
     last_redial: Mutex<Vec<u8>>,
 }
 
-/// A connection.
 struct Carried {
     ends: [TcpStream; 2],
     /// True once its bytes are discarded.
@@ -57,7 +55,6 @@ impl Network {
         (Self(shared), Handle { address, ..real }.encode())
     }
 
-    /// Sets the treatment of new connections.
     pub fn set(&self, mode: Mode) {
         *self.0.mode.lock().unwrap() = mode;
     }
@@ -84,7 +81,6 @@ impl Network {
         *self.0.redial.lock().unwrap()
     }
 
-    /// The last frame of the connecting side's redial.
     pub fn last_redial(&self) -> Vec<u8> {
         self.0.last_redial.lock().unwrap().clone()
     }

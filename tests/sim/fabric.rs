@@ -37,7 +37,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Rails at each end.
 pub const RAILS: usize = 3;
 /// Bytes for the messages of one run, on each side.
 pub const ARENA: usize = 512 * 1024;
@@ -66,9 +65,7 @@ pub struct Fabric {
     pub from: Box<[u8]>,
     /// Buffers of the receiver.
     pub to: Box<[u8]>,
-    /// Registration of `from`.
     pub out: Arc<Registration>,
-    /// Registration of `to`.
     pub into: Arc<Registration>,
     /// An empty completion queue on each rail. Polling it drives the fabric's NICs, which have no
     /// threads here.
@@ -80,7 +77,6 @@ pub struct Fabric {
     profile: Profile,
 }
 
-/// A connection after its handshake.
 pub struct Pair {
     pub send: Arc<TryCell<SendPath>>,
     pub recv: Arc<TryCell<RecvPath>>,
@@ -185,7 +181,6 @@ impl Fabric {
         self.begun + Duration::from_nanos(self.now_ns)
     }
 
-    /// Shows a rail's function in sysfs, or hides it.
     pub fn show(&self, rail: usize, is_there: bool) {
         self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
     }
@@ -221,7 +216,6 @@ impl Fabric {
         }
     }
 
-    /// True while a rail's port is up.
     pub fn is_up(&self, rail: usize) -> bool {
         self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
     }
@@ -235,7 +229,6 @@ impl Fabric {
         self.presence(rail).phase == Phase::Here && has_no_fault
     }
 
-    /// Takes a rail's port up or down.
     pub fn set(&self, rail: usize, is_up: bool) {
         self.node.memory.rails[0][rail].set_port(is_up, self.now_ns);
     }
@@ -343,12 +336,10 @@ impl Fabric {
         self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
     }
 
-    /// Queue pairs of the whole fabric.
     pub fn queue_pairs(&self) -> usize {
         self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
     }
 
-    /// Connects over the first `rails` rails.
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
         self.connect_as(rails, queue_count, Start::default())
     }

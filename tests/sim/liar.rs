@@ -24,7 +24,6 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// Creates a liar on the first rail.
     pub fn new(node: &Arc<Node>, mailbox: Arc<Region>) -> Self {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };

@@ -16,7 +16,6 @@ impl Dice {
         Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed)
     }
 
-    /// The next number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let state = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

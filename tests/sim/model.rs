@@ -32,7 +32,6 @@ pub struct Group {
     handed_back: bool,
 }
 
-/// All messages of a run.
 #[derive(Default)]
 pub struct Model {
     /// The groups, in the order of their grants.
@@ -59,7 +58,6 @@ impl Model {
         Some(parts)
     }
 
-    /// Records a granted group.
     pub fn granted(&mut self, receive: u16, parts: Vec<Part>, optional: bool) {
         self.groups.push(Group { receive, parts, optional, is_told: false, handed_back: false });
     }
@@ -74,7 +72,6 @@ impl Model {
         to[part.at..part.at + part.room + 64].fill(BLANK);
     }
 
-    /// Writes the message of a part.
     pub fn fill(from: &mut [u8], seed: u64, part: &Part) {
         for (n, byte) in from[part.at..part.at + part.bytes].iter_mut().enumerate() {
             *byte = expected(seed, part, n);
@@ -125,7 +122,6 @@ impl Model {
         }
     }
 
-    /// Checks that every group was handed back.
     pub fn check_that_all_is_over(&self) {
         for (index, group) in self.groups.iter().enumerate() {
             assert!(group.handed_back, "group {index} is not over");

@@ -9,7 +9,6 @@ use softverbs::hotplug::Phase;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The functions' removals in a run.
 pub struct Removals {
     left: u64,
     /// True once a function was lost.

@@ -42,7 +42,6 @@ pub struct Run<'f> {
     silences_left: u64,
     /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
-    /// Functions that leave the bus and return.
     removals: Removals,
     /// The rail that must carry until a time. TCP was closed, and a peer that no rail reaches
     /// either is given up after two seconds.
@@ -70,7 +69,6 @@ enum BreakOff {
     DataPath,
 }
 
-/// Counts of a run.
 #[derive(Default)]
 pub struct Tally {
     pub losses: u64,
@@ -78,7 +76,6 @@ pub struct Tally {
 }
 
 impl<'f> Run<'f> {
-    /// Sets up the run of a seed.
     pub fn new(fabric: &'f mut Fabric, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         // Lets the packets of the run before drain.
@@ -146,7 +143,6 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// Plays the run to its end.
     pub fn play(mut self) -> Tally {
         let before = self.fabric.queue_pairs() + self.pair.missing_queue_pairs;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
@@ -212,7 +208,6 @@ impl<'f> Run<'f> {
         assert!(self.fabric.now_ns() < limit, "{what} hang: {}", self.state());
     }
 
-    /// Progress of the run, for a failure message.
     fn state(&self) -> String {
         let up: Vec<bool> = (0..self.rails).map(|rail| self.fabric.is_up(rail)).collect();
         let open = |(at, group): (usize, &super::model::Group)| {
@@ -450,7 +445,6 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// Uses every slot and every request again.
     fn use_all_again(&mut self) {
         self.goal += 40;
         let limit = self.fabric.now_ns() + PATIENCE_NS;

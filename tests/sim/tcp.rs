@@ -253,7 +253,6 @@ impl Tcp {
         false
     }
 
-    /// Advances the network's state.
     fn let_time_pass(&mut self, now_ns: u64) {
         match self.network {
             Network::Breaks { at_ns, back_ns } if at_ns <= now_ns => {

@@ -20,7 +20,6 @@ const GONE: Duration = Duration::from_secs(60);
 /// Longest time of an answer that ends a long job: ten thousand connections.
 const LONG: Duration = Duration::from_secs(7200);
 
-/// The two processes.
 pub struct Bed {
     pub switches: Switches,
     processes: [Process; 2],
@@ -65,7 +64,6 @@ impl Bed {
         [0, 1].map(|side| self.processes[side].answer(answer, LONG))
     }
 
-    /// Measures both processes, and their traffic so far.
     pub fn look(&self) -> ([Sample; 2], Carried) {
         let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
         let samples = self.tell("gauge", "gauge").into_iter().zip(&self.processes).map(|(said, process)| {
@@ -80,7 +78,6 @@ impl Bed {
         (samples.collect::<Vec<_>>().try_into().expect("two processes"), carried)
     }
 
-    /// Queue pairs in use on the fabric.
     pub fn queue_pairs(&self) -> usize {
         self.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
     }

@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 8;
 /// Bytes that a process sends from, and bytes that it receives into.
 const MEMORY: usize = 16 << 20;
-/// The largest message.
 const MOST: usize = 1 << 20;
 /// The message of a connection that carries only one.
 const SINGLE: usize = 5000;
@@ -35,7 +34,6 @@ const SINGLE: usize = 5000;
 /// Number of parts of the memory for connections that follow one another.
 const CHURN_PLACES: u64 = 64;
 
-/// A process of the bed.
 pub struct Process {
     side: u64,
     host: Arc<Host>,
@@ -49,7 +47,6 @@ pub struct Process {
     bytes: u64,
 }
 
-/// A connection, and its stream.
 struct Connection {
     number: u64,
     end: End,
@@ -72,7 +69,6 @@ enum End {
 }
 
 impl Process {
-    /// Joins the fabric as process `side`.
     pub fn new(side: u64, settings: &[(String, String)]) -> Self {
         let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
         let (tell, lines) = channel();
@@ -148,7 +144,6 @@ impl Process {
         connections
     }
 
-    /// Makes connections, all together.
     fn connect(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
         let mut listeners: Vec<(u64, ListenComm)> = Vec::new();
         let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) = Default::default();
@@ -284,7 +279,6 @@ impl Connection {
         Self { number, end, memory: memory.unwrap(), part, under_way, next, filled, done, total, is_told }
     }
 
-    /// Offset and size of a message.
     fn place(&self, message: u64) -> Range<usize> {
         let room = self.part.len() / WINDOW;
         let begin = self.part.start + message as usize % WINDOW * room;
@@ -298,7 +292,6 @@ impl Connection {
         mix(message << 20 ^ self.number)
     }
 
-    /// True once every message was sent or received.
     fn is_complete(&self) -> bool {
         self.total == Some(self.done)
     }

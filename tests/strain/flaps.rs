@@ -13,7 +13,6 @@ pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP
 /// Interval between the beginnings of two flaps.
 const EVERY_MS: u64 = 1000;
 
-/// Counts of the flaps and faults.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Flapped {
     pub flaps: u64,
@@ -21,7 +20,6 @@ pub struct Flapped {
     pub refusals: u64,
 }
 
-/// A thread that flaps rails until it is stopped.
 pub struct Flaps {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Flapped>,
@@ -39,7 +37,6 @@ impl Switches {
         control(&self.dir, &self.fabric, machine, RAILS[rail % RAILS.len()], action).unwrap();
     }
 
-    /// Sets all rails to their normal state.
     pub fn mend(&self) {
         for rail in 0..RAILS.len() {
             self.set(None, rail, Action::Refuse(0));

@@ -25,10 +25,8 @@ pub const QUANTITIES: [Quantity; 9] = [
 
 /// Samples that are needed for a slope.
 const ENOUGH: usize = 30;
-/// No limit.
 const ANY: u64 = u64::MAX;
 
-/// A measured quantity.
 pub struct Quantity {
     pub name: &'static str,
     /// Most that it may be higher after the load than before.
@@ -57,7 +55,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Measures a process.
     pub fn take(pid: u32, at_s: f64, told: Told) -> Self {
         let status = read(pid, "status");
         let number = |name: &str| {
@@ -79,14 +76,12 @@ fn read(pid: u32, name: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("process {pid}, {name}: {e}"))
 }
 
-/// The names of a process's threads.
 pub fn threads(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
     // A thread that ends meanwhile has no name.
     tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 
-/// A process before, during and after a load.
 pub struct History {
     pub before: Sample,
     pub during: Vec<Sample>,
@@ -138,7 +133,6 @@ impl History {
     }
 }
 
-/// The table's header.
 pub fn print_head() {
     let [before, least, most, slope, after, may] = ["before", "least", "most", "slope", "after", "may grow"];
     println!("  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}");

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
-/// Set in the process with the two copies.
 const HERE: &str = "SPARK_TEST_TWO_COPIES";
 
 #[test]

@@ -22,7 +22,6 @@ pub fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Brings up a host with these devices.
 pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     let (_, library) = common::test_rails();
     let mut variables =
@@ -35,7 +34,6 @@ pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
-/// Both ends of a connection.
 pub struct Ends {
     pub send: SendComm,
     pub recv: RecvComm,
@@ -68,7 +66,6 @@ pub fn apart() -> Ends {
     connect(&host(NEAR, &[RING_TCP]), &host(FAR, &[RING_TCP])).unwrap()
 }
 
-/// True if the connection uses TCP.
 pub fn is_by_tcp(ends: &Ends) -> bool {
     match (&ends.send, &ends.recv) {
         (SendComm::Streams(_), RecvComm::Streams(_)) => true,
@@ -141,13 +138,11 @@ pub fn sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     done.unwrap().then_some(sizes)
 }
 
-/// Grants one receive.
 pub fn irecv(recv: &RecvComm, to: &Buffer, bytes: usize, tag: i32, memory: &Registration) -> u16 {
     let part = RecvPart { addr: to.addr(), bytes, tag, memory };
     until(|| recv.irecv(&[part], false).unwrap())
 }
 
-/// Waits for a receive's error.
 pub fn receive_error(recv: &RecvComm, request: u16) -> Error {
     *until(|| recv.test(request, |_, _| {}).err())
 }

@@ -74,7 +74,6 @@ pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The program's output and exit status.
 #[derive(Debug)]
 pub struct Said {
     pub status: Option<i32>,
@@ -103,7 +102,6 @@ pub fn nccl_spark() -> Command {
     command
 }
 
-/// Runs the program to its end.
 pub fn say(arguments: &[&str]) -> Said {
     nccl_spark().args(arguments).output().unwrap().into()
 }

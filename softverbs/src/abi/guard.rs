@@ -37,7 +37,6 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }
 
-/// The calling thread's `errno`.
 pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }

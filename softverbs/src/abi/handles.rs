@@ -28,7 +28,6 @@ pub(super) struct DeviceHandle {
     pub(super) cqs: Mutex<HashMap<u32, Arc<Subject>>>,
 }
 
-/// An open device.
 #[repr(C)]
 pub(super) struct ContextHandle {
     pub(super) c: UnsafeCell<verbs_context>,
@@ -209,7 +208,6 @@ pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a Co
     Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
 }
 
-/// Passes ownership of an object to C.
 pub(super) fn give<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }

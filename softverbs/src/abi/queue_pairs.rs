@@ -217,7 +217,6 @@ fn ready_to_receive(attributes: &ibv_qp_attr) -> Result<Change, i32> {
     })
 }
 
-/// The attributes of a queue pair in reset.
 fn fresh(cap: ibv_qp_cap) -> ibv_qp_attr {
     // SAFETY: integers and unions of integers, for which zero is a value.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };

@@ -4,12 +4,10 @@
 use super::attributes::MAX_READS;
 use verbs_sys::*;
 
-/// Limits of the device.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     /// Entries of the port's GID table.
     pub(super) gids: usize,
-    /// The largest path MTU, in bytes.
     pub(super) mtu_bytes: u32,
 }
 

@@ -50,7 +50,6 @@ pub struct FabricMemory {
     pub rails: [[RailMemory; MAX_RAILS]; MAX_NODES],
     /// Each machine's links, then its cables.
     pub(crate) shared: [[TwoWay; MAX_SHARED]; MAX_NODES],
-    /// The processes.
     pub(crate) processes: [ProcessMemory; MAX_PROCESSES],
     /// The queue pairs.
     pub qps: [QpMemory; MAX_QPS],
@@ -99,7 +98,6 @@ pub struct RailMemory {
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
     /// Capacity in both directions.
     pub(crate) way: TwoWay,
-    /// Payload bytes sent.
     pub(crate) sent_bytes: AtomicU64,
 }
 
@@ -128,7 +126,6 @@ impl RailMemory {
         wake(&self.hung);
     }
 
-    /// Waits while commands to its firmware do not return.
     pub(crate) fn await_firmware(&self) {
         while self.hung.load(Ordering::Acquire) != 0 {
             sleep_while(&self.hung, 1, Duration::from_secs(1));
@@ -163,7 +160,6 @@ impl RailMemory {
         self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
     }
 
-    /// Adds a peer's address to the neighbour table.
     pub(crate) fn learn(&self, node: usize, device: usize, is_ipv4: bool) {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
@@ -180,13 +176,11 @@ impl RailMemory {
 pub struct ProcessMemory {
     /// Process number; 0: the place is free.
     pub(crate) pid: AtomicU32,
-    /// The process's machine.
     pub(crate) node: AtomicU32,
     /// Start time, as `os::process::started` gives it.
     pub(crate) started: AtomicU64,
     /// State of its engines (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
-    /// Number of its registrations.
     pub(crate) registrations: AtomicU32,
     /// Time of its last poll of a completion queue.
     pub(crate) polled_ns: AtomicU64,
@@ -203,13 +197,11 @@ pub struct QpMemory {
     pub number: AtomicU32,
     /// Place of its process.
     pub(crate) process: AtomicU32,
-    /// The machine of its process.
     pub(crate) node: AtomicU32,
     /// Index of its rail.
     pub(crate) device: AtomicU32,
     /// A `queue_pair::State`.
     pub(crate) state: AtomicU32,
-    /// Number of the connected peer.
     pub(crate) remote: AtomicU32,
     /// Initial packet sequence number of its sends.
     pub(crate) send_psn: AtomicU32,
@@ -220,7 +212,6 @@ pub struct QpMemory {
     pub(crate) rnr_retry: AtomicU32,
     /// Generation of the device that it was made on.
     pub(crate) generation: AtomicU32,
-    /// Path MTU in bytes.
     pub(crate) mtu_bytes: AtomicU32,
     /// Traffic class of its packets, and above it the service level. They have no effect here.
     pub(crate) priority: AtomicU32,
@@ -238,24 +229,20 @@ pub struct QpMemory {
     pub(crate) slots: [Slot; SEND_SLOTS],
 }
 
-/// A work request.
 #[repr(C)]
 pub(crate) struct Slot {
     /// Packed `work_request::Head`: operation, flags, pieces and inline bytes.
     pub(crate) head: AtomicU64,
     /// Immediate data, then the remote key.
     pub(crate) imm_rkey: AtomicU64,
-    /// Remote address.
     pub(crate) remote_addr: AtomicU64,
     /// Bytes in all.
     pub(crate) bytes: AtomicU64,
-    /// Time of the post.
     pub(crate) posted_ns: AtomicU64,
     /// An `ibv_wc_status`, once the request is done; before that, the error it was posted with.
     pub(crate) status: AtomicU64,
     /// Address and size of each piece.
     pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
-    /// Inline bytes.
     pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
 }
 
@@ -306,7 +293,6 @@ impl QpMemory {
         waiting.map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// The work request with this number.
     pub(crate) fn slot(&self, number: u64) -> &Slot {
         &self.slots[number as usize % SEND_SLOTS]
     }
@@ -325,7 +311,6 @@ impl FabricMemory {
         self.virtual_clock.load(Ordering::Acquire) != 0
     }
 
-    /// The fabric's time.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         match self.virtual_clock.load(Ordering::Acquire) {

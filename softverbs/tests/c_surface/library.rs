@@ -7,12 +7,10 @@ use verbs_sys::*;
 
 /// The shared object that the package builds.
 pub const PATH: &str = env!("CARGO_BIN_EXE_softverbs-ibverbs");
-/// The fabric of this process.
 pub fn fabric() -> String {
     format!("c_surface-{}", crate::NIC.name())
 }
 
-/// The folder of this process's fabric.
 pub fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
@@ -170,7 +168,6 @@ macro_rules! type_of {
 }
 pub(crate) use {call, type_of};
 
-/// A zeroed C struct.
 pub fn zeroed<T>() -> T {
     // SAFETY: only for structs of integers, pointers and unions of them.
     unsafe { std::mem::zeroed() }
@@ -259,7 +256,6 @@ impl End {
         self.modify(attributes, mask | IBV_QP_MAX_QP_RD_ATOMIC)
     }
 
-    /// A piece of this end's memory.
     pub fn piece(&self, offset: usize, bytes: u32) -> ibv_sge {
         // SAFETY: the region is alive.
         let lkey = unsafe { (*self.mr).lkey };

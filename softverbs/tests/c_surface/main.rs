@@ -232,7 +232,6 @@ fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
 }
 
 impl End {
-    /// Number of completions that one poll finds.
     fn completion_count(&self) -> c_int {
         let mut completions: [ibv_wc; 4] = zeroed();
         // SAFETY: the context is open, the queue alive, and there is room for four.

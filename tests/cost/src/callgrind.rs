@@ -12,15 +12,10 @@ pub const DRIVE: &str = "drive";
 const RAILS: [&str; 4] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
 const PROFILE: &str = "spark-2cable";
 
-/// A plugin under valgrind.
 pub struct Run<'a> {
-    /// The plugin's library.
     pub plugin: &'a Path,
-    /// The software fabric's library.
     pub softverbs: &'a Path,
-    /// Rails of the connection.
     pub rails: usize,
-    /// The messages to send.
     pub plan: &'a Plan,
     /// Folder for callgrind's files; it is created.
     pub folder: PathBuf,

@@ -13,11 +13,8 @@ use std::time::Duration;
 pub enum Counted {
     /// `irecv`, `isend` and `test`.
     All,
-    /// `irecv` alone.
     Receive,
-    /// `isend` alone.
     Send,
-    /// `test` alone.
     Test,
     /// Repeated `test` of a receive for which nothing has arrived.
     Fruitless,
@@ -25,32 +22,25 @@ pub enum Counted {
     Refused,
 }
 
-/// Description of one phase.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Phase {
-    /// The counted calls.
     pub counted: Counted,
-    /// Bytes of a message.
     pub bytes: usize,
     /// Messages under way together.
     pub window: usize,
     /// Number of messages, or of calls where one call is repeated.
     pub messages: usize,
-    /// Calls of `test`.
     pub tests: usize,
     /// Number of `isend` calls that came too early on a busy machine, although the receive was
     /// given time. Their cost is subtracted.
     pub early: usize,
 }
 
-/// Messages to run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Message sizes, in bytes.
     pub sizes: Vec<usize>,
     /// Numbers of messages under way together.
     pub windows: Vec<usize>,
-    /// Messages in each phase.
     pub messages: usize,
 }
 

@@ -32,7 +32,6 @@ struct Memory {
     handle: Raw,
 }
 
-/// A send or a receive under way.
 #[derive(Clone, Copy)]
 pub struct Request(Raw);
 
@@ -141,7 +140,6 @@ impl Pair {
         Ok(())
     }
 
-    /// The bytes to send.
     pub fn source(&mut self) -> &mut [u8] {
         &mut self.source.bytes
     }

@@ -3,7 +3,6 @@
 use crate::drive::Plan;
 use std::path::{Path, PathBuf};
 
-/// The help text.
 pub const USAGE: &str = "\
 Counts the instructions that a plugin's own code spends on a message: isend, irecv and test together, over the software
 fabric, under valgrind's callgrind.
@@ -21,12 +20,9 @@ fabric, under valgrind's callgrind.
     --functions N      show the N functions and source files that cost most, and calls of other libraries (0)
     --keep FOLDER      keep callgrind's files there, for callgrind_annotate";
 
-/// The parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The plugin's library.
     pub plugin: PathBuf,
-    /// The software fabric's library.
     pub softverbs: PathBuf,
     /// The library to compare with.
     pub against: Option<PathBuf>,
@@ -34,11 +30,8 @@ pub struct Options {
     pub at_most: Option<f64>,
     /// The greatest number of instructions that is allowed.
     pub limit: Option<f64>,
-    /// Rails of a connection.
     pub rails: Vec<usize>,
-    /// The messages to send.
     pub plan: Plan,
-    /// Number of functions to list.
     pub functions: usize,
     /// Folder that keeps callgrind's files.
     pub keep: Option<PathBuf>,

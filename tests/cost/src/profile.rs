@@ -12,21 +12,16 @@ pub struct Dump {
     pub calls: BTreeMap<(String, String, String), Calls>,
 }
 
-/// Position of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The library file.
     pub object: String,
-    /// The function.
     pub function: String,
     /// The source file; for inlined code not the function's.
     pub source: String,
 }
 
-/// Calls of one function.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Calls {
-    /// Number of calls.
     pub count: u64,
     /// Their cost, including everything that they called in turn.
     pub instructions: u64,

@@ -6,7 +6,6 @@ use crate::profile::{Calls, Dump, Place};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Costs of a plugin's phases.
 pub struct Costs {
     plugin: String,
     verbs: String,
@@ -64,7 +63,6 @@ fn a_message(count: u64, phase: &Phase) -> f64 {
     count as f64 / phase.messages as f64
 }
 
-/// The line over a table.
 pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
     let against = against.map(|path| format!(", against {}", path.display())).unwrap_or_default();
     format!(
@@ -120,7 +118,6 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     kept
 }
 
-/// Marks a doubtful line.
 fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     let one_by_one = [Counted::Receive, Counted::Send, Counted::Test];
     let sum: f64 = one_by_one.iter().filter_map(|counted| costs.own(phase, *counted)).sum();
