@@ -12,7 +12,7 @@ fn main() {
         "-shared",
         &format!("-Wl,--version-script={folder}/ibverbs.map"),
         "-Wl,-soname,libsoftverbs-ibverbs.so.1",
-        // Whoever loads the library may close it, while its threads run and thread-local values
+        // A program may close the library while its threads run and thread-local values
         // wait to be dropped.
         "-Wl,-z,nodelete",
         "-Wl,-z,now",

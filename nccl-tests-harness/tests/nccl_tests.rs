@@ -190,8 +190,8 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
 
 #[test]
 fn one_version_of_the_interface_is_shown_where_one_is_asked_for() {
-    // NCCL_NET_PLUGIN is a link beside the plugin with the version in its name. The script prints
-    // that it loaded the table `took`.
+    // NCCL_NET_PLUGIN is a copy of the plugin that shows one version, with the version in its name.
+    // The script prints that it loaded the table `took`.
     let program = |took: &str| {
         let took = format!("echo \"h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark ({took})\"");
         Program::new(&format!(
