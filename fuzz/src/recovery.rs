@@ -1,12 +1,14 @@
-//! Recovery: any messages in any order, between events of this side's ports, data path and clock.
+//! Recovery: any messages in any order, mixed with events of this side's ports, devices, data path,
+//! TCP and clock.
 //!
-//! The first byte selects the side of the connection; a tape of events follows. The model is the
-//! order of actions that `flow::recovery` promises, for each rail.
+//! The first byte has the side of the connection, and the rails that it begins without. Then a tape
+//! of events follows. The model is the order of actions that `flow::recovery` promises for each rail.
 
 use crate::control::messages;
 use crate::tape::Tape;
 use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
+use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
 use nccl_net_spark::wire::cts::Epoch;
@@ -14,19 +16,23 @@ use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
+/// Kinds of events on the tape.
+const STEPS: u8 = 13;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
-/// State of a rail in the caller.
+/// The queue pairs of a rail at the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rail {
-    /// The rail's queue pairs are in use.
+    /// Queue pairs in use.
     Used,
-    /// They are destroyed. `by_peer` is true once the peer has stopped its own too.
+    /// Queue pairs out of use that do not stop, because their device is cut off.
+    CutOff,
+    /// None. `by_peer`: the peer has said that it has stopped its own.
     Stopped { by_peer: bool },
-    /// New ones are made, and requested from the peer.
+    /// New queue pairs, of which the peer is told.
     New,
-    /// New ones are connected.
+    /// New queue pairs that are connected.
     Connected,
 }
 
@@ -34,48 +40,60 @@ struct Caller {
     recovery: Recovery,
     role: Role,
     rails: [Rail; RAILS],
-    /// The last message that arrived.
+    /// Losses that wait in the data path's status.
+    losses: [bool; RAILS],
+    /// The peer's FENCED for each rail since it was last in use.
+    fenced_by_peer: [Vec<Received>; RAILS],
+    /// The last message that came in.
     heard: Option<ControlMessage>,
     failed: u32,
-    /// True once recovery has reported that the connection failed, or that the peer has left.
-    /// Actions from before are still executed in their order.
+    /// True once the connection has failed, or the peer has left. Actions from before that are still
+    /// executed.
     has_ended: bool,
+    has_closed: bool,
+    has_carried: bool,
     now: u64,
 }
 
-/// Reads a tape of events.
+/// Runs a tape of events.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
-    let role = if tape.step().is_some_and(|step| step % 2 == 0) { Role::Sender } else { Role::Receiver };
-    let recovery = Recovery::new(role, LIMITS, RAILS);
-    let mut caller =
-        Caller { recovery, role, rails: [Rail::Used; RAILS], heard: None, failed: 0, has_ended: false, now: 0 };
+    let first = tape.step().unwrap_or(1);
+    let mut caller = Caller::new(if first % 2 == 0 { Role::Sender } else { Role::Receiver }, first / 2);
     let known = messages();
     let mut number = 0;
     while let Some(step) = tape.step() {
         let lane = tape.lane(RAILS);
-        match step % 8 {
+        match step % STEPS {
             0 | 1 => {
                 let (_, message) = &known[tape.below(known.len())];
                 number += 1;
                 caller.hear(number, &on_rail(message.clone(), lane), tape.u64() % 64);
             }
-            2 => caller.lose(lane),
+            2 => caller.lose(lane, Rail::Stopped { by_peer: false }),
             3 => caller.recovery.port_up(lane, caller.now),
             4 => caller.recovery.port_down(lane, "port", caller.now),
             5 if lane.index() == RAILS - 1 => caller.recovery.bootstrap_opened(),
             5 => caller.recovery.bootstrap_closed(caller.now),
             6 => caller.probed(lane, tape.below(2) == 0),
+            8 => caller.lose(lane, Rail::CutOff),
+            9 => caller.stop(lane),
+            10 => caller.report(),
+            11 => caller.close(),
+            12 => caller.recovery.bootstrap_away(lane.index() == 0, caller.now),
             _ => caller.now += [SECOND / 100, SECOND / 2, 3 * SECOND, 20 * SECOND][tape.below(4)],
         }
+        caller.act(&mut tape);
+        caller.fence_again();
         caller.recovery.tick(caller.now);
         caller.act(&mut tape);
+        caller.compare();
         while caller.recovery.poll_frame(caller.now).is_some() {}
     }
     number > 0
 }
 
-/// The control message, changed to this rail; a BYE gets a possible count.
+/// Returns the control message for this rail. A BYE gets a possible count.
 fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
@@ -90,18 +108,88 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
 }
 
 impl Caller {
+    /// A connection that begins without the rails whose bits are set in `missing`.
+    fn new(role: Role, missing: u8) -> Self {
+        let mut caller = Self {
+            recovery: Recovery::new(role, LIMITS, RAILS),
+            role,
+            rails: [Rail::Used; RAILS],
+            losses: [false; RAILS],
+            fenced_by_peer: Default::default(),
+            heard: None,
+            failed: 0,
+            has_ended: false,
+            has_closed: false,
+            has_carried: false,
+            now: 0,
+        };
+        for lane in LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1) {
+            caller.recovery.begins_without(lane);
+            caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
+        }
+        caller.has_carried = caller.rails.contains(&Rail::Used);
+        caller
+    }
+
     fn hear(&mut self, number: u64, message: &ControlMessage, begun: u64) {
         self.heard = Some(message.clone());
-        // The frame confirms all of this side's messages, so none pile up.
+        if let ControlMessage::Fenced { lane, received } = message {
+            self.fenced_by_peer[lane.index()].push(received.clone());
+        }
+        // Confirms all that this side has said, so that nothing piles up.
         let heard = self.recovery.frame().number;
         let frame = ControlFrame { number, heard, asks: true, message: message.encode() };
         self.recovery.heard(&frame, begun, self.now);
     }
 
-    fn lose(&mut self, lane: LaneId) {
+    /// The data path finds a rail lost. Recovery learns of it by `report`.
+    fn lose(&mut self, lane: LaneId, becomes: Rail) {
         if self.rails[lane.index()] == Rail::Used {
+            self.rails[lane.index()] = becomes;
+            self.losses[lane.index()] = true;
+        }
+    }
+
+    /// A device that was cut off is gone, or answers again.
+    fn stop(&mut self, lane: LaneId) {
+        if self.rails[lane.index()] == Rail::CutOff {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
-            self.recovery.lost(lane, "loss", Received::default(), self.now);
+        }
+    }
+
+    /// The service thread takes the losses from the data path's status.
+    fn report(&mut self) {
+        for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses)) {
+            match self.rails[lane.index()] {
+                _ if !is_lost => {}
+                Rail::Used => panic!("a rail in use is not lost"),
+                Rail::CutOff => self.recovery.port_down(lane, "cut off", self.now),
+                Rail::Stopped { .. } | Rail::New | Rail::Connected => {
+                    self.recovery.lost(lane, "loss", Received::default(), self.now);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        if !std::mem::replace(&mut self.has_closed, true) {
+            self.recovery.close(0);
+        }
+    }
+
+    /// Asks again whether devices that were cut off have stopped.
+    fn fence_again(&mut self) {
+        for lane in LaneId::all(RAILS) {
+            if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
+                self.fence(lane);
+            }
+        }
+    }
+
+    fn fence(&mut self, lane: LaneId) {
+        if self.rails[lane.index()] != Rail::CutOff {
+            self.rails[lane.index()] = Rail::Stopped { by_peer: false };
+            self.recovery.fenced(lane, Received::default(), self.now);
         }
     }
 
@@ -114,9 +202,10 @@ impl Caller {
         while let Some(action) = self.recovery.poll_action() {
             match action {
                 Action::Fence(lane) => {
-                    assert_eq!(self.rails[lane.index()], Rail::Used, "only a rail in use is fenced");
-                    self.rails[lane.index()] = Rail::Stopped { by_peer: false };
-                    self.recovery.fenced(lane, Received::default(), self.now);
+                    let is_used = self.rails[lane.index()] == Rail::Used;
+                    let was_lost = self.losses[lane.index()] || self.rails[lane.index()] == Rail::CutOff;
+                    assert!(is_used || was_lost, "only a rail that was in use is fenced");
+                    self.fence(lane);
                 }
                 Action::Resend(lane, received) => {
                     assert_eq!(
@@ -124,10 +213,8 @@ impl Caller {
                         Rail::Stopped { by_peer: false },
                         "fenced here, and not resent before"
                     );
-                    let Some(ControlMessage::Fenced { lane: of, received: theirs }) = &self.heard else {
-                        panic!("nothing is resent before the peer says FENCED")
-                    };
-                    assert_eq!((*of, theirs), (lane, &received));
+                    let has_said = self.fenced_by_peer[lane.index()].contains(&received);
+                    assert!(has_said, "nothing is resent before the peer says FENCED");
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::OpenQps(lane) => self.open(lane, tape.below(4) == 3),
@@ -144,11 +231,14 @@ impl Caller {
                     self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
                 }
                 Action::Activate(lane) => {
-                    assert!(!self.has_ended, "a connection that has ended uses no further rail");
-                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only a connected rail is used");
+                    assert!(!self.has_ended, "a connection that has ended takes no rail into use");
+                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only what is connected is used");
                     let says_live = matches!(self.heard, Some(ControlMessage::Live { lane: of }) if of == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
                     self.rails[lane.index()] = Rail::Used;
+                    self.losses[lane.index()] = false;
+                    self.fenced_by_peer[lane.index()].clear();
+                    self.has_carried = true;
                 }
                 Action::DropQps(lane) => {
                     assert!(matches!(self.rails[lane.index()], Rail::New | Rail::Connected));
@@ -159,6 +249,7 @@ impl Caller {
                     self.has_ended = true;
                     assert!(self.recovery.has_failed() && !self.recovery.recovers());
                     assert!(self.failed == 1 || matches!(cause, Cause::Protocol(_)), "{cause:?}");
+                    self.check_cause(&cause);
                 }
                 Action::PeerClosed(_) | Action::PeerGone => {
                     assert!(!self.recovery.recovers());
@@ -167,7 +258,18 @@ impl Caller {
                 Action::Log(_) => {}
             }
         }
-        self.compare();
+    }
+
+    fn check_cause(&self, cause: &Cause) {
+        let is_dark = !self.rails.contains(&Rail::Used);
+        let is_true = match cause {
+            Cause::NoFirstRail => is_dark && !self.has_carried,
+            Cause::NoRail(_) => is_dark && self.has_carried,
+            Cause::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
+            Cause::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
+            Cause::Protocol(_) => true,
+        };
+        assert!(is_true, "{cause:?} with {:?}", self.rails);
     }
 
     fn open(&mut self, lane: LaneId, failed: bool) {
@@ -195,15 +297,19 @@ impl Caller {
         self.recovery.answered(lane, if failed { Err("no way".to_owned()) } else { Ok(answer) }, self.now);
     }
 
-    /// Compares recovery's states of the rails with the caller's, once no action is left.
+    /// Compares recovery's state of each rail with the caller's queue pairs, after all actions.
     fn compare(&self) {
+        let need = self.recovery.bootstrap_need(false, self.now);
+        assert_eq!(need != Need::No, self.recovery.recovers(), "TCP is dialled while rails are recovered");
         for (lane, rail) in LaneId::all(RAILS).zip(&self.rails) {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
+                State::Up { .. } if self.losses[lane.index()] => *rail,
                 State::Up { .. } => Rail::Used,
+                State::Fencing { .. } => Rail::CutOff,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
                 State::Down { .. } => Rail::Stopped { by_peer: true },
-                State::Fencing { .. } | State::Opening | State::Connecting | State::Answering => {
-                    panic!("rail {lane} waits for an action that is done")
+                State::Opening | State::Connecting | State::Answering => {
+                    panic!("rail {lane} waits for an action that was executed")
                 }
                 State::Requested { .. } => Rail::New,
                 State::Probing { .. } | State::AwaitingLive => Rail::Connected,
@@ -226,8 +332,9 @@ fn advert() -> RailAdvert {
     }
 }
 
-/// A rail that is lost and returns, on either side; and a connection that fails while it asks for a
-/// rail.
+/// A rail that is lost and returns, on either side; a connection that fails while it asks for a rail;
+/// a device that is cut off while the peer reports its rail; and a connection that begins without a
+/// rail, and is closed.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
@@ -235,7 +342,7 @@ pub fn seeds() -> Seeds {
         w.u8(0).u8(0).u8(which).u64(40);
     };
     let mut sender = Writer::default();
-    sender.u8(0).u8(2).u8(0);
+    sender.u8(0).u8(2).u8(0).u8(10).u8(0);
     hear(&mut sender, at("fenced"));
     sender.u8(7).u8(0).u8(2);
     sender.u8(0);
@@ -249,10 +356,26 @@ pub fn seeds() -> Seeds {
     hear(&mut receiver, at("live"));
     receiver.u8(4).u8(0).u8(5).u8(0).u8(7).u8(0).u8(3);
     let mut dark = Writer::default();
-    dark.u8(0).u8(2).u8(0).u8(2).u8(1);
+    dark.u8(0).u8(2).u8(0).u8(2).u8(1).u8(10).u8(0);
     hear(&mut dark, at("fenced"));
     // The first attempt finds no path. When the second is due, no rail has been up for too long.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
-    vec![("sender", sender.into_bytes()), ("receiver", receiver.into_bytes()), ("dark", dark.into_bytes())]
+    let mut cut_off = Writer::default();
+    cut_off.u8(0).u8(8).u8(0).u8(10).u8(0);
+    hear(&mut cut_off, at("fenced"));
+    cut_off.u8(9).u8(0).u8(12).u8(1);
+    let mut closed = Writer::default();
+    closed.u8(1 + 2);
+    hear(&mut closed, at("join"));
+    closed.u8(0).u8(11).u8(0);
+    hear(&mut closed, at("bye"));
+    closed.u8(5).u8(0);
+    vec![
+        ("sender", sender.into_bytes()),
+        ("receiver", receiver.into_bytes()),
+        ("dark", dark.into_bytes()),
+        ("cut_off", cut_off.into_bytes()),
+        ("closed", closed.into_bytes()),
+    ]
 }
