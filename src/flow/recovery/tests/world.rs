@@ -1,14 +1,15 @@
 //! The model that the search explores: two ends, their queue pairs by generation, and the writes
 //! and frames in transit.
 //!
-//! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `actions` executes
-//! what recovery asks for, `time` has the deadlines and tells states apart.
+//! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `events` says what can
+//! happen, `actions` executes what recovery asks for, and `time` has the deadlines and tells states
+//! apart.
 
 mod actions;
+mod events;
 mod time;
 
-use super::super::{Frame, Limits, Peer, Recovery, Role, SECOND, STEADY, State};
-use crate::flow::redial::Need;
+use super::super::{Frame, Limits, Recovery, Role, SECOND, STEADY, State};
 use crate::wire::control::ControlFrame;
 use crate::wire::ids::LaneId;
 
@@ -45,6 +46,26 @@ pub struct Budget {
     pub limits: u8,
     /// A side closes the connection. Its peer closes too, without a budget, once it knows.
     pub closes: u8,
+}
+
+impl Budget {
+    /// Takes a mishap off the budget. One that follows from an earlier event has no budget left.
+    fn spend(&mut self, event: Event) {
+        let left = match event {
+            Event::Lose { .. } => &mut self.losses,
+            Event::CutOff { .. } => &mut self.cut_offs,
+            Event::DropFrame { .. } => &mut self.frames,
+            Event::BreakTcp => &mut self.tcp,
+            Event::Hear { at: 1.., .. } => &mut self.overtakes,
+            Event::PortDown(_) => &mut self.restarts,
+            Event::Wait | Event::Expire(_) => &mut self.early,
+            Event::FailNext => &mut self.failures,
+            Event::Limit { .. } => &mut self.limits,
+            Event::Close { .. } => &mut self.closes,
+            _ => return,
+        };
+        *left = left.saturating_sub(1);
+    }
 }
 
 /// One event.
@@ -246,173 +267,35 @@ impl World {
             && self.confirmed == [true; MESSAGES]
     }
 
-    /// Returns all events that can happen now.
-    pub fn events(&self) -> Vec<Event> {
-        let mut events = Vec::new();
-        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_is_away;
-        for lane in lanes().filter(|lane| may_post && self.used[0][lane.index()].is_some()) {
-            if let Some(message) = self.stranded.first() {
-                events.push(Event::Post { message: *message, lane });
-            } else if self.posted < MESSAGES {
-                events.push(Event::Post { message: self.posted, lane });
-            }
-        }
-        for (at, write) in self.writes.iter().enumerate() {
-            if !write.has_landed && self.receiver_has(write.lane, write.generation) {
-                events.push(Event::Land(at));
-            }
-            if write.has_landed && self.used[0][write.lane.index()] == Some(write.generation) {
-                events.push(Event::Confirm(at));
-            }
-        }
-        for side in 0..2 {
-            events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
-            events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
-            for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
-                events.push(Event::Stop { side, lane });
-            }
-        }
-        for lane in lanes() {
-            let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
-            events.extend(is_probing.then_some(Event::Probe(lane)));
-            events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
-        }
-        self.closing_events(&mut events);
-        let is_calm = events.is_empty();
-        self.mishaps(&mut events);
-        if is_calm && self.next_deadline().is_some() {
-            events.push(Event::Tick);
-        }
-        events
-    }
-
-    fn closing_events(&self, events: &mut Vec<Event>) {
-        for side in (0..2).filter(|side| !self.closing[*side].has_left) {
-            let (here, there) = (self.closing[side], self.closing[1 - side]);
-            let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
-            events.extend(must_close.then_some(Event::Close { side }));
-            // Frames that a side sent before it left come first.
-            let has_read = self.frames[side].is_empty() || !there.has_left;
-            if !self.tcp_carries && self.tcp_is_open[side] && has_read {
-                events.extend([true, false].map(|is_closed| Event::FindTcp { side, is_closed }));
-            }
-            let is_alone = self.is_alone(side);
-            if is_alone && (there.path_ended || there.has_left) && !here.peer_is_away {
-                let used = lanes().filter(|lane| self.used[side][lane.index()].is_some());
-                events.extend(used.map(|lane| Event::Lose { side, lane }));
-                events.extend(self.limit(side).map(|_| Event::Limit { side }));
-            }
-            // As `Watched::is_over` in `comm::recovery::service`.
-            let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
-            let is_over = here.has_closed && (here.peer_is_away && is_silent || is_alone);
-            events.extend(is_over.then_some(Event::Leave { side }));
-        }
-        events.extend(self.may_dial().then_some(Event::Dial));
-    }
-
-    /// True if the sender dials, and the receiver takes the new connection.
-    fn may_dial(&self) -> bool {
-        let is_needed = self.ends[0].bootstrap_need(false, self.now) != Need::No;
-        let is_taken = !self.closing[1].has_left && self.ends[1].peer != Peer::Gone;
-        !self.tcp_is_open[0] && !self.closing[0].has_left && is_needed && is_taken
-    }
-
-    /// True if a side has no TCP, and there will be none.
-    fn is_alone(&self, side: usize) -> bool {
-        !self.tcp_carries && !self.tcp_is_open[side] && !self.tcp_is_open[0] && !self.may_dial()
-    }
-
-    fn mishaps(&self, events: &mut Vec<Event>) {
-        for side in 0..2 {
-            if self.budget.overtakes > 0 && self.frames[side].len() > 1 {
-                events.push(Event::Hear { side, at: 1 });
-            }
-            if self.budget.frames > 0 && !self.frames[side].is_empty() {
-                events.push(Event::DropFrame { side });
-            }
-            let may_close =
-                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_is_away;
-            events.extend(may_close.then_some(Event::Close { side }));
-            let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
-            events.extend(may_be_late.then_some(Event::Limit { side }));
-            // Failures of a peer that has closed cost no rail.
-            let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
-            for lane in lanes().filter(may_lose) {
-                events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
-                events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
-            }
-        }
-        for lane in lanes().filter(|lane| self.budget.restarts > 0 && self.is_port_up[lane.index()]) {
-            events.push(Event::PortDown(lane));
-        }
-        if self.budget.failures > 0 && !self.fails_next {
-            events.push(Event::FailNext);
-        }
-        // Limits pass by the budget for limits.
-        let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
-        let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
-        for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
-            events.push(Event::Expire(lane));
-        }
-        let waits = !self.tcp_carries || self.cut_off != [[None; RAILS]; 2];
-        events.extend((waits && may_pass(self.next_deadline())).then_some(Event::Wait));
-        events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
-    }
-
     /// # Errors
     /// The promise that the event breaks.
     pub fn happen(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
+        self.budget.spend(event);
         match event {
             Event::Post { message, lane } => self.post(message, lane),
-            Event::Land(at) => {
-                let Write { message, lane, generation, .. } = self.writes[at].clone();
-                self.writes[at].has_landed = true;
-                if self.used[1][lane.index()] == Some(generation) {
-                    self.deliver(message)?;
-                } else {
-                    self.unseen.push((message, lane));
-                }
-            }
+            Event::Land(at) => self.land(at)?,
             Event::Confirm(at) => {
                 let write = self.writes.remove(at);
                 self.confirmed[write.message] = true;
             }
             Event::Lose { side, lane } => {
-                self.budget.losses = self.budget.losses.saturating_sub(1);
                 self.used[side][lane.index()] = None;
                 self.losses[side][lane.index()] = true;
             }
             Event::CutOff { side, lane } => {
-                self.budget.cut_offs -= 1;
                 self.cut_off[side][lane.index()] = self.used[side][lane.index()].take();
                 self.losses[side][lane.index()] = true;
             }
             Event::Stop { side, lane } => {
                 self.cut_off[side][lane.index()] = None;
-                if side == 1 {
-                    self.take_in(lane)?;
-                }
+                self.take_in(side, lane)?;
             }
             Event::Report { side } => self.report(side)?,
-            Event::Limit { side } => {
-                self.budget.limits = self.budget.limits.saturating_sub(1);
-                self.is_late = true;
-                self.now = self.limit(side).unwrap_or(now).max(now);
-            }
+            Event::Limit { side } => return self.reach_limit(side),
             Event::Close { side } => self.close(side)?,
-            Event::Leave { side } => {
-                self.closing[side].has_left = true;
-                (self.used[side], self.new[side]) = Default::default();
-                (self.cut_off[side], self.losses[side]) = Default::default();
-                self.frames[side].clear();
-                self.tcp_carries = false;
-            }
-            Event::BreakTcp => {
-                self.budget.tcp -= 1;
-                self.tcp_carries = false;
-                self.frames = Default::default();
-            }
+            Event::Leave { side } => self.leave(side),
+            Event::BreakTcp => (self.tcp_carries, self.frames) = Default::default(),
             Event::FindTcp { side, is_closed } => {
                 self.tcp_is_open[side] = false;
                 if is_closed {
@@ -424,7 +307,6 @@ impl World {
                 self.ends.iter_mut().for_each(Recovery::bootstrap_opened);
             }
             Event::PortDown(lane) => {
-                self.budget.restarts -= 1;
                 self.is_port_up[lane.index()] = false;
                 self.ends[0].port_down(lane, "port", now);
             }
@@ -433,36 +315,27 @@ impl World {
                 self.ends[0].port_up(lane, now);
             }
             Event::Hear { side, at } => {
-                self.budget.overtakes -= u8::from(at > 0);
                 let frame = self.frames[side].remove(at);
                 let begun = if side == 0 { self.posted as u64 } else { 0 };
                 self.ends[side].heard(&frame, begun, now);
             }
-            Event::DropFrame { side } => {
-                self.budget.frames -= 1;
-                self.frames[side].remove(0);
-            }
+            Event::DropFrame { side } => _ = self.frames[side].remove(0),
             Event::Probe(lane) => self.probe(lane),
-            Event::FailNext => {
-                self.budget.failures -= 1;
-                self.fails_next = true;
-            }
-            Event::Tick => self.now = self.next_deadline().unwrap_or(now).max(now),
-            Event::Wait => {
-                self.budget.early -= 1;
-                self.now = self.next_deadline().unwrap_or(now).max(now);
-            }
-            Event::Expire(lane) => {
-                self.budget.early -= 1;
-                self.now = self.rail_deadline(lane).unwrap_or(now).max(now);
-            }
+            Event::FailNext => self.fails_next = true,
+            Event::Tick | Event::Wait => self.now = self.next_deadline().unwrap_or(now).max(now),
+            Event::Expire(lane) => self.now = self.rail_deadline(lane).unwrap_or(now).max(now),
         }
+        self.settle()
+    }
+
+    /// A limit passes, so the side's connection has to fail.
+    fn reach_limit(&mut self, side: usize) -> Result<(), String> {
+        self.is_late = true;
+        self.now = self.limit(side).unwrap_or(self.now).max(self.now);
         self.settle()?;
-        match event {
-            Event::Limit { side } if !self.closing[side].path_ended => {
-                Err(format!("side {side} goes on after one of its limits"))
-            }
-            _ => Ok(()),
+        match self.closing[side].path_ended {
+            true => Ok(()),
+            false => Err(format!("side {side} goes on after one of its limits")),
         }
     }
 
@@ -499,20 +372,6 @@ impl World {
             frames.push(frame);
         }
         Ok(())
-    }
-}
-
-impl World {
-    /// True if a frame that a side repeats reaches the peer.
-    fn repeats_arrive(&self, side: usize) -> bool {
-        self.rail_carries(side) || self.is_lossy && self.tcp_carries
-    }
-
-    /// True if a side can write into the peer's mailbox by a rail.
-    fn rail_carries(&self, side: usize) -> bool {
-        let there = [self.used[1 - side], self.new[1 - side]];
-        let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);
-        lanes().any(|lane| self.used[side][lane.index()].is_some() && is_there(lane))
     }
 }
 

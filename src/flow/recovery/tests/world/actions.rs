@@ -127,9 +127,6 @@ impl World {
 
     /// The caller closes its connection, as `comm::datapath::path::leave` and `Driver::close` do.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
-        if !self.closing[side].peer_is_away && !self.closing[side].path_ended {
-            self.budget.closes -= 1;
-        }
         let is_running = match side {
             0 => self.confirmed[..self.posted].contains(&false),
             _ => self.delivered.contains(&false),
@@ -171,6 +168,16 @@ impl World {
         }
         self.end_path(side);
         Ok(())
+    }
+
+    /// Nothing of the connection is left at a side.
+    pub(super) fn leave(&mut self, side: usize) {
+        self.closing[side].has_left = true;
+        (self.used[side], self.new[side]) = Default::default();
+        (self.cut_off[side], self.losses[side]) = Default::default();
+        self.frames[side].clear();
+        self.tcp_carries = false;
+        self.tcp_is_open[side] = false;
     }
 
     /// The connection has failed: its queue pairs are destroyed, those under test too.
@@ -245,13 +252,15 @@ impl World {
             if !self.is_port_up[lane.index()] {
                 self.ends[0].port_down(lane, "port", self.now);
             }
-            return Ok(());
         }
-        self.take_in(lane)
+        self.take_in(side, lane)
     }
 
     /// The receiver takes in what landed on a lane unseen.
-    pub(super) fn take_in(&mut self, lane: LaneId) -> Result<(), String> {
+    pub(super) fn take_in(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
+        if side == 0 {
+            return Ok(());
+        }
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
         self.unseen = elsewhere;
@@ -294,7 +303,17 @@ impl World {
         self.writes.push(Write { message, lane, generation, has_landed: false });
     }
 
-    pub(super) fn deliver(&mut self, message: usize) -> Result<(), String> {
+    pub(super) fn land(&mut self, at: usize) -> Result<(), String> {
+        let Write { message, lane, generation, .. } = self.writes[at].clone();
+        self.writes[at].has_landed = true;
+        if self.used[1][lane.index()] == Some(generation) {
+            return self.deliver(message);
+        }
+        self.unseen.push((message, lane));
+        Ok(())
+    }
+
+    fn deliver(&mut self, message: usize) -> Result<(), String> {
         match std::mem::replace(&mut self.delivered[message], true) {
             false => Ok(()),
             true => Err(format!("message {message} is delivered twice")),

@@ -1,0 +1,135 @@
+//! The events that can happen in a state.
+
+use super::super::super::{Peer, State};
+use super::{Event, MESSAGES, RAILS, World, lanes};
+use crate::flow::redial::Need;
+use crate::wire::ids::LaneId;
+
+impl World {
+    /// Returns all events that can happen now.
+    pub fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_is_away;
+        for lane in lanes().filter(|lane| may_post && self.used[0][lane.index()].is_some()) {
+            if let Some(message) = self.stranded.first() {
+                events.push(Event::Post { message: *message, lane });
+            } else if self.posted < MESSAGES {
+                events.push(Event::Post { message: self.posted, lane });
+            }
+        }
+        for (at, write) in self.writes.iter().enumerate() {
+            if !write.has_landed && self.receiver_has(write.lane, write.generation) {
+                events.push(Event::Land(at));
+            }
+            if write.has_landed && self.used[0][write.lane.index()] == Some(write.generation) {
+                events.push(Event::Confirm(at));
+            }
+        }
+        for side in 0..2 {
+            events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
+            events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
+            for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
+                events.push(Event::Stop { side, lane });
+            }
+        }
+        for lane in lanes() {
+            let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
+            events.extend(is_probing.then_some(Event::Probe(lane)));
+            events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
+        }
+        self.closing_events(&mut events);
+        let is_calm = events.is_empty();
+        self.mishaps(&mut events);
+        if is_calm && self.next_deadline().is_some() {
+            events.push(Event::Tick);
+        }
+        events
+    }
+
+    fn closing_events(&self, events: &mut Vec<Event>) {
+        for side in (0..2).filter(|side| !self.closing[*side].has_left) {
+            let (here, there) = (self.closing[side], self.closing[1 - side]);
+            let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
+            events.extend(must_close.then_some(Event::Close { side }));
+            // Frames that a side sent before it left come first.
+            let has_read = self.frames[side].is_empty() || !there.has_left;
+            if !self.tcp_carries && self.tcp_is_open[side] && has_read {
+                events.extend([true, false].map(|is_closed| Event::FindTcp { side, is_closed }));
+            }
+            let is_alone = self.is_alone(side);
+            if is_alone && (there.path_ended || there.has_left) && !here.peer_is_away {
+                let used = lanes().filter(|lane| self.used[side][lane.index()].is_some());
+                events.extend(used.map(|lane| Event::Lose { side, lane }));
+                events.extend(self.limit(side).map(|_| Event::Limit { side }));
+            }
+            // As `Watched::is_over` in `comm::recovery::service`. A side that cannot say BYE waits
+            // for a time.
+            let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
+            let says_nothing = is_alone || self.ends[side].peer == Peer::Gone;
+            let is_over = here.peer_is_away && is_silent || says_nothing;
+            events.extend((here.has_closed && is_over).then_some(Event::Leave { side }));
+        }
+        events.extend(self.may_dial().then_some(Event::Dial));
+    }
+
+    /// True if the sender dials, and the receiver takes the new connection.
+    fn may_dial(&self) -> bool {
+        let is_needed = self.ends[0].bootstrap_need(false, self.now) != Need::No;
+        let is_taken = !self.closing[1].has_left && self.ends[1].peer != Peer::Gone;
+        !self.tcp_is_open[0] && !self.closing[0].has_left && is_needed && is_taken
+    }
+
+    /// True if a side has found TCP broken, and the sender does not dial.
+    fn is_alone(&self, side: usize) -> bool {
+        !self.tcp_carries && !self.tcp_is_open[side] && !self.tcp_is_open[0] && !self.may_dial()
+    }
+
+    fn mishaps(&self, events: &mut Vec<Event>) {
+        for side in 0..2 {
+            if self.budget.overtakes > 0 && self.frames[side].len() > 1 {
+                events.push(Event::Hear { side, at: 1 });
+            }
+            if self.budget.frames > 0 && !self.frames[side].is_empty() {
+                events.push(Event::DropFrame { side });
+            }
+            let may_close =
+                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_is_away;
+            events.extend(may_close.then_some(Event::Close { side }));
+            let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
+            events.extend(may_be_late.then_some(Event::Limit { side }));
+            // Failures of a peer that has closed cost no rail.
+            let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
+            for lane in lanes().filter(may_lose) {
+                events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
+                events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
+            }
+        }
+        for lane in lanes().filter(|lane| self.budget.restarts > 0 && self.is_port_up[lane.index()]) {
+            events.push(Event::PortDown(lane));
+        }
+        if self.budget.failures > 0 && !self.fails_next {
+            events.push(Event::FailNext);
+        }
+        // Limits pass by the budget for limits.
+        let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
+        let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
+        for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
+            events.push(Event::Expire(lane));
+        }
+        let waits = !self.tcp_carries || self.cut_off != [[None; RAILS]; 2];
+        events.extend((waits && may_pass(self.next_deadline())).then_some(Event::Wait));
+        events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
+    }
+
+    /// True if a frame that a side repeats reaches the peer.
+    pub(super) fn repeats_arrive(&self, side: usize) -> bool {
+        self.rail_carries(side) || self.is_lossy && self.tcp_carries
+    }
+
+    /// True if a side can write into the peer's mailbox by a rail.
+    pub(super) fn rail_carries(&self, side: usize) -> bool {
+        let there = [self.used[1 - side], self.new[1 - side]];
+        let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);
+        lanes().any(|lane| self.used[side][lane.index()].is_some() && is_there(lane))
+    }
+}
