@@ -17,9 +17,11 @@ main() {
   trap 'rm -rf "$copy"' EXIT
   git -C "$checkout" archive HEAD | tar -x -C "$copy"
   cd "$copy"
-  cargo build --quiet --workspace
-  compile unchanged
-  seed_of >/dev/null && die "the simulation fails on the sources as they are"
+  # As `recovery-unchanged` for the search, as `unchanged` for the simulation.
+  for name in $(printf '%s\n' "$@" | sed -E 's/^(recovery-)?.*/\1unchanged/' | sort -u); do
+    compile "$name"
+    found_by "$name" >/dev/null && die "a test fails on the sources as they are ($name)"
+  done
   for name in "$@"; do
     [[ -r tests/long/planted/$name.patch ]] || die "no planted bug $name"
     patch -s -p1 <"tests/long/planted/$name.patch"
@@ -38,8 +40,8 @@ main() {
 # Compiles first, so that the time limits below count for the tests alone.
 compile() {
   case $1 in
-    recovery-*) cargo test --quiet --no-run --lib ;;
-    *) cargo test --quiet --no-run --test simulation ;;
+    recovery-*) cargo test --quiet --no-run -p nccl-net-spark --lib ;;
+    *) cargo build --quiet --workspace && cargo test --quiet --no-run --test simulation ;;
   esac
 }
 
@@ -55,7 +57,7 @@ found_by() {
 events_of() {
   local output
   output=$(mktemp)
-  ! timeout 300 cargo test --quiet --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
+  ! timeout 300 cargo test --quiet -p nccl-net-spark --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
   # A search that took too long was ended too, and has found nothing.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
