@@ -30,7 +30,7 @@ enum Rail {
     CutOff,
     /// None. `by_peer`: the peer has said that it has stopped its own.
     Stopped { by_peer: bool },
-    /// New queue pairs, of which the peer is told.
+    /// New queue pairs. JOIN names them to the peer.
     New,
     /// New queue pairs that are connected.
     Connected,
@@ -136,7 +136,7 @@ impl Caller {
         if let ControlMessage::Fenced { lane, received } = message {
             self.fenced_by_peer[lane.index()].push(received.clone());
         }
-        // Confirms all that this side has said, so that nothing piles up.
+        // Confirms this side's messages, so that none pile up.
         let heard = self.recovery.frame().number;
         let frame = ControlFrame { number, heard, asks: true, message: message.encode() };
         self.recovery.heard(&frame, begun, self.now);
@@ -150,7 +150,7 @@ impl Caller {
         }
     }
 
-    /// A device that was cut off is gone, or answers again.
+    /// A device that was cut off left the bus, or answers again.
     fn stop(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::CutOff {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };

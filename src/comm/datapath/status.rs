@@ -1,39 +1,39 @@
-//! Data-path status: which rails it has found lost, which are under test, and whether the connection has failed.
+//! Data-path status: the rails found lost, those under test, and the connection's failure.
 
 use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Requests that a rail may be lost over, perhaps by their own fault, before one of them is taken to be wrong: twice as many as the
-/// rails of a Spark, which may have an accident at the same time.
+/// Rails that may be lost over possibly wrong requests before one of these counts as wrong. Twice the
+/// rails of a Spark, which may all fail at the same time.
 pub const STRIKES: u8 = 8;
 
-/// Whether the NIC leaves the connection's memory alone, as far as a lost lane is concerned.
+/// Result of a fence: the state of a lost lane's NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fenced {
-    /// It does.
+    /// The NIC no longer reads or writes the connection's memory.
     Now,
-    /// It was cut off, and may still read and write: to be asked again.
+    /// The NIC was cut off, and may still read and write. The fence has to be tried again.
     NotYet,
 }
 
-/// What a rail was lost over that may be the request's fault, and not the rail's. Each is counted by itself.
+/// Part of a request that may have cost a rail by its own fault. Each kind is counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
     /// The request.
     Request,
-    /// Its key of the peer's memory.
+    /// The request's key of the peer's memory.
     Key,
 }
 
 /// A rail that a data path found lost.
 #[derive(Debug, Clone)]
 pub struct Loss {
-    /// Its lane.
+    /// The rail's lane.
     pub lane: LaneId,
-    /// How that showed.
+    /// Text of the failure.
     pub why: String,
-    /// Whether its NIC leaves memory alone.
+    /// State of the rail's NIC when the loss was found.
     pub fenced: Fenced,
 }
 
@@ -41,27 +41,27 @@ pub struct Loss {
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// Queue pairs that the peer tries, and the lane that they are for. What it writes by them lands in this connection's buffers
-    /// before it is heard that they carry: so they go when it fails.
+    /// Queue pairs under test by the peer, and their lanes. The peer's writes by them may land in this
+    /// connection's buffers before LIVE arrives. So a connection that fails destroys them.
     on_trial: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
 
-/// Rails that were lost over what may have been the request's fault ([`crate::verbs::Blame::Either`]).
+/// Count of rails lost over requests that may be wrong ([`crate::verbs::Blame::Either`]).
 ///
-/// A request that no rail can carry goes round: each rail that it is posted on is lost, and returns. Such a request never ends,
-/// and so what counts is how often this happens while nothing that ran at the first time has ended.
+/// A request that no rail can carry costs each rail that it is posted on, and the rails return. Such a
+/// request never ends. So the losses are counted until a message ends that ran at the first of them.
 #[derive(Debug, Default)]
 pub struct Strikes {
     count: u8,
-    /// The message that was to begin next at the first of them.
+    /// Number of the next message to begin, at the first loss.
     since: u64,
 }
 
 impl Strikes {
-    /// One more, while the oldest message that runs is number `oldest` and the one to begin next is number `next`. Whether
-    /// that is more than `most`.
+    /// Counts a loss, and returns true if there are more than `most`. `oldest` is the number of the
+    /// oldest running message, `next` that of the next one to begin.
     #[cold]
     pub fn another(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
@@ -73,10 +73,10 @@ impl Strikes {
 }
 
 impl Status {
-    /// Whether the connection works.
+    /// Checks that the connection works.
     ///
     /// # Errors
-    /// Why it has failed.
+    /// The connection's failure.
     #[inline(always)]
     pub fn check(&self) -> Quick<()> {
         match &self.failed {
@@ -85,21 +85,23 @@ impl Status {
         }
     }
 
-    /// Whether the connection has failed. Its caller has been told then, or will be, and may use its buffers for something else.
+    /// Returns true if the connection has failed. Its caller gets the error now or later, and may then
+    /// use its buffers for something else.
     #[inline(always)]
     pub fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first. The lanes are closed, by
-    /// [`super::path::DataPath::end`].
+    /// Fails the connection, and returns its first error, which its caller gets from here on.
+    /// [`super::path::DataPath::end`] closes the lanes.
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
         self.on_trial.clear();
         self.failed.get_or_insert_with(|| error.into()).clone()
     }
 
-    /// Keeps queue pairs that the peer is going to try, unless the connection has failed; whether it does.
+    /// Keeps queue pairs that the peer will test. Returns false, and keeps none, if the connection has
+    /// failed.
     #[cold]
     pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
@@ -108,26 +110,26 @@ impl Status {
         !self.has_failed()
     }
 
-    /// The queue pairs on trial for a lane: the trial is over.
+    /// Takes the queue pairs under test for a lane, whose test has ended.
     #[cold]
     pub fn take(&mut self, lane: LaneId) -> Option<Lane> {
         let at = self.on_trial.iter().position(|(of, _)| *of == lane)?;
         Some(self.on_trial.swap_remove(at).1)
     }
 
-    /// A rail was found lost, perhaps over what was asked of it; see [`Strikes::another`].
+    /// Counts a rail lost over a request that may be wrong; see [`Strikes::another`].
     #[cold]
     pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
         self.strikes[doubt as usize].another(oldest, next, most)
     }
 
-    /// The keys that were refused are explained, and were no request's fault.
+    /// Clears the count of refused keys: the requests were not at fault.
     #[cold]
     pub fn forgive(&mut self) {
         self.strikes[Doubt::Key as usize] = Strikes::default();
     }
 
-    /// A rail was found lost.
+    /// Stores a loss for the service thread.
     #[cold]
     pub fn lost(&mut self, loss: Loss) {
         self.losses.push(loss);
@@ -160,7 +162,7 @@ mod tests {
         assert!(strikes.another(7, 30, STRIKES), "message 7 has taken them all with it");
         let mut strikes = Strikes::default();
         for round in 0..100 {
-            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "what ran at the last one has ended");
+            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "the messages of the last loss have ended");
         }
     }
 

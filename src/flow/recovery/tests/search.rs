@@ -73,7 +73,7 @@ fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
     events
 }
 
-/// Returns a state from which no state in `done` can be reached. An edge is (to, from).
+/// Returns a state without a way to any state in `done`. An edge is (to, from).
 fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Option<u32> {
     edges.sort_unstable();
     let mut is_good = vec![false; states];

@@ -26,9 +26,9 @@ const UNCONNECTED: u32 = u32::MAX;
 pub struct Budget {
     /// A data path finds a rail lost.
     pub losses: u8,
-    /// A device in use is cut off: its queue pairs do not stop until it is gone or answers again.
+    /// A device in use is cut off: its queue pairs stop when it has left the bus or answers again.
     pub cut_offs: u8,
-    /// Rails that the connection begins without. They are spent at once.
+    /// Rails that the connection begins without.
     pub missing: u8,
     /// A frame is lost.
     pub frames: u8,
@@ -87,7 +87,7 @@ pub enum Event {
         side: usize,
         lane: LaneId,
     },
-    /// A device that was cut off is gone, or answers again. Its old queue pairs have stopped.
+    /// A device that was cut off left the bus, or answers again. Its old queue pairs have stopped.
     Stop {
         side: usize,
         lane: LaneId,
@@ -129,7 +129,7 @@ pub enum Event {
     Close {
         side: usize,
     },
-    /// A side that has closed drops all that it has of the connection.
+    /// A side that has closed drops the rest of the connection.
     Leave {
         side: usize,
     },
@@ -335,7 +335,7 @@ impl World {
         self.settle()?;
         match self.closing[side].path_ended {
             true => Ok(()),
-            false => Err(format!("side {side} goes on after one of its limits")),
+            false => Err(format!("side {side} has not failed at one of its limits")),
         }
     }
 

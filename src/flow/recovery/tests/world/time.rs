@@ -1,4 +1,4 @@
-//! Deadlines of the two ends, and the key by which the search knows a state again.
+//! Deadlines of the two ends, and the key of a state.
 
 use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
 use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
