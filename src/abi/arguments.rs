@@ -1,4 +1,5 @@
-//! Arguments of NCCL's calls on the data path, checked: once for connections over rails and over TCP streams.
+//! Checks and conversions for the arguments of data-path calls, shared by rail and TCP stream
+//! connections.
 
 use super::handles;
 use super::types::MAX_RECVS;
@@ -6,9 +7,9 @@ use crate::comm::RecvPart;
 use crate::error::{Error, Quick};
 use std::ffi::{c_int, c_void};
 
-/// A length as the versions pass it: `int` in v8, `size_t` since.
+/// A length argument: `int` in v8, `size_t` since v9.
 pub(super) trait Length: Copy {
-    /// The length in bytes, unless it is negative.
+    /// Returns the length in bytes. A negative length is an error.
     fn bytes(self) -> Quick<usize>;
 }
 
@@ -43,7 +44,7 @@ fn negative(size: c_int) -> Box<Error> {
     Box::new(Error::Argument(format!("size is {size}; it must not be negative")))
 }
 
-/// The parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
+/// Parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
 pub(super) struct Parts<L> {
     pub n: c_int,
     pub data: *mut *mut c_void,
@@ -53,19 +54,20 @@ pub(super) struct Parts<L> {
 }
 
 /// # Safety
-/// The arrays are NULL or have `count` elements, which is 1 to [`MAX_RECVS`]; each mhandle is NULL or registered with the comm.
+/// The arrays are NULL or have `count` elements, which is 1 to [`MAX_RECVS`]; each mhandle is NULL
+/// or registered with the comm.
 #[inline(never)]
 pub(super) unsafe fn irecv_group<L: Length>(
     parts: Parts<L>,
     count: usize,
     irecv: impl FnOnce(&[RecvPart<'_>]) -> Quick<Option<u16>>,
 ) -> Quick<Option<u16>> {
-    // SAFETY: the caller's promise: `n` elements each.
+    // SAFETY: guaranteed by the caller: `n` elements each.
     let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
-    // Allocates nothing: beyond the last part stand copies of it, which are cut off again.
+    // Allocates nothing: entries past the last part repeat it, and the slice below drops them.
     let at = |i: usize| {
         let i = i.min(count - 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { part(data[i], sizes[i], tags[i], mhandles[i]) }
     };
     let group = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
@@ -83,7 +85,7 @@ pub(super) unsafe fn part<'a, L: Length>(
 ) -> Quick<RecvPart<'a>> {
     let bytes = size.bytes()?;
     check_data(data, bytes)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
     Ok(RecvPart { addr: data.addr() as u64, bytes, tag, memory })
 }
@@ -91,13 +93,13 @@ pub(super) unsafe fn part<'a, L: Length>(
 type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
 
 impl<L> Parts<L> {
-    /// The first `count` parts.
+    /// Returns the first `count` parts.
     ///
     /// # Safety
-    /// The arrays are NULL or have `count` elements that nobody writes during `'a`.
+    /// The arrays are NULL or have `count` elements that are not written during `'a`.
     #[inline(always)]
     pub(super) unsafe fn first<'a>(self, count: usize) -> Quick<Arrays<'a, L>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Ok((
                 handles::array(self.data, count, "data")?,
@@ -123,14 +125,14 @@ fn not_a_group(n: c_int) -> Box<Error> {
     Box::new(Error::Argument(format!("n is {n}; a receive takes 1 to {MAX_RECVS} buffers")))
 }
 
-/// Writes the size of a finished request's part, where NCCL asks for sizes.
+/// Writes the size of one part of a finished request, if NCCL passed a place for sizes.
 ///
 /// # Safety
 /// `sizes` is NULL or may be written, one element for a send and one for each part of a receive.
 #[inline(always)]
 pub(super) unsafe fn tell_size(sizes: *mut c_int, part: usize, bytes: u64) {
     if !sizes.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
     }
 }

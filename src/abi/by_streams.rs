@@ -1,7 +1,8 @@
-//! What `calls` does on connections over TCP streams: apart, so that connections over rails pay nothing for it.
+//! Variants of the functions in `calls` for connections over TCP streams, kept apart so that
+//! connections over rails pay nothing for them.
 //!
-//! A call of `calls` that is given something else than the rails' kind comes here, with its arguments as they are; what is of neither kind
-//! is refused here.
+//! A function in `calls` forwards here, with unchanged arguments, when the comm is not a rail comm.
+//! A comm that is not a stream comm either is refused here.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, tell_size};
 use super::guard::{Health, Scope};
@@ -11,7 +12,7 @@ use crate::error::{Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// A comm that takes part in a transfer, whichever way, of either kind: for calls that are rare.
+/// A send or receive comm of either kind, for infrequent calls.
 pub(super) enum AnyTransfer<'a> {
     Rails(Transfer<'a>),
     Send(&'a CommHandle<StreamSendComm>),
@@ -19,7 +20,8 @@ pub(super) enum AnyTransfer<'a> {
 }
 
 impl<'a> AnyTransfer<'a> {
-    /// The send or receive comm behind a pointer of NCCL's, entered into the call's scope.
+    /// Returns the send or receive comm behind one of NCCL's pointers and enters it into the call's
+    /// scope.
     ///
     /// # Errors
     /// As [`CommHandle::enter`].
@@ -27,21 +29,21 @@ impl<'a> AnyTransfer<'a> {
     /// # Safety
     /// As [`CommHandle::enter`].
     pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         let transfer = unsafe { Self::from_raw(raw, name) }?;
         scope.enter_comm(transfer.health())?;
         Ok(transfer)
     }
 
-    /// As [`Transfer::from_raw`].
+    /// Like [`Transfer::from_raw`], for comms of either kind.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Transfer::from_raw`].
     ///
     /// # Safety
-    /// As there.
+    /// As [`Transfer::from_raw`].
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
-        // SAFETY: the caller's promise is the one that is asked for, and covers the references.
+        // SAFETY: the caller upholds the same contract, which covers the references.
         unsafe {
             if handles::is_comm::<StreamSendComm>(raw) {
                 CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
@@ -64,7 +66,7 @@ impl<'a> AnyTransfer<'a> {
     /// Registers memory with the comm.
     ///
     /// # Errors
-    /// As its kind does.
+    /// As the comm's `register`.
     pub(super) fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         match self {
             Self::Rails(Transfer::Send(send)) => send.comm().register(memory),
@@ -75,10 +77,10 @@ impl<'a> AnyTransfer<'a> {
     }
 }
 
-/// As `calls::isend_of`.
+/// The stream variant of `calls::isend_of`.
 ///
 /// # Safety
-/// As there.
+/// As `calls::isend_of`.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn isend(
@@ -90,10 +92,10 @@ pub(super) unsafe fn isend(
     request: Out<*mut c_void>,
     scope: &Scope<'_>,
 ) -> Quick<()> {
-    // SAFETY: NCCL closes a comm only when no call on it is left.
+    // SAFETY: NCCL does not close a comm during a call on it.
     let endpoint = unsafe { CommHandle::<StreamSendComm>::enter(comm, "sendComm", scope) }?;
     check_data(data, bytes)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
     if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
         request.set(endpoint.request(number)?);
@@ -101,10 +103,10 @@ pub(super) unsafe fn isend(
     Ok(())
 }
 
-/// As `calls::irecv_of`.
+/// The stream variant of `calls::irecv_of`.
 ///
 /// # Safety
-/// As there.
+/// As `calls::irecv_of`.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn irecv<L: Length>(
@@ -114,10 +116,10 @@ pub(super) unsafe fn irecv<L: Length>(
     request: Out<*mut c_void>,
     scope: &Scope<'_>,
 ) -> Quick<()> {
-    // SAFETY: NCCL closes a comm only when no call on it is left.
+    // SAFETY: NCCL does not close a comm during a call on it.
     let endpoint = unsafe { CommHandle::<StreamRecvComm>::enter(comm, "recvComm", scope) }?;
     let count = count_of(parts.n)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let number = unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?;
     if let Some(number) = number {
         request.set(endpoint.request(number)?);
@@ -125,16 +127,16 @@ pub(super) unsafe fn irecv<L: Length>(
     Ok(())
 }
 
-/// As `calls::test`.
+/// The stream variant of `calls::test`.
 ///
 /// # Safety
-/// As there.
+/// As `calls::test`.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn test(request: *mut c_void, done: Out<c_int>, sizes: *mut c_int, scope: &Scope<'_>) -> Quick<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let is_done = unsafe {
         if handles::is_request::<StreamRecvComm>(request) {
             let (recv, number) = handles::of_request::<StreamRecvComm>(request, "request", scope)?;

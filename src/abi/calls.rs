@@ -1,7 +1,8 @@
-//! The functions behind the tables, once for all versions. What a version passes differently comes in already reshaped.
+//! The functions behind NCCL's tables, one set for all versions. `net_tables` adapts arguments that
+//! differ between versions.
 //!
-//! Each one clears what it hands back, enters the call's scope, checks every pointer, and calls its safe twin in `plugin` or
-//! `comm`.
+//! Each function clears its output arguments, enters the call's scope, checks every pointer, and
+//! calls its safe counterpart in `plugin` or `comm`.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, tell_size};
 use super::by_streams::{self, AnyTransfer};
@@ -17,7 +18,7 @@ use crate::plugin;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// Starts the plugin (up to v10).
+/// Starts the plugin (v8 to v10).
 ///
 /// # Safety
 /// `log` may be called from any thread as NCCL's logger, until the process ends.
@@ -28,7 +29,7 @@ pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     })
 }
 
-/// Starts the plugin for one communicator (from v11 on).
+/// Starts the plugin for one communicator (since v11).
 ///
 /// # Safety
 /// As [`init`]; `context` is NULL or may be written, `config` is NULL or may be read.
@@ -40,11 +41,11 @@ pub(super) unsafe extern "C" fn init_context(
     _profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
     guard::call("init", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "ctx", ptr::null_mut()) }?;
         scope.enter()?;
         start(log, Some(comm_id))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         context.set(handles::context_for(unsafe { class_in(config) }));
         Ok(())
     })
@@ -60,11 +61,12 @@ fn start(log: Option<DebugLogger>, comm_id: Option<u64>) -> Result<()> {
 /// # Safety
 /// `config` is NULL or may be read.
 unsafe fn class_in(config: *const CommConfig) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
 
-/// Ends what one `init` began, whether it succeeded or not. `context` may be NULL or another communicator's.
+/// Undoes one call of `init`, successful or not. `context` is ignored: it may be NULL or another
+/// communicator's.
 pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
     guard::call("finalize", |scope| {
         scope.enter()?;
@@ -77,7 +79,7 @@ pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
 /// `ndev` is NULL or may be written.
 pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     guard::call("devices", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let ndev = unsafe { Out::cleared(ndev, "ndev", 0) }?;
         scope.enter()?;
         ndev.set(plugin::devices()?);
@@ -85,13 +87,13 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     })
 }
 
-/// In the shape of the version that has these properties.
+/// Describes a device in the layout of the version that declares `P`.
 ///
 /// # Safety
 /// `properties` is NULL or may be written.
 pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, properties: *mut P) -> NcclResult {
     guard::call("getProperties", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let place = unsafe { Out::new(properties, "props") }?;
         scope.enter()?;
         place.set(P::new(dev, plugin::properties(dev)?));
@@ -103,9 +105,9 @@ pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, propert
 /// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `listen_comm` is NULL or may be written.
 pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
     guard::call("listen", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let listen_comm = unsafe { Out::cleared(listen_comm, "listenComm", ptr::null_mut()) }?;
-        // SAFETY: the caller's promise; bytes need no alignment.
+        // SAFETY: guaranteed by the caller; bytes need no alignment.
         let place = unsafe { Out::new(handle.cast::<[u8; HANDLE_BYTES]>(), "handle") }?;
         scope.enter()?;
         let (comm, handle) = plugin::listen(dev)?;
@@ -115,28 +117,29 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
     })
 }
 
-/// Where the traffic class of a connection is to be found.
+/// Source of a connection's traffic class.
 pub(super) enum Class {
-    /// Nowhere: the interface has no place for it (v8, v9).
+    /// None: v8 and v9 cannot pass one.
     Unchosen,
-    /// In a configuration, which may be NULL (v10).
+    /// A configuration, which may be NULL (v10).
     Config(*const CommConfig),
-    /// In the communicator's context, which may be NULL (from v11 on).
+    /// The communicator's context, which may be NULL (since v11).
     Context(*mut c_void),
 }
 
 /// # Safety
-/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or may be written, a configuration may be read.
+/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or may be written, a
+/// [`Class::Config`] may be read.
 pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send_comm: *mut *mut c_void) -> NcclResult {
     guard::call("connect", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let send_comm = unsafe { Out::cleared(send_comm, "sendComm", ptr::null_mut()) }?;
-        // SAFETY: the caller's promise; NCCL gives one handle to one thread.
+        // SAFETY: guaranteed by the caller; NCCL gives one handle to one thread.
         let handle = unsafe { handles::handle(handle, "handle") }?;
         scope.enter()?;
         let class = match class {
             Class::Unchosen => None,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Class::Config(config) => handles::class_of(unsafe { class_in(config) })?,
             Class::Context(context) => handles::context_class(context)?,
         };
@@ -155,9 +158,9 @@ pub(super) unsafe extern "C" fn accept(
     _device_comm: *mut *mut NetDeviceHandle,
 ) -> NcclResult {
     guard::call("accept", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let recv_comm = unsafe { Out::cleared(recv_comm, "recvComm", ptr::null_mut()) }?;
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         let listener = unsafe { CommHandle::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
         if let Some(comm) = listener.comm().accept()? {
             recv_comm.set(handles::recv_into_raw(comm));
@@ -167,7 +170,8 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 /// # Safety
-/// `comm` is NULL or an open comm, `mhandle` is NULL or may be written; the memory stays mapped until it is deregistered.
+/// `comm` is NULL or an open comm, `mhandle` is NULL or may be written; the memory stays mapped
+/// until it is deregistered.
 pub(super) unsafe extern "C" fn reg_mr(
     comm: *mut c_void,
     data: *mut c_void,
@@ -176,9 +180,9 @@ pub(super) unsafe extern "C" fn reg_mr(
     mhandle: *mut *mut c_void,
 ) -> NcclResult {
     guard::call("regMr", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let mhandle = unsafe { Out::cleared(mhandle, "mhandle", ptr::null_mut()) }?;
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         let transfer = unsafe { AnyTransfer::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
@@ -206,29 +210,32 @@ fn host_pointer(kind: c_int) -> Result<()> {
     }
 }
 
-/// `mhandle` may be NULL, as for free(): that is what NCCL gives back after a registration that failed.
+/// Deregisters memory. `mhandle` may be NULL, as for `free()`: NCCL passes that after a failed
+/// registration.
 ///
 /// # Safety
-/// `comm` is NULL or an open comm, `mhandle` is NULL or came from [`reg_mr`] and was not given back.
+/// `comm` is NULL or an open comm, `mhandle` is NULL or came from [`reg_mr`] and was not given
+/// back.
 pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
     guard::call("deregMr", |scope| {
         scope.enter()?;
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         let transfer = unsafe { AnyTransfer::from_raw(comm, "comm") }?;
-        // What a broken comm holds is abandoned with it. NCCL deregisters before it closes, so this is not refused.
+        // A broken comm leaks together with its registrations. NCCL deregisters before it closes,
+        // so this succeeds.
         if transfer.health().is_broken() {
             return Ok(());
         }
         scope.enter_comm(transfer.health())?;
         if let Some(memory) = ptr::NonNull::new(mhandle) {
-            // SAFETY: the caller's promise; NCCL gives it up by this call.
+            // SAFETY: guaranteed by the caller; NCCL does not use the mhandle after this call.
             unsafe { handles::drop_memory(memory) };
         }
         Ok(())
     })
 }
 
-/// As v10 and later have it; `_profiler_handle` is for them.
+/// `isend` as declared since v10. NCCL's profiler handle is ignored.
 ///
 /// # Safety
 /// As [`isend_of`].
@@ -241,15 +248,16 @@ pub(super) unsafe extern "C" fn isend(
     _profiler_handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Called from one place for each kind of length, so that it is compiled into it, guard and all.
+/// Starts a send. Each caller passes its own type of length, so the function is inlined there,
+/// together with the guard.
 ///
 /// # Safety
-/// `send_comm` is NULL or an open comm, `mhandle` is NULL or registered with it, `request` is NULL or may be written; the
-/// data stays as it is until the request is complete.
+/// `send_comm` is NULL or an open comm, `mhandle` is NULL or registered with it, `request` is NULL
+/// or may be written; the data does not change until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn isend_of<L: Length>(
     send_comm: *mut c_void,
@@ -260,18 +268,18 @@ pub(super) unsafe fn isend_of<L: Length>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard::call("isend", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         let bytes = size.bytes()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if !unsafe { handles::is_comm::<RailSendComm>(send_comm) } {
             // SAFETY: as above.
             return unsafe { by_streams::isend(send_comm, data, bytes, tag, mhandle, request, scope) };
         }
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         let endpoint = unsafe { CommHandle::<RailSendComm>::enter(send_comm, "sendComm", scope) }?;
         check_data(data, bytes)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
         if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
             request.set(endpoint.request(number)?);
@@ -280,29 +288,30 @@ pub(super) unsafe fn isend_of<L: Length>(
     })
 }
 
-/// Whether a receive may be one whose completion NCCL does not need.
+/// Says if NCCL can mark a receive as optional, that is, as one whose completion it does not need.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Optional {
-    /// Never: `*request` means nothing on entry, and may be uninitialised (v8).
+    /// The receive is never optional. `*request` is undefined on entry and may be uninitialised
+    /// (v8).
     Never,
-    /// Where `*request` says so on entry.
+    /// The receive is optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry.
     IfAsked,
 }
 
 impl Optional {
-    /// Whether this receive is one.
+    /// Returns true if NCCL marked this receive as optional.
     ///
     /// # Safety
     /// With [`Optional::IfAsked`] `request` is NULL or initialised; otherwise it is not read.
     #[inline(always)]
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let on_entry = || unsafe { request.as_ref() };
         self == Self::IfAsked && on_entry().is_some_and(|word| word.addr() == OPTIONAL_RECV_COMPLETION)
     }
 }
 
-/// As v10 and later have it; `_profiler_handles` is for them.
+/// `irecv` as declared since v10. NCCL's profiler handles are ignored.
 ///
 /// # Safety
 /// As [`irecv_of`].
@@ -316,15 +325,16 @@ pub(super) unsafe extern "C" fn irecv(
     _profiler_handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     unsafe { irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::IfAsked, request) }
 }
 
-/// Called from one place for each kind of length, as [`isend_of`].
+/// Starts a receive. Inlined like [`isend_of`].
 ///
 /// # Safety
-/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written and, unless `optional` is [`Optional::Never`], read; the
-/// arrays are NULL or have `n` elements, each mhandle is NULL or registered with the comm; nobody uses the buffers until the request is complete.
+/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written and, unless `optional`
+/// is [`Optional::Never`], read; the arrays are NULL or have `n` elements, each mhandle is NULL or
+/// registered with the comm; the buffers are not used by others until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
@@ -334,29 +344,29 @@ pub(super) unsafe fn irecv_of<L: Length>(
 ) -> NcclResult {
     let Parts { n, data, sizes, tags, mhandles } = parts;
     guard::call("irecv", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let optional = unsafe { optional.is_asked(request) };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if !unsafe { handles::is_comm::<RailRecvComm>(recv_comm) } {
             let parts = Parts { n, data, sizes, tags, mhandles };
             // SAFETY: as above.
             return unsafe { by_streams::irecv(recv_comm, parts, optional, request, scope) };
         }
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         let endpoint = unsafe { CommHandle::<RailRecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
-            // By far the most frequent, so it has no arrays of eight.
-            // SAFETY: the caller's promise: one element each.
+            // The common case needs no arrays of eight parts.
+            // SAFETY: guaranteed by the caller: one element each.
             let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;
             endpoint.comm().irecv(&[part], optional)?
         } else {
             let parts = Parts { n, data, sizes, tags, mhandles };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?
         };
         if let Some(number) = number {
@@ -366,7 +376,8 @@ pub(super) unsafe fn irecv_of<L: Length>(
     })
 }
 
-/// Does nothing, successfully: received data is in host memory, and visible once its request is complete.
+/// Does nothing and succeeds: received data is in host memory and visible once its request is
+/// complete.
 ///
 /// # Safety
 /// `recv_comm` is NULL or an open comm, `request` is NULL or may be written.
@@ -379,31 +390,33 @@ pub(super) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard::call("iflush", |scope| {
-        // SAFETY: the caller's promise. A NULL request is how NCCL hears that there is nothing to wait for.
+        // SAFETY: guaranteed by the caller. A NULL request tells NCCL that there is nothing to wait
+        // for.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
-        // SAFETY: NCCL closes a comm only when no call on it is left.
+        // SAFETY: NCCL does not close a comm during a call on it.
         unsafe { AnyTransfer::enter(recv_comm, "recvComm", scope) }?;
         count_of(n).map(|_| ())
     })
 }
 
 /// # Safety
-/// `request` is NULL or came from `isend` or `irecv` and its comm is open; `done` is NULL or may be written; `sizes` is NULL
-/// or may be written, one element for a send and one for each part of a receive.
+/// `request` is NULL or came from `isend` or `irecv` and its comm is open; `done` is NULL or may be
+/// written; `sizes` is NULL or may be written, one element for a send and one for each part of a
+/// receive.
 pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
     guard::call("test", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let done = unsafe { Out::cleared(done, "done", 0) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let is_over_rails =
             unsafe { handles::is_request::<RailSendComm>(request) || handles::is_request::<RailRecvComm>(request) };
         if !is_over_rails {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { by_streams::test(request, done, sizes, scope) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let finished = match unsafe { Transfer::of_request(request, "request", scope) }? {
             (Transfer::Send(send), number) => match send.comm().test(number)? {
                 Some(bytes) => {
@@ -424,7 +437,7 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 /// # Safety
 /// The comm is NULL or open, and NCCL does not use it again.
 pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     guard::call("closeSend", |scope| unsafe {
         match handles::is_comm::<StreamSendComm>(comm) {
             false => handles::close(comm, "sendComm", scope, RailSendComm::close),
@@ -436,7 +449,7 @@ pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
 /// # Safety
 /// As [`close_send`].
 pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     guard::call("closeRecv", |scope| unsafe {
         match handles::is_comm::<StreamRecvComm>(comm) {
             false => handles::close(comm, "recvComm", scope, RailRecvComm::close),
@@ -448,6 +461,6 @@ pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
 /// # Safety
 /// As [`close_send`].
 pub(super) unsafe extern "C" fn close_listen(comm: *mut c_void) -> NcclResult {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     guard::call("closeListen", |scope| unsafe { handles::close(comm, "listenComm", scope, |_: &ListenComm| ()) })
 }

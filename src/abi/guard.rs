@@ -1,5 +1,6 @@
-//! What is around every exported function: no panic crosses into NCCL, every error is logged once and becomes NCCL's result code, and a
-//! forked child touches nothing.
+//! The guard around every exported function. No panic crosses into NCCL, every error is logged once
+//! and becomes one of NCCL's result codes, and calls in a forked child are refused before they
+//! touch any state.
 
 use super::logger;
 use super::types::NcclResult;
@@ -10,15 +11,15 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs the body of the exported function `name`, and turns what comes of it into NCCL's result.
+/// Runs the body of the exported function `name` and returns its outcome as NCCL's result code.
 ///
-/// An error becomes one warning and its code. A panic becomes a warning and ncclInternalError, and breaks the comm that the
-/// body had entered; other comms carry on.
+/// An error is logged as one warning. A panic is logged too, returns ncclInternalError, and breaks
+/// the comm that the body had entered; other comms keep working.
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
-    // A comm that a panic left half-changed is never entered again, by a call nor by the service thread (`comm/datapath/try_cell.rs`), so nothing
-    // sees its broken state.
+    // Unwind safe: a comm that a panic left half-changed is never entered again, neither by a call
+    // nor by the service thread (`comm/datapath/try_cell.rs`).
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
         Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(error)) => refused(name, &error),
@@ -26,14 +27,14 @@ pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quic
     }
 }
 
-/// One call in progress. A body goes through [`Scope::enter`] or [`Scope::enter_comm`] before it touches any state, and after
-/// it cleared what it hands back.
+/// One call in progress. A body clears its output arguments first. It then calls [`Scope::enter`]
+/// or [`Scope::enter_comm`] before it touches any other state.
 pub(super) struct Scope<'a> {
     health: Cell<Option<&'a Health>>,
 }
 
 impl<'a> Scope<'a> {
-    /// Lets in a call that belongs to no comm.
+    /// Admits a call that belongs to no comm.
     ///
     /// # Errors
     /// [`Error::Missing`] in a forked child.
@@ -42,7 +43,7 @@ impl<'a> Scope<'a> {
         if plugin::forked() { Err(in_forked_child()) } else { Ok(()) }
     }
 
-    /// Lets in a call on the comm with this health, which a panic from here on breaks.
+    /// Admits a call on the comm with this health. A later panic in the call breaks that comm.
     ///
     /// # Errors
     /// [`Error::Missing`] in a forked child, [`Error::Internal`] where the comm is broken.
@@ -57,7 +58,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Whether a panic has gone through a comm.
+/// Records if a panic has interrupted a call on a comm.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     broken: AtomicBool,
@@ -90,9 +91,10 @@ fn out_of_use() -> Box<Error> {
 #[cold]
 #[inline(never)]
 fn refused(name: &'static str, error: &Error) -> NcclResult {
-    // The text of an error is ours, but formatting and logging it is code like any other.
+    // Formatting and logging an error may panic too.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // NCCL's logger may have been locked by a thread that the child does not have.
+        // In a forked child, NCCL's logger may be locked by a thread that exists only in the
+        // parent.
         if plugin::forked() { logger::warn_once_after_fork(name, error) } else { tracing::warn!("{name}: {error}") }
     }));
     NcclResult::from(error)

@@ -1,19 +1,20 @@
-//! Every conversion between NCCL's pointers and our objects.
+//! All conversions between NCCL's pointers and the plugin's objects, except the tuner's
+//! (`tuner_handles`).
 //!
 //! | NCCL's pointer | is | made by | taken back by |
 //! |---|---|---|---|
 //! | listen, send, receive comm | `Box<CommHandle<C>>` | [`CommHandle::into_raw`] | [`close`] |
-//! | request | borrowed from its comm's [`CommHandle`] | [`CommHandle::request`] | nobody: it lives as long as the comm |
+//! | request | part of its [`CommHandle`] | [`CommHandle::request`] | never: lives with the comm |
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
-//! | ctx | an entry of a constant table | [`context_for`] | nobody |
+//! | ctx | an entry of a constant table | [`context_for`] | never |
 //!
-//! The tuner's are in `tuner_handles`.
+//! Send and receive comms exist in two kinds, over rails and over TCP streams, with different
+//! marks. A call checks for the rail kind, as it must in any case, and forwards everything else to
+//! `by_streams`. So the rail path pays nothing for streams.
 //!
-//! A send or receive comm is one of two kinds, over rails or over TCP streams, each with marks of its own. A call looks whether it has the
-//! rails' kind, which it has to in any case, and else goes to `by_streams`: so what rails carry pays nothing for the other kind.
-//!
-//! A comm and a request begin with a mark that tells what they are, so that one passed in another's place is refused with
-//! words. A pointer that was never ours, or is no longer, cannot be told apart from a good one: that much NCCL must keep.
+//! Comms and requests begin with a mark that identifies their type, so a pointer of the wrong type
+//! is refused with a clear error. A pointer that the plugin never returned, or that was freed,
+//! cannot be recognised. NCCL must not pass one.
 
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
@@ -26,23 +27,25 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A place of NCCL's that a call writes its answer to.
+/// An output argument: a place in NCCL's memory.
 pub(super) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
-    /// The place, written only when there is an answer.
+    /// Accepts a place without writing to it.
     ///
     /// # Errors
     /// [`Error::Argument`] names a NULL.
     ///
     /// # Safety
-    /// `place` is NULL or may be written until the call that it came with returns, and the result does not outlive that.
+    /// `place` is NULL or may be written until the call that it came with returns, and the result
+    /// does not outlive that.
     #[inline(always)]
     pub(super) unsafe fn new(place: *mut T, name: &'static str) -> Quick<Self> {
         non_null(place, name).map(Self)
     }
 
-    /// The place, holding `empty` until there is an answer.
+    /// Accepts a place and writes `empty` to it, so that it holds a defined value if the call
+    /// fails.
     ///
     /// # Errors
     /// As [`Out::new`].
@@ -51,7 +54,7 @@ impl<T> Out<T> {
     /// As [`Out::new`].
     #[inline(always)]
     pub(super) unsafe fn cleared(place: *mut T, name: &'static str, empty: T) -> Quick<Self> {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         let out = unsafe { Self::new(place, name) }?;
         out.set(empty);
         Ok(out)
@@ -59,12 +62,13 @@ impl<T> Out<T> {
 
     #[inline(always)]
     pub(super) fn set(&self, value: T) {
-        // SAFETY: whoever made this promised that the place may be written for as long as this exists.
+        // SAFETY: the constructors' contract says that the place may be written while `self`
+        // exists.
         unsafe { self.0.write(value) }
     }
 }
 
-/// What a comm, a request or a tuner context begins with, so that one is not taken for another.
+/// First word of a comm, request or tuner context. It identifies the object's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Mark(u64);
@@ -78,16 +82,17 @@ const STREAM_SEND: Mark = Mark(u64::from_be_bytes(*b"SpkStrSd"));
 const STREAM_RECV: Mark = Mark(u64::from_be_bytes(*b"SpkStrRv"));
 const STREAM_SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
 const STREAM_RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
-/// What a tuner context begins with (`tuner_handles`).
+/// The mark of a tuner context (`tuner_handles`).
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
-/// What NCCL calls a comm. NCCL registers memory with it from one thread while another sends on it.
+/// A comm as defined by NCCL, which may register memory with it on one thread while another thread
+/// sends on it.
 pub(super) trait Comm: Send + Sync + Sized {
-    /// What its [`CommHandle`] begins with.
+    /// Mark of the comm's [`CommHandle`].
     const MARK: Mark;
-    /// What its requests begin with.
+    /// Mark of the comm's requests.
     const REQUEST_MARK: Mark;
-    /// How many request numbers it uses, from 0.
+    /// Number of requests; their numbers start at 0.
     const REQUESTS: usize;
 }
 
@@ -121,7 +126,7 @@ impl Comm for StreamRecvComm {
     const REQUESTS: usize = RECV_REQUESTS;
 }
 
-/// Gives a comm that sends to NCCL, as its kind.
+/// Hands a send comm of either kind to NCCL.
 pub(super) fn send_into_raw(comm: SendComm) -> *mut c_void {
     match comm {
         SendComm::Rails(comm) => CommHandle::into_raw(*comm),
@@ -129,7 +134,7 @@ pub(super) fn send_into_raw(comm: SendComm) -> *mut c_void {
     }
 }
 
-/// Gives a comm that receives to NCCL, as its kind.
+/// Hands a receive comm of either kind to NCCL.
 pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
     match comm {
         RecvComm::Rails(comm) => CommHandle::into_raw(*comm),
@@ -137,17 +142,18 @@ pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
     }
 }
 
-/// A comm as NCCL holds it: with its health, and with what its requests are pointers to.
+/// A comm as NCCL holds it, with its health and the targets of its request pointers.
 #[repr(C)]
 pub(super) struct CommHandle<C> {
-    // First in memory, whatever the comm is: `mark_of` reads it through a pointer of unknown kind.
+    // The first field for every `C`: `mark_of` reads it through a pointer whose type is not known
+    // yet.
     mark: Mark,
     health: Health,
     requests: Box<[Request]>,
     comm: C,
 }
 
-/// What a request of NCCL's points to. It does not move or change while its comm lives.
+/// Target of one of NCCL's request pointers. It does not move or change while its comm lives.
 #[repr(C)]
 pub(super) struct Request {
     mark: Mark,
@@ -156,36 +162,37 @@ pub(super) struct Request {
 }
 
 impl<C: Comm> CommHandle<C> {
-    /// Gives a comm to NCCL, which hands it back to [`close`].
+    /// Hands a comm to NCCL, which returns it through [`close`].
     pub(super) fn into_raw(comm: C) -> *mut c_void {
         let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
         let raw = NonNull::from(Box::leak(endpoint));
         let request = |number| Request { mark: C::REQUEST_MARK, number: number as u16, endpoint: raw.cast() };
-        // SAFETY: the box was leaked a moment ago and nobody else has the pointer yet.
+        // SAFETY: the box was just leaked, and this function has the only pointer to it.
         unsafe { (*raw.as_ptr()).requests = (0..C::REQUESTS).map(request).collect() };
         raw.as_ptr().cast()
     }
 
-    /// The comm behind a pointer of NCCL's, entered into the call's scope.
+    /// Returns the comm behind one of NCCL's pointers and enters it into the call's scope.
     ///
     /// # Errors
-    /// [`Error::Argument`] where the pointer is NULL or to something else; what [`Scope::enter_comm`] refuses.
+    /// [`Error::Argument`] if the pointer is NULL or of another type; the errors of
+    /// [`Scope::enter_comm`].
     ///
     /// # Safety
-    /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
+    /// `raw` is NULL, or came from this file and was not closed; it stays open for `'a`.
     #[inline(always)]
     pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<&'a Self> {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         let endpoint = unsafe { Self::from_raw(raw, name)?.as_ref() };
         scope.enter_comm(&endpoint.health)?;
         Ok(endpoint)
     }
 
     /// # Safety
-    /// `raw` is NULL or came from this file and was not closed.
+    /// `raw` is NULL, or came from this file and was not closed.
     #[inline(always)]
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<NonNull<Self>> {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         match unsafe { mark_of(raw, name) }? {
             mark if mark == C::MARK => non_null(raw.cast::<Self>(), name),
             other => Err(of_another_kind(name, other, C::MARK)),
@@ -201,10 +208,10 @@ impl<C: Comm> CommHandle<C> {
         &self.health
     }
 
-    /// The pointer by which NCCL will ask for request `number`.
+    /// Returns the pointer that identifies request `number` to NCCL.
     ///
     /// # Errors
-    /// [`Error::Internal`] where the comm gives a number that it said it would not use.
+    /// [`Error::Internal`] if the number is not below [`Comm::REQUESTS`].
     #[inline(always)]
     pub(super) fn request(&self, number: u16) -> Quick<*mut c_void> {
         match self.requests.get(usize::from(number)) {
@@ -214,27 +221,28 @@ impl<C: Comm> CommHandle<C> {
     }
 }
 
-/// Whether a pointer is to a comm of this kind.
+/// Returns true if the pointer is to a comm of type `C`.
 ///
 /// # Safety
 /// `raw` is NULL or came from this file and was not closed.
 #[inline(always)]
 pub(super) unsafe fn is_comm<C: Comm>(raw: *mut c_void) -> bool {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::MARK
 }
 
-/// Whether a pointer is to a request of a comm of this kind.
+/// Returns true if the pointer is to a request of a comm of type `C`.
 ///
 /// # Safety
 /// `raw` is NULL or came from [`CommHandle::request`], and its comm is open.
 #[inline(always)]
 pub(super) unsafe fn is_request<C: Comm>(raw: *mut c_void) -> bool {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
 }
 
-/// The comm and the number of a request that [`is_request`] of a comm of this kind, entered into the call's scope.
+/// Returns the comm and the number of a request of a comm of type `C`, and enters the comm into the
+/// call's scope.
 ///
 /// # Errors
 /// As [`CommHandle::enter`].
@@ -246,12 +254,13 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     name: &'static str,
     scope: &Scope<'a>,
 ) -> Quick<(&'a C, u16)> {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     match unsafe { mark_of(raw, name) }? {
         mark if mark == C::REQUEST_MARK => {}
         other => return Err(of_another_kind(name, other, C::REQUEST_MARK)),
     }
-    // SAFETY: the mark says what it is, and it lives as long as its comm, which is of this kind.
+    // SAFETY: the mark identifies a request of a comm of type `C`. The request lives as long as its
+    // comm.
     let (request, comm) = unsafe {
         let request = &*raw.cast::<Request>();
         (request, request.endpoint.cast::<CommHandle<C>>().as_ref())
@@ -260,14 +269,17 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     Ok((&comm.comm, request.number))
 }
 
-/// Takes a comm back from NCCL, and tells whom it is connected with by `part`. A broken one does that too, so that the peer does not
-/// wait for it, and is left where it is, out of use, without touching what a panic may have left half-changed.
+/// Takes a comm back from NCCL. Calls `part`, which tells the peer that the connection ends.
+///
+/// A broken comm tells its peer too, so that the peer does not wait for it. It is then leaked:
+/// dropping it would touch state that a panic may have left half-changed.
 ///
 /// # Errors
-/// [`Error::Argument`] where the pointer is to something else, [`Error::Missing`] in a forked child.
+/// [`Error::Argument`] if the pointer is of another type, [`Error::Missing`] in a forked child.
 ///
 /// # Safety
-/// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests again, in any thread.
+/// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests
+/// again, in any thread.
 pub(super) unsafe fn close<C: Comm>(
     raw: *mut c_void,
     name: &'static str,
@@ -275,11 +287,12 @@ pub(super) unsafe fn close<C: Comm>(
     part: fn(&C),
 ) -> Quick<()> {
     scope.enter()?;
-    // What was never opened: NCCL closes that after a connect that failed (seen with 2.28.3), and its own networks let it pass.
+    // NCCL closes a NULL comm after a failed connect (seen with 2.28.3), and NCCL's own networks
+    // accept that.
     if raw.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     let endpoint = unsafe { CommHandle::<C>::from_raw(raw, name) }?;
     // SAFETY: as above; it is still open.
     let open = unsafe { endpoint.as_ref() };
@@ -289,19 +302,19 @@ pub(super) unsafe fn close<C: Comm>(
         tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", word_for(C::MARK));
         return Ok(());
     }
-    // SAFETY: `into_raw` leaked this box, and NCCL gives it up by closing it.
+    // SAFETY: `into_raw` leaked this box, and NCCL does not use it after closing it.
     drop(unsafe { Box::from_raw(endpoint.as_ptr()) });
     Ok(())
 }
 
-/// A comm that takes part in a transfer over rails, whichever way. (Those over TCP streams are in `by_streams`.)
+/// A send or receive comm over rails. (`by_streams::AnyTransfer` also covers TCP streams.)
 pub(super) enum Transfer<'a> {
     Send(&'a CommHandle<RailSendComm>),
     Recv(&'a CommHandle<RailRecvComm>),
 }
 
 impl<'a> Transfer<'a> {
-    /// The comm and the number of a request, entered into the call's scope.
+    /// Returns the comm and the number of a request, and enters the comm into the call's scope.
     ///
     /// # Errors
     /// As [`CommHandle::enter`].
@@ -310,14 +323,16 @@ impl<'a> Transfer<'a> {
     /// `raw` is NULL or came from [`CommHandle::request`], and the comm stays open for `'a`.
     #[inline(always)]
     pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
-        // SAFETY: the caller promises that it is a request of ours if it is not NULL; anything of ours begins with a mark.
+        // SAFETY: guaranteed by the caller: if not NULL it is an object of this plugin, and each of
+        // those begins with a mark.
         let mark = unsafe { mark_of(raw, name) }?;
         if mark != SENDING && mark != RECEIVING {
             return Err(of_another_kind(name, mark, SENDING));
         }
-        // SAFETY: the mark says what it is, and it lives as long as its comm.
+        // SAFETY: the mark identifies a request, which lives as long as its comm.
         let request = unsafe { &*raw.cast::<Request>() };
-        // SAFETY: a request's comm is open for as long as the request is used, and of the kind that its mark says.
+        // SAFETY: a request's comm is open while the request is used, and the mark identifies its
+        // type.
         let transfer = unsafe {
             match mark {
                 SENDING => Self::Send(request.endpoint.cast().as_ref()),
@@ -328,15 +343,15 @@ impl<'a> Transfer<'a> {
         Ok((transfer, request.number))
     }
 
-    /// The comm, not entered: for what must get through on a broken one.
+    /// Returns the comm without entering it, for calls that must also work on a broken comm.
     ///
     /// # Errors
-    /// [`Error::Argument`] where the pointer is NULL or to something else.
+    /// [`Error::Argument`] if the pointer is NULL or of another type.
     ///
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
-        // SAFETY: the caller's promise is the one that is asked for, and covers the references.
+        // SAFETY: the caller upholds the same contract, which covers the references.
         unsafe {
             if mark_of(raw, name)? == SEND {
                 CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
@@ -354,67 +369,71 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Gives a registration to NCCL, which hands it back to [`drop_memory`].
+/// Hands a registration to NCCL, which returns it through [`drop_memory`].
 pub(super) fn memory_into_raw(memory: Arc<Registration>) -> *mut c_void {
     Arc::into_raw(memory).cast_mut().cast()
 }
 
-/// The registration behind an mhandle.
+/// Returns the registration behind an mhandle.
 ///
 /// # Errors
 /// [`Error::Argument`] names a NULL.
 ///
 /// # Safety
-/// `raw` is NULL or came from [`memory_into_raw`] and was not given back; it is not given back during `'a`.
+/// `raw` is NULL or came from [`memory_into_raw`] and was not given back; it is not given back
+/// during `'a`.
 #[inline(always)]
 pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a Registration> {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     non_null(raw.cast::<Registration>(), name).map(|memory| unsafe { memory.as_ref() })
 }
 
-/// Gives a registration back.
+/// Takes a registration back from NCCL and releases it.
 ///
 /// # Safety
 /// `raw` came from [`memory_into_raw`], and NCCL does not use it again.
 pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
-    // SAFETY: `memory_into_raw` gave NCCL this one count.
+    // SAFETY: `memory_into_raw` gave this one reference count to NCCL.
     unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) }.release();
 }
 
-/// The bytes of a connection handle, which NCCL keeps for us from one call of `connect` to the next.
+/// Returns the bytes of a connection handle. NCCL keeps them between calls of `connect`, so they
+/// carry the state of the attempt.
 ///
 /// # Errors
 /// [`Error::Argument`] names a NULL.
 ///
 /// # Safety
-/// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nobody else touches during `'a`.
+/// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nothing else accesses during `'a`.
 pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a mut [u8; HANDLE_BYTES]> {
-    // SAFETY: the caller's promise is the one that is asked for; bytes need no alignment.
+    // SAFETY: the caller upholds the same contract; bytes need no alignment.
     non_null(raw.cast::<[u8; HANDLE_BYTES]>(), name).map(|mut bytes| unsafe { bytes.as_mut() })
 }
 
-/// The first `n` elements of an array of NCCL's.
+/// Returns the first `n` elements of one of NCCL's arrays.
 ///
 /// # Errors
 /// [`Error::Argument`] names a NULL.
 ///
 /// # Safety
-/// `raw` is NULL or has `n` elements that nobody writes during `'a`.
+/// `raw` is NULL or has `n` elements that are not written during `'a`.
 #[inline(always)]
 pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -> Quick<&'a [T]> {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
 
-/// What one `init` was given for its communicator. It is an entry of a constant table, so it is never freed: a communicator
-/// that was split off shares its parent's, and NCCL finalizes it once for each.
+/// Targets of NCCL's network contexts. A context carries the traffic class that `init` received for
+/// its communicator, as an index into this table: one entry for each class, one for "none chosen",
+/// one for a number out of range.
 ///
-/// An entry for each traffic class, one for none chosen, one for a number that is no traffic class.
+/// The table is constant, so a context is never freed: a communicator made by a split shares its
+/// parent's context, and NCCL finalizes it once for each of them.
 static CONTEXTS: [u8; 258] = [0; 258];
 const NONE_CHOSEN: usize = 256;
 const NOT_A_CLASS: usize = 257;
 
-/// The context that stands for a traffic class.
+/// Returns the context for a traffic class.
 pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     let index = match u8::try_from(traffic_class) {
         Ok(class) => usize::from(class),
@@ -424,11 +443,12 @@ pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     std::ptr::from_ref(&CONTEXTS[index]).cast_mut().cast()
 }
 
-/// The traffic class that a context stands for. It is found by address: nothing is read through the pointer. NULL stands for
-/// none chosen.
+/// Returns the traffic class that a context stands for; NULL means none chosen. Only the address is
+/// used: nothing is read through the pointer.
 ///
 /// # Errors
-/// [`Error::Argument`] where the pointer is to none of ours, [`Error::Usage`] where the number was no traffic class.
+/// [`Error::Argument`] if the pointer is not from [`context_for`], [`Error::Usage`] if the traffic
+/// class was out of range.
 pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     if raw.is_null() {
         return Ok(None);
@@ -441,25 +461,25 @@ pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     }
 }
 
-/// The traffic class in a configuration.
+/// Converts a configuration's traffic class; negative means none chosen.
 ///
 /// # Errors
-/// [`Error::Usage`] where the number is no traffic class.
+/// [`Error::Usage`] if the number is out of range.
 pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
     context_class(context_for(traffic_class))
 }
 
-/// What a pointer of NCCL's is to.
+/// Returns the mark of the object behind one of NCCL's pointers.
 ///
 /// # Safety
-/// `raw` is NULL or to something of ours that begins with a mark.
+/// `raw` is NULL or points to an object of this plugin that begins with a mark.
 #[inline(always)]
 pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark> {
     let mark = non_null(raw.cast::<Mark>(), name)?;
     if !mark.is_aligned() {
         return Err(not_ours(name));
     }
-    // SAFETY: it is not NULL, so it is to a mark.
+    // SAFETY: guaranteed by the caller: it is not NULL, so it points to a mark.
     Ok(unsafe { mark.read() })
 }
 

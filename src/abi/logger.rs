@@ -1,6 +1,7 @@
-//! NCCL's logger as a `tracing` subscriber: what the plugin reports appears among NCCL's own lines.
+//! NCCL's logger as a `tracing` subscriber: the plugin's log lines appear among NCCL's own.
 //!
-//! Before NCCL has given its logger, and in a forked child, warnings go to standard error and the rest nowhere.
+//! Until NCCL has passed its logger, and in a forked child, warnings go to standard error and other
+//! events are dropped.
 
 use super::types::DebugLogger;
 use crate::error::Error;
@@ -16,7 +17,8 @@ use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Sends events to NCCL's logger from now on. Where several copies of NCCL live in one process, the last one gets them all.
+/// Sends all later events to NCCL's logger. If a process holds several copies of NCCL, the last one
+/// to call this receives them all.
 pub(super) fn install(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Release);
@@ -24,10 +26,11 @@ pub(super) fn install(logger: Option<DebugLogger>) {
     subscribe();
 }
 
-/// Sends events to NCCL's logger unless one was given before: for a tuner, whose network may never have been started.
+/// Sends events to NCCL's logger unless one is installed already. For the tuner: NCCL may load it
+/// without ever starting the network.
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
-        // It fails only where there is one already, which stays.
+        // Fails only if a logger is installed already, and that one stays.
         let _ = LOGGER.compare_exchange(ptr::null_mut(), logger as *mut (), Ordering::Release, Ordering::Relaxed);
     }
     subscribe();
@@ -35,20 +38,21 @@ pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
 
 fn subscribe() {
     INSTALL.call_once(|| {
-        // It fails only where a subscriber is there already: a program that uses this crate as a library has its own.
+        // Fails only if there is a subscriber already: a program that uses this crate as a library
+        // has its own.
         let _ = tracing::subscriber::set_global_default(ToNccl);
     });
 }
 
-/// Whether events of level DEBUG and TRACE are made at all; NCCL shows them under `NCCL_DEBUG=TRACE`.
+/// Enables or disables events of level DEBUG and TRACE. NCCL shows them under `NCCL_DEBUG=TRACE`.
 pub fn set_trace(on: bool) {
     if TRACE.swap(on, Ordering::AcqRel) != on {
         tracing::callsite::rebuild_interest_cache();
     }
 }
 
-/// In a forked child: the first warning goes to standard error by one plain `write`. NCCL's logger takes a lock which a thread
-/// that is not in the child may have held.
+/// Writes the first warning of a forked child to standard error, with one plain `write`. NCCL's
+/// logger takes a lock that a thread of the parent may have held at the fork.
 pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::AcqRel) {
@@ -56,7 +60,7 @@ pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
     }
 }
 
-/// The function that NCCL gave, as a [`DebugLogger`]; NULL before the first `init`.
+/// NCCL's logging function, a [`DebugLogger`]; NULL before the first `init`.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static INSTALL: Once = Once::new();
 static TRACE: AtomicBool = AtomicBool::new(false);
@@ -84,7 +88,7 @@ impl Subscriber for ToNccl {
         deliver(event.metadata(), &text.0);
     }
 
-    // Spans carry nothing that NCCL's log could show.
+    // NCCL's log has no place for spans.
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
         span::Id::from_u64(1)
     }
@@ -94,7 +98,7 @@ impl Subscriber for ToNccl {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The message and then the fields, as `name=value`.
+/// The text of an event: the message, then the fields as `name=value`.
 struct Text(String);
 
 impl Visit for Text {
@@ -103,7 +107,8 @@ impl Visit for Text {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a String fails only where a value's own formatting does; the line then ends there.
+        // Writing to a String fails only if a value's own formatting fails. The line then ends
+        // there.
         let _ = if field.name() == "message" {
             write!(self.0, "{value:?}")
         } else {
@@ -120,21 +125,22 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
         }
         return;
     }
-    // SAFETY: only `install` stores here, and it stores nothing but functions of this type.
+    // SAFETY: every non-NULL value stored in `LOGGER` was made from a function of this type.
     let logger = unsafe { mem::transmute::<*mut (), DebugLogger>(logger) };
     let (level, subsystems) = nccl_level(*metadata.level());
     let file = terminated(metadata.file().unwrap_or("nccl-net-spark"));
     let line = metadata.line().and_then(|n| c_int::try_from(n).ok()).unwrap_or(0);
     let text = terminated(text);
-    // SAFETY: file, format and the one string that the format asks for end in NUL and outlive the call; NCCL's logger may be
-    // called from any thread.
+    // SAFETY: the file, the format and its one string argument end in NUL and outlive the call.
+    // NCCL's logger may be called from any thread.
     unsafe {
         logger(level, subsystems, file.as_ptr().cast(), line, c"%s".as_ptr(), text.as_ptr());
     }
 }
 
-/// NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`). INIT is among those that NCCL shows by default, NET is not
-/// (`ncclDebugInit`): details of NET alone would need `NCCL_DEBUG_SUBSYS` beside `NCCL_DEBUG=TRACE`.
+/// Returns NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`) for an event.
+/// NCCL shows INIT by default but not NET (`ncclDebugInit`), so lines of NET alone would need
+/// `NCCL_DEBUG_SUBSYS` as well as `NCCL_DEBUG=TRACE`.
 fn nccl_level(level: Level) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
     const NET: c_ulong = 0x10;
@@ -145,7 +151,7 @@ fn nccl_level(level: Level) -> (c_int, c_ulong) {
     }
 }
 
-/// The text with a NUL behind it, and none inside.
+/// Returns the text with a NUL at the end. A NUL inside becomes `?`.
 fn terminated(text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
     bytes.push(0);
@@ -157,7 +163,8 @@ fn line_for(text: fmt::Arguments<'_>) -> String {
 }
 
 fn write_to_stderr(line: &str) {
-    // One plain system call: the standard library's handle has a lock, which a fork may leave locked.
+    // One plain system call: the standard library's handle has a lock, which a fork may leave
+    // locked.
     // SAFETY: the pointer and the length are those of a live string.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());

@@ -1,4 +1,4 @@
-//! C inward: the tables that NCCL looks up. Nothing here decides anything.
+//! The C boundary: the tables that NCCL looks up. This room makes no decisions.
 //!
 //! - [`types`]: NCCL's network interface as Rust declares it, all versions. Callers of a plugin
 //!   (the command line, `tests/cost`) use the same declarations.

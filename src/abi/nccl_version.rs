@@ -1,32 +1,35 @@
-//! Which NCCL called: the library that its logger lies in, and the version that this library says it has.
+//! The version of the NCCL that called. NCCL's logger identifies the library, and the library
+//! reports its version.
 
 use super::types::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 
-/// The version of the NCCL that `logger` belongs to, as in `2.28.9`; `None` where that is no NCCL (a test), or one that was linked into
-/// a program without its symbols.
+/// Returns the version of the NCCL that `logger` belongs to, for example `2.28.9`. Returns `None`
+/// if the logger is not NCCL's (a test), or if NCCL was linked into a program without its symbols.
 pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let code = logger? as *const c_void;
     // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
     let mut info: libc::Dl_info = unsafe { mem::zeroed() };
-    // SAFETY: `code` is only compared with where libraries lie, and `info` is ours to write.
+    // SAFETY: `code` is only compared with the addresses of loaded libraries, and `info` is a
+    // local.
     if unsafe { libc::dladdr(code, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own string, of a library that is loaded. With RTLD_NOLOAD nothing is loaded or run. Not closed again: NCCL
-    // stays loaded for longer than the plugin.
+    // SAFETY: the loader's own string, of a library that is loaded. RTLD_NOLOAD loads and runs
+    // nothing. The handle stays open: NCCL stays loaded longer than the plugin.
     let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
     const NAME: &CStr = c"ncclGetVersion";
-    // SAFETY: the library was found loaded above.
+    // SAFETY: `library` is an open handle.
     let symbol = unsafe { libc::dlsym(library, NAME.as_ptr()) };
     if symbol.is_null() {
         return None;
     }
-    // SAFETY: nccl.h: `ncclResult_t ncclGetVersion(int* version)`, whose result is an int.
+    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int* version)`, and ncclResult_t is an
+    // int.
     let get_version: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(symbol) };
     let mut number: c_int = 0;
     // SAFETY: the pointer is to a live int, which the call writes.
@@ -34,7 +37,7 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     (status == 0).then(|| words(number))
 }
 
-/// `NCCL_VERSION_CODE` in words: from 2.9 on major * 10000 + minor * 100 + patch.
+/// Formats `NCCL_VERSION_CODE`, which is major * 10000 + minor * 100 + patch since 2.9.
 fn words(number: c_int) -> String {
     format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
 }

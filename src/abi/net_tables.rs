@@ -1,6 +1,8 @@
-//! The tables that NCCL looks up, one for each version of the network interface; NCCL takes the newest that it knows.
+//! The tables that NCCL looks up, one for each version of the network interface. NCCL uses the
+//! newest version that it knows.
 //!
-//! Functions here turn the arguments of a version into those of `calls`. Each bears the number of the first version that has it.
+//! Functions here adapt a version's arguments to those of `calls`. Their names end in the first
+//! version that has this signature.
 
 use super::arguments::Parts;
 use super::calls::{self, Class, Optional};
@@ -10,41 +12,41 @@ use crate::plugin;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// What NCCL looks up by name.
+/// The table of interface v8. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v8: NetV8 = table(calls::init, calls::listen, connect_v8, isend_v8, irecv_v8, ());
 
-/// What NCCL looks up by name.
+/// The table of interface v9. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v9: NetV9 = table(calls::init, calls::listen, connect_v8, isend_v9, irecv_v9, MORE_V9);
 
-/// What NCCL looks up by name.
+/// The table of interface v10. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v10: NetV10 = table(init_v10, calls::listen, connect_v10, calls::isend, calls::irecv, MORE_V9);
 
-/// What NCCL looks up by name.
+/// The table of interface v11. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v11: NetV11 =
     table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
 
-/// What NCCL looks up by name.
+/// The table of interface v12. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v12: NetV12 =
     table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
 
-// The one device is merged already.
+// The plugin's one device merges all rails already.
 const MORE_V9: MoreV9 = MoreV9 { make_v_device: None };
 
 const fn more_v11<const N: usize>() -> MoreV11<N> {
     MoreV11 { make_v_device: None, finalize: Some(calls::finalize), set_net_attr: None }
 }
 
-/// The table of a version: what is given, and what all versions have alike.
+/// Builds a version's table from the functions that differ and those that all versions share.
 const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>(
     init: Init,
     listen: Listen,
@@ -72,22 +74,23 @@ const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>
         close_send: Some(calls::close_send),
         close_recv: Some(calls::close_recv),
         close_listen: Some(calls::close_listen),
-        // No code on the GPU.
+        // No network code runs on the GPU.
         get_device_mr: None,
         irecv_consumed: None,
         more,
     }
 }
 
-// SAFETY: besides functions a table has one pointer, to a string that lives as long as the library; through neither can a thread change
-// what another one reads.
+// SAFETY: a table holds functions and one pointer, to a string that lives as long as the library.
+// All of it is constant, so threads cannot race.
 unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
     for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {
 }
 
 unsafe extern "C" fn init_v10(log: Option<DebugLogger>, _profiler: Option<ProfilerCallback>) -> NcclResult {
-    // SAFETY: NCCL passes what this version of the interface says, and `calls` asks for nothing more.
+    // SAFETY: NCCL calls with the arguments that this interface version declares, and `calls`
+    // requires nothing beyond that.
     unsafe { calls::init(log) }
 }
 

@@ -1,19 +1,20 @@
-//! What NCCL is told about a device, in each version's shape.
+//! The description of a device, in each interface version's layout.
 
 use super::types::*;
 use crate::plugin;
 use std::ffi::c_int;
 use std::ptr;
 
-/// Properties, or the part of them that a version has more.
+/// Properties, or the additional properties of a version.
 pub(super) trait Described {
-    /// Those of device `dev`.
+    /// Describes device `dev`.
     fn new(dev: c_int, of: &plugin::Properties) -> Self;
 }
 
-/// `pciPath` is NULL: with the path of one function NCCL would take the merged device for that function's x4 link.
-/// Pointers are host pointers, because the GPU of this machine neither reads nor writes through the network; so a flush
-/// is never needed. Memory is registered with the device and not with a comm.
+/// `pciPath` is NULL: given the path of one PCI function, NCCL would rate the merged device by that
+/// function's x4 link. Only host pointers are supported, because the GPU of a Spark neither reads
+/// nor writes through the network; so NCCL never needs a flush. Memory is registered with the
+/// device, not with a comm.
 impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::Properties) -> Self {
         Self {
@@ -22,7 +23,7 @@ impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
             guid: of.guid,
             ptr_support: PTR_HOST,
             reg_is_global: 1,
-            // 0, or nothing.
+            // 0 since v9; v8 has no such field.
             force_flush: Flush::default(),
             speed: of.speed_mbps,
             port: 1,
@@ -70,7 +71,7 @@ impl Described for MorePropertiesV12 {
     }
 }
 
-/// A device that, as NCCL counts them, is merged from itself alone.
+/// Describes a device that, in NCCL's terms, is merged only from itself.
 fn alone<const N: usize>(dev: c_int) -> VDeviceProps<N> {
     let mut devs = [0; N];
     devs[0] = dev;

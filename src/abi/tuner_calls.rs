@@ -1,7 +1,8 @@
-//! The functions behind the tuner's tables, once for all versions.
+//! The functions behind the tuner's tables, one set for all versions.
 //!
-//! NCCL fails the communicator or the collective for an error of its tuner (`ncclCommInitRankFunc`, `getAlgoInfo`), so these always
-//! return success: what goes wrong is logged, and the collective is left to NCCL. A NULL context leaves all to NCCL.
+//! They always return success, because NCCL fails the communicator or the collective on a tuner's
+//! error (`ncclCommInitRankFunc`, `getAlgoInfo`). Errors are logged, and NCCL then chooses for
+//! itself. A NULL context leaves every choice to NCCL.
 
 use super::guard::{self, Scope};
 use super::handles::Out;
@@ -16,10 +17,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes a context for one communicator, as v5 and later have it.
+/// Makes a context for one communicator, with the arguments used since v5.
 ///
 /// # Safety
-/// As [`init`]. Nothing is read through the two last pointers.
+/// As [`init`]. Nothing is read through the last two pointers.
 pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
     context: *mut *mut c_void,
     comm_id: u64,
@@ -29,14 +30,16 @@ pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
     _nvl_domain_info: *mut NvlDomainInfo,
     _constants: *mut TunerConstants<COMPUTE_CAPABILITIES>,
 ) -> NcclResult {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     unsafe { init(context, Some(comm_id), ranks, nodes, log) }
 }
 
-/// Makes a context for one communicator, NULL where its collectives are left to NCCL. From v5 on NCCL names the communicator.
+/// Makes a context for one communicator: NULL if NCCL keeps every choice. NCCL passes the
+/// communicator's id since v5.
 ///
 /// # Safety
-/// `context` is NULL or may be written; `log` may be called from any thread as NCCL's logger, until the process ends.
+/// `context` is NULL or may be written; `log` may be called from any thread as NCCL's logger, until
+/// the process ends.
 pub(super) unsafe fn init(
     context: *mut *mut c_void,
     comm_id: Option<u64>,
@@ -45,10 +48,11 @@ pub(super) unsafe fn init(
     log: Option<DebugLogger>,
 ) -> NcclResult {
     call("tuner init", |scope| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "context", ptr::null_mut()) };
         scope.enter()?;
-        // The network's init has given its own; without one the lines below would go nowhere.
+        // The network's `init` has installed NCCL's logger. Without a network, this call makes the
+        // lines below visible.
         logger::install_unless_given(log);
         let context = context?;
         if let Some(tuner) = tuner_for(comm_id, ranks, nodes) {
@@ -58,7 +62,7 @@ pub(super) unsafe fn init(
     })
 }
 
-/// The tuner of a communicator, if it acts.
+/// Returns the tuner of a communicator, or `None` if it is not used.
 fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> {
     let tuner = plugin::tuner(comm_id, ranks, nodes);
     match &tuner {
@@ -82,11 +86,13 @@ fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Changes NCCL's costs for one collective, and its number of channels, where the table has a row for it.
+/// Changes NCCL's costs and number of channels for one collective, if the tuner's table has a row
+/// for it.
 ///
 /// # Safety
-/// `context` is NULL or came from [`init`] and was not given back; `coll_cost_table` is NULL or to `num_algo` times `num_proto`
-/// `float` in one piece, `channels` is NULL or may be written, and nobody else uses either during the call.
+/// `context` is NULL or came from [`init`] and was not given back; `coll_cost_table` is NULL or
+/// points to `num_algo` times `num_proto` contiguous `float`, `channels` is NULL or may be written,
+/// and nothing else uses either during the call.
 pub(super) unsafe extern "C" fn get_coll_info(
     context: *mut c_void,
     coll_type: c_int,
@@ -106,7 +112,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
     }
     call("tuner getCollInfo", |scope| {
         scope.enter()?;
-        // SAFETY: NCCL finalizes a context only when no call on it is left.
+        // SAFETY: NCCL does not finalize a context during a call on it.
         let tuner = match unsafe { tuner_handles::tuner(context) } {
             Ok(Some(tuner)) => tuner,
             Ok(None) => return Ok(()),
@@ -115,9 +121,9 @@ pub(super) unsafe extern "C" fn get_coll_info(
         if (num_algo, num_proto) != (ALGORITHMS as c_int, PROTOCOLS as c_int) {
             return once(&IS_SHAPE_TOLD, || other_shape(num_algo, num_proto));
         }
-        // SAFETY: the caller's promise, of a table as large as `Costs` is.
+        // SAFETY: guaranteed by the caller; the table's shape, checked above, is that of `Costs`.
         let costs = unsafe { tuner_handles::costs(coll_cost_table, "collCostTable") };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let channels = unsafe { Out::new(channels, "nChannels") };
         match (costs, channels) {
             (Ok(costs), Ok(channels)) => {
@@ -131,9 +137,10 @@ pub(super) unsafe extern "C" fn get_coll_info(
     })
 }
 
-/// Writes what the tuner changes to NCCL's table, and nothing else; the number of channels where it decided.
+/// Writes the changed costs to NCCL's table and leaves the others alone. Returns the number of
+/// channels if the tuner chose one.
 fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, costs: &mut Costs) -> Option<c_int> {
-    // A copy, so that a panic in the middle leaves NCCL's table whole.
+    // A copy, so that a panic half-way leaves NCCL's table unchanged.
     let mut changed = *costs;
     let channels = tuner.decide(collective, bytes, num_pipe_ops, &mut changed);
     for (cost, new) in costs.iter_mut().zip(changed) {
@@ -144,11 +151,12 @@ fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, cost
     channels.and_then(|channels| c_int::try_from(channels).ok())
 }
 
-/// The error at the first call, for the log; success later: it would be the same line for each collective.
+/// Returns the error on the first call and success afterwards, so that the log does not repeat the
+/// line for each collective.
 #[cold]
 #[inline(never)]
 fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
-    // Relaxed: it decides only whether a line is logged once or twice.
+    // Relaxed: the flag decides only if a line is logged, and orders nothing else.
     if told.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
 }
 
@@ -159,19 +167,19 @@ fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
     )))
 }
 
-/// Gives the context back. NULL is allowed.
+/// Takes the context back. NULL is allowed.
 ///
 /// # Safety
 /// `context` is NULL or came from [`init`] and was not given back; no call uses it from here on.
 pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
     call("tuner finalize", |scope| {
         scope.enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { tuner_handles::take_back(context) }
     })
 }
 
-/// Runs the body of a tuner's function. The guard logs what goes wrong; NCCL hears of success.
+/// Runs the body of a tuner function. The guard logs errors and panics; NCCL always gets success.
 #[inline(always)]
 fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     guard::call(name, body);
@@ -186,7 +194,7 @@ mod tests {
 
     const UNTOUCHED: c_int = 77;
     const ALL_REDUCE: c_int = 4;
-    /// `[ring][ll]`.
+    /// Index of Ring with LL.
     const CHOSEN: usize = PROTOCOLS;
 
     fn acting() -> *mut c_void {
@@ -206,11 +214,13 @@ mod tests {
         tuner_handles::into_raw(tuner)
     }
 
-    /// What `getCollInfo` makes of a table for an all_reduce of so many bytes.
+    /// Calls `getCollInfo` for an all_reduce of `bytes` and returns the costs and channels that it
+    /// leaves.
     fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
         let mut channels = UNTOUCHED;
         let table = costs.as_mut_ptr().cast();
-        // SAFETY: the tests pass a context that is not given back yet, and the table is as large as it may be taken for.
+        // SAFETY: the tests pass a context that was not given back. For a shape that is not ours
+        // nothing is read through the table.
         let result =
             unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
         assert_eq!(result, NcclResult::SUCCESS);
@@ -233,7 +243,7 @@ mod tests {
         let mut disabled = costs;
         disabled[CHOSEN] = -1.0;
         assert_eq!(asked(context, 1500, disabled, SHAPE), (disabled, UNTOUCHED));
-        // SAFETY: it is given back once.
+        // SAFETY: the context is given back once.
         assert_eq!(unsafe { finalize(context) }, NcclResult::SUCCESS);
     }
 

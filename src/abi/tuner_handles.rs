@@ -1,11 +1,11 @@
-//! The conversions between NCCL's pointers and the tuner's objects, beside those of `handles`.
+//! Conversions between NCCL's pointers and the tuner's objects.
 //!
 //! | NCCL's pointer | is | made by | taken back by |
 //! |---|---|---|---|
-//! | context | `Box<Context>`, or NULL where all is left to NCCL | [`into_raw`] | [`take_back`] |
-//! | collCostTable | `float[numAlgo][numProto]` in one piece, whatever its declared type says | NCCL | |
+//! | context | `Box<Context>`, or NULL if NCCL keeps every choice | [`into_raw`] | [`take_back`] |
+//! | collCostTable | contiguous `float[numAlgo][numProto]`, despite its declared type | NCCL | |
 //!
-//! A context begins with a mark, as a comm does.
+//! A context begins with a mark, as a comm does (`handles`).
 
 use super::handles::{Mark, TUNER, mark_of, non_null, of_another_kind};
 use crate::error::Quick;
@@ -16,30 +16,31 @@ use std::ptr::NonNull;
 /// A communicator's tuner as NCCL holds it.
 #[repr(C)]
 struct Context {
-    // First in memory: `mark_of` reads it through a pointer of unknown kind.
+    // The first field: `mark_of` reads it through a pointer whose type is not known yet.
     mark: Mark,
     tuner: Tuner,
 }
 
-/// Gives a tuner to NCCL, which hands it back to [`take_back`].
+/// Hands a tuner to NCCL, which returns it through [`take_back`].
 pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
     Box::into_raw(Box::new(Context { mark: TUNER, tuner })).cast()
 }
 
-/// The tuner behind a pointer of NCCL's; `None` for NULL.
+/// Returns the tuner behind one of NCCL's pointers, `None` for NULL.
 ///
 /// # Errors
-/// [`Error::Argument`](crate::error::Error::Argument) where the pointer is to something else.
+/// [`Error::Argument`](crate::error::Error::Argument) if the pointer is to something else.
 ///
 /// # Safety
-/// `raw` is NULL or came from [`into_raw`] and was not taken back; it is not taken back during `'a`.
+/// `raw` is NULL or came from [`into_raw`] and was not taken back; it is not taken back during
+/// `'a`.
 #[inline(always)]
 pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
     if raw.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise is the one that is asked for, and covers the reference. NCCL may ask from several threads: a
-    // tuner is shared, never changed.
+    // SAFETY: the caller upholds the same contract, which covers the reference. NCCL may call from
+    // several threads, which is fine because a tuner is shared and never changes.
     unsafe { from_raw(raw).map(|context| Some(&context.as_ref().tuner)) }
 }
 
@@ -49,38 +50,40 @@ pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
 /// As [`tuner`].
 ///
 /// # Safety
-/// `raw` is NULL or came from [`into_raw`] and was not taken back; NCCL does not use it again, in any thread.
+/// `raw` is NULL or came from [`into_raw`] and was not taken back; NCCL does not use it again, in
+/// any thread.
 pub(super) unsafe fn take_back(raw: *mut c_void) -> Quick<()> {
     if raw.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's promise; `into_raw` leaked this box.
+    // SAFETY: guaranteed by the caller; `into_raw` leaked this box.
     drop(unsafe { Box::from_raw(from_raw(raw)?.as_ptr()) });
     Ok(())
 }
 
 /// # Safety
-/// `raw` is to something of ours that begins with a mark.
+/// `raw` points to an object of this plugin that begins with a mark.
 #[inline(always)]
 unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<Context>> {
     const NAME: &str = "context";
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller upholds the same contract.
     match unsafe { mark_of(raw, NAME) }? {
         TUNER => non_null(raw.cast(), NAME),
         other => Err(of_another_kind(NAME, other, TUNER)),
     }
 }
 
-/// NCCL's table of costs.
+/// Returns NCCL's cost table.
 ///
 /// # Errors
 /// [`Error::Argument`](crate::error::Error::Argument) names a NULL.
 ///
 /// # Safety
-/// `raw` is NULL or to as many `float` in one piece as [`Costs`] has, which nobody else uses during `'a`.
+/// `raw` is NULL or points to as many contiguous `float` as [`Costs`] has, which nothing else uses
+/// during `'a`.
 #[inline(always)]
 pub(super) unsafe fn costs<'a>(raw: *mut *mut f32, name: &'static str) -> Quick<&'a mut Costs> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     non_null(raw.cast::<Costs>(), name).map(|mut costs| unsafe { costs.as_mut() })
 }
 
@@ -117,7 +120,8 @@ mod tests {
         let stray = stray.as_mut_ptr().cast::<c_void>();
         let words = |result: Quick<()>| result.unwrap_err().to_string();
         let raw = into_raw(a_tuner());
-        // SAFETY: what is pointed at is large enough for a mark; the context is taken back once.
+        // SAFETY: the array is large enough for a mark, also one byte further; the context is taken
+        // back once.
         unsafe {
             assert_eq!(words(take_back(stray)), "context is an unknown object; it must be a tuner context");
             assert_eq!(

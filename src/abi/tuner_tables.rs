@@ -1,4 +1,5 @@
-//! The tables of the tuner interface that NCCL looks up, and what turns their arguments into those of `tuner_calls`.
+//! The tuner tables that NCCL looks up. They adapt each version's arguments to those of
+//! `tuner_calls`.
 
 use super::tuner_calls;
 use super::tuner_types::{Tuner, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};
@@ -6,22 +7,22 @@ use super::types::{DebugLogger, NcclResult};
 use crate::plugin;
 use std::ffi::c_void;
 
-/// The tuner's table, which NCCL looks up by this name.
+/// The table of tuner interface v4. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v4: TunerV4 = table(init_v4, ());
 
-/// The tuner's table, which NCCL looks up by this name.
+/// The table of tuner interface v5. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named::<4>, ());
 
-/// The tuner's table, which NCCL looks up by this name.
+/// The table of tuner interface v6. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named::<4>, TunerMoreV6 { get_chunk_size: None });
 
-/// The tuner's table, which NCCL looks up by this name.
+/// The table of tuner interface v7. NCCL looks it up by this name.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v7: TunerV7 = table(tuner_calls::init_named::<5>, TunerMoreV6 { get_chunk_size: None });
@@ -42,6 +43,7 @@ unsafe extern "C" fn init_v4(
     log: Option<DebugLogger>,
     context: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what this version of the interface says, and `tuner_calls` asks for nothing more.
+    // SAFETY: NCCL calls with the arguments that this interface version declares, and `tuner_calls`
+    // requires nothing beyond that.
     unsafe { tuner_calls::init(context, None, ranks, nodes, log) }
 }

@@ -4,7 +4,7 @@ use super::types::{DebugLogger, NcclResult};
 use crate::tuner::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{c_char, c_int, c_void};
 
-/// `ncclTuner_v4_t`, and what every later version begins with.
+/// `ncclTuner_v4_t`, and the start of every later version.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Tuner<Init, More> {
@@ -12,11 +12,12 @@ pub struct Tuner<Init, More> {
     pub name: *const c_char,
     /// Makes a context for one communicator.
     pub init: Option<Init>,
-    /// Changes what NCCL takes a collective's algorithms and protocols to cost, and the number of channels.
+    /// Changes NCCL's cost estimates for a collective's algorithms and protocols, and the number of
+    /// channels.
     pub get_coll_info: Option<GetCollInfo>,
-    /// Gives the context back; v4 calls it `destroy`.
+    /// Frees the context; v4 calls it `destroy`.
     pub finalize: Option<TunerFinalize>,
-    /// What later versions have more.
+    /// Fields that later versions add.
     pub more: More,
 }
 
@@ -37,7 +38,8 @@ pub struct TunerMoreV6 {
     pub get_chunk_size: Option<GetChunkSize>,
 }
 
-// SAFETY: nothing writes a table, and what it points to is constant: a name, and functions. So threads that share one cannot race.
+// SAFETY: a table is never written and points only to constants (a name and functions), so threads
+// that share it cannot race.
 unsafe impl<Init: Sync, More: Sync> Sync for Tuner<Init, More> {}
 
 /// A tuner's `init`.
@@ -78,20 +80,21 @@ pub type GetChunkSize = unsafe extern "C" fn(
     chunk_size: *mut usize,
 ) -> NcclResult;
 
-/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: the NVLink domains of a communicator. A Spark has none; the tuner does not read it.
+/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: the NVLink domains of a communicator. A Spark has none, and
+/// the tuner does not read this.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NvlDomainInfo {
-    /// How many there are.
+    /// Number of domains.
     pub n_nvl_domains: c_int,
-    /// Ranks of the smallest one.
+    /// Ranks in the smallest domain.
     pub min_ranks_per_nvl_domain: c_int,
-    /// Ranks of the largest one.
+    /// Ranks in the largest domain.
     pub max_ranks_per_nvl_domain: c_int,
 }
 
-/// Constants of NCCL's cost model: `ncclTunerConstants_v5_t` and `_v6_t` for 4 compute capabilities, `_v7_t` for 5. The tuner
-/// neither reads nor changes them.
+/// Constants of NCCL's cost model: `ncclTunerConstants_v5_t` and `_v6_t` for 4 compute
+/// capabilities, `_v7_t` for 5. The tuner neither reads nor changes them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
@@ -99,14 +102,15 @@ pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
     pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
     /// By link, algorithm and protocol, in microseconds.
     pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// By GPU generation and number of nodes, in GB/s, as those below.
+    /// LL, by GPU generation and number of nodes, in GB/s. The fields below have the same indices
+    /// and unit.
     pub ll_max_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// LL128 over a ring, for each channel.
+    /// LL128 over a ring, per channel.
     pub per_ch_max_ring_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// LL128 over trees.
+    /// LL128 over trees, per channel.
     pub per_ch_max_tree_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// Simple over trees.
+    /// Simple over trees, per channel.
     pub per_ch_max_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// Trees above NVLink SHARP.
+    /// Trees above NVLink SHARP, per channel.
     pub per_ch_max_nvls_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
 }

@@ -1,11 +1,12 @@
 //! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
 //!
-//! The plugin exports these tables (`net_tables`), the command line and `tests/cost` call other libraries through them. Declarations
-//! alone, which use nothing else of this crate: `tests/cost` compiles this file without the crate.
+//! The plugin exports these tables (`net_tables`); the command line and `tests/cost` call other
+//! libraries through them. The file has only declarations and uses nothing else of this crate,
+//! because `tests/cost` compiles it without the crate.
 //!
-//! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64 alike; `tests/abi_layout.rs` compares them.
-//! A field is called as in NCCL's header, in snake case. What changed from version to version bears the number of the first version that
-//! has it so.
+//! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64; `tests/abi_layout.rs`
+//! compares them. Fields are named as in NCCL's header, in snake case. Names of types that changed
+//! end in the first version that has them.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::fmt;
@@ -13,14 +14,15 @@ use std::ops::RangeInclusive;
 
 use functions::*;
 
-/// The versions of the network interface: NCCL 2.20 (8) to 2.30 (12).
+/// Versions of the network interface, from NCCL 2.20 (8) to 2.30 (12).
 pub const NET_VERSIONS: RangeInclusive<u32> = 8..=12;
 
 /// Bytes of a connection handle (`NCCL_NET_HANDLE_MAXSIZE`).
 pub const HANDLE_BYTES: usize = 128;
-/// The most sub-receives of one grouped receive that this plugin takes; `maxRecvs` never says more.
+/// The most sub-receives that one grouped receive may have; upper bound of the advertised
+/// `maxRecvs`.
 pub const MAX_RECVS: usize = 8;
-/// A pointer into host memory (`NCCL_PTR_HOST`), the only kind that this plugin announces.
+/// A pointer into host memory (`NCCL_PTR_HOST`), the only kind that this plugin supports.
 pub const PTR_HOST: c_int = 1;
 /// A pointer into CUDA device memory (`NCCL_PTR_CUDA`).
 pub const PTR_CUDA: c_int = 2;
@@ -28,10 +30,10 @@ pub const PTR_CUDA: c_int = 2;
 pub const NET_DEVICE_HOST: c_int = 0;
 /// There is no code on the GPU (`NCCL_NET_DEVICE_INVALID_VERSION`).
 pub const NET_DEVICE_INVALID_VERSION: c_int = 0;
-/// What `*request` holds on entry to `irecv`, from v9 on, when NCCL does not need the completion
+/// Value of `*request` on entry to `irecv`, since v9, if NCCL does not need the completion
 /// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`).
 pub const OPTIONAL_RECV_COMPLETION: usize = 1;
-/// An id or a traffic class that nobody chose (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
+/// An id or traffic class that was not set (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
 pub const UNDEFINED: i32 = -1;
 
 /// `ncclResult_t`. Not a Rust enum: another plugin may return any number.
@@ -40,15 +42,15 @@ pub const UNDEFINED: i32 = -1;
 pub struct NcclResult(pub c_int);
 
 impl NcclResult {
-    /// The call did what it was asked for.
+    /// Success.
     pub const SUCCESS: Self = Self(0);
     /// A system call or an external library failed.
     pub const SYSTEM_ERROR: Self = Self(2);
-    /// A fault in the plugin.
+    /// A defect in the plugin.
     pub const INTERNAL_ERROR: Self = Self(3);
     /// An argument has a value that is not allowed.
     pub const INVALID_ARGUMENT: Self = Self(4);
-    /// The call is wrong as it was made, or the job is set up wrongly.
+    /// The call is not allowed in this situation, or the job is configured wrongly.
     pub const INVALID_USAGE: Self = Self(5);
     /// The peer or the network failed.
     pub const REMOTE_ERROR: Self = Self(6);
@@ -71,7 +73,7 @@ impl fmt::Display for NcclResult {
     }
 }
 
-/// `ncclDebugLogger_t`: level, subsystem flags, file, line, printf format, its arguments.
+/// `ncclDebugLogger_t`: level, subsystem flags, file, line, printf format and its arguments.
 pub type DebugLogger =
     unsafe extern "C" fn(c_int, c_ulong, file: *const c_char, line: c_int, format: *const c_char, ...);
 
@@ -84,11 +86,11 @@ pub type ProfilerCallback = unsafe extern "C" fn(
     extra: *mut c_void,
 ) -> NcclResult;
 
-/// `ncclNetDeviceHandle_t`: a network that a GPU kernel drives. Never filled in here.
+/// `ncclNetDeviceHandle_t`: a network that GPU kernels drive. The plugin never fills it in.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NetDeviceHandle {
-    /// 0, the host drives the network (`NCCL_NET_DEVICE_HOST`).
+    /// 0: the host drives the network (`NCCL_NET_DEVICE_HOST`).
     pub net_device_type: c_int,
     /// Version of the device code.
     pub net_device_version: c_int,
@@ -96,15 +98,15 @@ pub struct NetDeviceHandle {
     pub handle: *mut c_void,
     /// Bytes of that object.
     pub size: usize,
-    /// Whether the proxy thread still has to make progress.
+    /// Nonzero if the proxy thread still has to make progress.
     pub needs_proxy_progress: c_int,
 }
 
-/// `ncclNetVDeviceProps`: the devices that one device is merged from, as NCCL counts them.
+/// `ncclNetVDeviceProps`: the devices that a device is merged from, by NCCL's numbers.
 #[derive(Debug)]
 #[repr(C)]
 pub struct VDeviceProps<const N: usize> {
-    /// How many entries of `devs` count.
+    /// Number of entries used in `devs`.
     pub ndevs: c_int,
     /// Device numbers.
     pub devs: [c_int; N],
@@ -118,7 +120,7 @@ pub struct CommConfig {
     pub traffic_class: c_int,
 }
 
-/// `ncclNetCommAttr`, since v11: what NCCL expects of one direction.
+/// `ncclNetCommAttr`, since v11: NCCL's expectations of one direction.
 #[derive(Debug)]
 #[repr(C)]
 pub struct CommAttr {
@@ -132,13 +134,13 @@ pub struct CommAttr {
     pub min_flows_per_peer: i32,
 }
 
-/// `ncclNetAttr`, since v11: what NCCL is about to do. This plugin does not ask for it.
+/// `ncclNetAttr`, since v11: announces NCCL's next operations. This plugin does not request it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NetAttr {
-    /// Of the sending side.
+    /// Attributes of the sending side.
     pub send_comm_attr: CommAttr,
-    /// Of the receiving side.
+    /// Attributes of the receiving side.
     pub recv_comm_attr: CommAttr,
     /// The collective.
     pub op: u32,
@@ -148,21 +150,22 @@ pub struct NetAttr {
     pub proto: u32,
 }
 
-/// `ncclNetProperties`: what NCCL is told about a device. `Flush` is empty in v8, `More` what a version has after that.
+/// `ncclNetProperties`: NCCL's description of a device. `Flush` is empty in v8; `More` holds the
+/// fields that a version adds at the end.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Properties<Flush, More> {
-    /// Name of the device, in logs.
+    /// Name of the device in logs.
     pub name: *const c_char,
-    /// Path of its PCI function below `/sys`, or NULL.
+    /// Path of the device's PCI function below `/sys`, or NULL.
     pub pci_path: *const c_char,
-    /// An identity that is the same for all functions of one adapter.
+    /// Identity shared by all functions of one adapter.
     pub guid: u64,
-    /// Which pointers it takes: [`PTR_HOST`], [`PTR_CUDA`] or both.
+    /// Supported memory: [`PTR_HOST`], [`PTR_CUDA`] or both.
     pub ptr_support: c_int,
-    /// 1: a registration holds for every comm of the device.
+    /// 1 if a registration is valid for every comm of the device.
     pub reg_is_global: c_int,
-    /// 1: flush after every receive even where NCCL sees no need.
+    /// 1 to flush after every receive even if NCCL sees no need.
     pub force_flush: Flush,
     /// Speed in Mb/s.
     pub speed: c_int,
@@ -170,15 +173,15 @@ pub struct Properties<Flush, More> {
     pub port: c_int,
     /// Latency in microseconds.
     pub latency: f32,
-    /// How many comms may exist.
+    /// Largest number of comms.
     pub max_comms: c_int,
-    /// How many sub-receives one grouped receive may have.
+    /// Largest number of sub-receives in one grouped receive.
     pub max_recvs: c_int,
     /// 0: the host drives the network.
     pub net_device_type: c_int,
     /// Version of the code on the GPU, 0 for none.
     pub net_device_version: c_int,
-    /// What later versions have more.
+    /// Fields that later versions add.
     pub more: More,
 }
 
@@ -195,7 +198,7 @@ pub type PropertiesV12 = Properties<c_int, MorePropertiesV12>;
 #[derive(Debug)]
 #[repr(C)]
 pub struct MorePropertiesV9 {
-    /// What the device is merged from.
+    /// The devices that this device is merged from.
     pub v_props: VDeviceProps<4>,
     /// The largest message between two ranks, in bytes.
     pub max_p2p_bytes: usize,
@@ -207,13 +210,13 @@ pub struct MorePropertiesV9 {
 #[derive(Debug)]
 #[repr(C)]
 pub struct MorePropertiesV11 {
-    /// What the device is merged from.
+    /// The devices that this device is merged from.
     pub v_props: VDeviceProps<4>,
     /// The largest message between two ranks, in bytes.
     pub max_p2p_bytes: usize,
     /// The largest message of a collective network, in bytes.
     pub max_coll_bytes: usize,
-    /// How many requests one multi-request may hold.
+    /// Largest number of requests in one multi-request.
     pub max_multi_request_size: c_int,
 }
 
@@ -221,77 +224,80 @@ pub struct MorePropertiesV11 {
 #[derive(Debug)]
 #[repr(C)]
 pub struct MorePropertiesV12 {
-    /// What the device is merged from.
+    /// The devices that this device is merged from.
     pub v_props: VDeviceProps<8>,
     /// The largest message between two ranks, in bytes.
     pub max_p2p_bytes: usize,
     /// The largest message of a collective network, in bytes.
     pub max_coll_bytes: usize,
-    /// How many requests one multi-request may hold.
+    /// Largest number of requests in one multi-request.
     pub max_multi_request_size: c_int,
-    /// Which rail the device is on, or [`UNDEFINED`].
+    /// The device's rail, or [`UNDEFINED`].
     pub rail_id: i16,
-    /// Which plane the device is on, or [`UNDEFINED`].
+    /// The device's plane, or [`UNDEFINED`].
     pub plane_id: i16,
 }
 
-/// `ncclNet_v8_t`, and what every later version begins with. The versions differ in five functions' arguments, in the properties, and in
-/// what comes at the end.
+/// `ncclNet_v8_t`, and the start of every later version. The versions differ in the arguments of
+/// five functions, in the properties, and in the fields at the end.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
     /// The network's name.
     pub name: *const c_char,
-    /// Starts the plugin, from v11 on once for each communicator.
+    /// Starts the plugin; since v11 called once for each communicator.
     pub init: Option<Init>,
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub devices: Option<Devices>,
     /// Describes a device.
     pub get_properties: Option<GetProperties<Properties>>,
-    /// Makes a listening comm and the handle by which a peer finds it.
+    /// Makes a listening comm and the handle that a peer connects to.
     pub listen: Option<Listen>,
-    /// Connects to a handle, or leaves `*send_comm` NULL.
+    /// Connects to a handle. Leaves `*send_comm` NULL until the connection is ready.
     pub connect: Option<Connect>,
-    /// Finishes a connection, or leaves `*recv_comm` NULL.
+    /// Accepts a connection. Leaves `*recv_comm` NULL until it is ready.
     pub accept: Option<Accept>,
     /// Registers memory with a comm's device.
     pub reg_mr: Option<RegMr>,
-    /// Registers memory that a file descriptor names.
+    /// Registers the memory behind a DMA-BUF file descriptor.
     pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
-    /// Gives a registration back.
+    /// Deregisters memory.
     pub dereg_mr: Option<DeregMr>,
-    /// Starts a send, or leaves `*request` NULL.
+    /// Starts a send. Leaves `*request` NULL if it cannot start yet.
     pub isend: Option<Isend>,
-    /// Starts a receive of `n` parts, or leaves `*request` NULL.
+    /// Starts a receive of `n` parts. Leaves `*request` NULL if it cannot start yet.
     pub irecv: Option<Irecv>,
     /// Makes received data visible to the GPU.
     pub iflush: Option<Iflush>,
-    /// Whether a request is complete, and the bytes of each part.
+    /// Says if a request is complete, and the size of each part in bytes.
     pub test: Option<Test>,
-    /// Closes a comm that sends.
+    /// Closes a send comm.
     pub close_send: Option<Close>,
-    /// Closes a comm that receives.
+    /// Closes a receive comm.
     pub close_recv: Option<Close>,
-    /// Closes a comm that listens.
+    /// Closes a listening comm.
     pub close_listen: Option<Close>,
-    /// A registration in a form for the GPU.
+    /// Returns a registration in a form for the GPU.
     pub get_device_mr: Option<GetDeviceMr>,
-    /// The GPU is done with a receive.
+    /// Reports that the GPU has consumed a receive.
     pub irecv_consumed: Option<IrecvConsumed>,
-    /// What later versions have more.
+    /// Fields that later versions add.
     pub more: More,
 }
 
-/// `ncclNet_v8_t`, NCCL 2.20 to 2.23: sizes are `int`, and no receive is optional.
+/// `ncclNet_v8_t`, NCCL 2.20 to 2.23: sizes are `int`, and receives cannot be optional.
 pub type NetV8 = Net<InitV8, PropertiesV8, ListenV8, ConnectV8, IsendV8, IrecvV8, ()>;
-/// `ncclNet_v9_t`, NCCL 2.24 and 2.25: sizes are `size_t`, a receive may be optional, `makeVDevice` is new.
+/// `ncclNet_v9_t`, NCCL 2.24 and 2.25: sizes become `size_t`, receives can be optional,
+/// `makeVDevice` is new.
 pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9, MoreV9>;
-/// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` is given a configuration that is valid for the call alone; `init`, `isend` and `irecv` have
-/// room for a profiler.
+/// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` receives a configuration, which is valid only
+/// during the call; `init`, `isend` and `irecv` receive profiler arguments.
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
-/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: `init` comes once for each communicator and makes a context, `finalize` and `setNetAttr` are new.
+/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: `init` is called once for each communicator and makes a
+/// context; `finalize` and `setNetAttr` are new.
 pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
-/// `ncclNet_v12_t`, NCCL 2.30: a device may be merged from eight others, and has a rail and a plane.
+/// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from eight others, and has a rail and a
+/// plane.
 pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
 
 /// The end of `ncclNet_v9_t` and `_v10_t`.
@@ -302,15 +308,15 @@ pub struct MoreV9 {
     pub make_v_device: Option<MakeVDevice<4>>,
 }
 
-/// The end of `ncclNet_v11_t` and `_v12_t`, where devices are merged from up to `N`.
+/// The end of `ncclNet_v11_t` and `_v12_t`. A device can be merged from up to `N` devices.
 #[derive(Debug)]
 #[repr(C)]
 pub struct MoreV11<const N: usize> {
     /// Merges devices.
     pub make_v_device: Option<MakeVDevice<N>>,
-    /// Ends what `init` began.
+    /// Undoes one call of `init`.
     pub finalize: Option<Finalize>,
-    /// What NCCL is about to do.
+    /// Announces NCCL's next operations.
     pub set_net_attr: Option<SetNetAttr>,
 }
 
@@ -321,7 +327,7 @@ pub mod functions {
 
     /// `init`.
     pub type InitV8 = unsafe extern "C" fn(log: Option<DebugLogger>) -> NcclResult;
-    /// `init`, with room for a profiler.
+    /// `init` with a profiler callback.
     pub type InitV10 = unsafe extern "C" fn(log: Option<DebugLogger>, profiler: Option<ProfilerCallback>) -> NcclResult;
     /// `init` for one communicator.
     pub type InitV11 = unsafe extern "C" fn(
@@ -333,7 +339,7 @@ pub mod functions {
     ) -> NcclResult;
     /// `devices`.
     pub type Devices = unsafe extern "C" fn(ndev: *mut c_int) -> NcclResult;
-    /// `getProperties`, of a version with these properties.
+    /// `getProperties` for a version's properties.
     pub type GetProperties<Properties> = unsafe extern "C" fn(dev: c_int, properties: *mut Properties) -> NcclResult;
     /// `listen`.
     pub type ListenV8 =
@@ -407,7 +413,7 @@ pub mod functions {
     pub type IsendV8 = Isend<c_int>;
     /// `isend` with a `size_t`.
     pub type IsendV9 = Isend<usize>;
-    /// `isend` with room for a profiler.
+    /// `isend` with a profiler handle.
     pub type IsendV10 = unsafe extern "C" fn(
         send_comm: *mut c_void,
         data: *mut c_void,
@@ -431,7 +437,7 @@ pub mod functions {
     pub type IrecvV8 = Irecv<c_int>;
     /// `irecv` with `size_t`.
     pub type IrecvV9 = Irecv<usize>;
-    /// `irecv` with room for a profiler.
+    /// `irecv` with profiler handles.
     pub type IrecvV10 = unsafe extern "C" fn(
         recv_comm: *mut c_void,
         n: c_int,

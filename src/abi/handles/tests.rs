@@ -3,7 +3,7 @@ use crate::abi::guard;
 use crate::abi::types::NcclResult;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A comm without a network, which counts how often it parted from its peer.
+/// A comm without a network. It counts the calls of its `part` function.
 struct Fake {
     parted: Arc<AtomicUsize>,
 }
@@ -42,7 +42,7 @@ fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
     assert_eq!(use_it(other, false), NcclResult::SUCCESS);
     assert_eq!((close_it(one), close_it(other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
     assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
-    // Abandoned means still there: the comm holds its half of the counter.
+    // A broken comm is leaked, so it still holds its reference to the counter.
     assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
 }
 
@@ -56,7 +56,7 @@ fn a_pointer_to_another_kind_is_refused_with_words() {
     let (raw, _parted) = fake();
     let refusal = |text: Quick<()>| text.unwrap_err().to_string();
     let result = guard::call("use", |scope| {
-        // SAFETY: NULL is allowed, and a comm of ours may be of any kind.
+        // SAFETY: NULL is allowed, and so is a pointer to a comm of any type.
         unsafe {
             let null = CommHandle::<RailSendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
             assert_eq!(refusal(null), "sendComm is NULL");
