@@ -1,6 +1,6 @@
 //! Reading and writing of little-endian fields in bounded buffers.
 
-/// Why bytes could not be read as a message.
+/// Error of decoding a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The bytes end within a field.
@@ -12,22 +12,22 @@ pub enum Malformed {
     /// A count or length is above its bound.
     #[error("{what}: {count}, at most {most} allowed")]
     Above {
-        /// What is counted.
+        /// The field.
         what: &'static str,
-        /// What was read.
+        /// The count read.
         count: usize,
-        /// The bound.
+        /// The largest allowed count.
         most: usize,
     },
-    /// A path MTU that there is not.
+    /// The path MTU is not a valid one.
     #[error("path MTU {0} is not 256, 512, 1024, 2048 or 4096")]
     PathMtu(u32),
-    /// A field has a value that it cannot have.
+    /// A field's value is out of range.
     #[error("invalid {what} {value:#x}")]
     Value {
         /// The field.
         what: &'static str,
-        /// What was read.
+        /// The value read.
         value: u64,
     },
 }
@@ -37,12 +37,12 @@ pub enum Malformed {
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Starts at the front of `bytes`.
+    /// Creates a reader at the front of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The next `N` bytes as an array.
+    /// Reads the next `N` bytes as an array.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// The next byte.
+    /// Reads a byte.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// The next 16-bit number.
+    /// Reads a 16-bit number.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
         self.array().map(u16::from_le_bytes)
     }
 
-    /// The next 32-bit number.
+    /// Reads a 32-bit number.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// The next 64-bit number.
+    /// Reads a 64-bit number.
     ///
     /// # Errors
     /// [`Malformed::Short`].
@@ -94,8 +94,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A 16-bit length and that much text, at most `most` bytes. What is not UTF-8 or would steer a terminal becomes `?`, so that
-    /// the text does not grow by it: it is only shown.
+    /// Reads a 16-bit length and a text of that many bytes, at most `most`. The text is only for
+    /// display: invalid UTF-8 and control characters become `?`, which never makes it longer.
     ///
     /// # Errors
     /// [`Malformed::Above`] or [`Malformed::Short`].
@@ -109,10 +109,10 @@ impl<'a> Reader<'a> {
         Ok(text.chars().map(shown).collect())
     }
 
-    /// An 8-bit count, at most `most`, and that many items.
+    /// Reads an 8-bit count, at most `most`, and that many items.
     ///
     /// # Errors
-    /// [`Malformed::Above`], or what an item gives.
+    /// [`Malformed::Above`], or the error of an item.
     pub fn list<T>(
         &mut self,
         what: &'static str,
@@ -126,10 +126,10 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| item(self)).collect()
     }
 
-    /// Ends the reading.
+    /// Checks that nothing is left to read.
     ///
     /// # Errors
-    /// [`Malformed::Long`] when bytes are left.
+    /// [`Malformed::Long`] if bytes are left.
     pub fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed::Long(self.0.len())) }
     }
@@ -166,7 +166,7 @@ impl Writer {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends text, cut to `most` bytes (at most 65535) at a character's edge.
+    /// Appends text, cut to `most` bytes (at most 65535) at a character boundary.
     pub fn text(&mut self, text: &str, most: usize) -> &mut Self {
         let mut end = text.len().min(most);
         while !text.is_char_boundary(end) {
@@ -175,7 +175,7 @@ impl Writer {
         self.u16(end as u16).bytes(&text.as_bytes()[..end])
     }
 
-    /// Appends a count (of at most 255 items; more are cut) and the items.
+    /// Appends the number of items and the items; those after the 255th are dropped.
     pub fn list<T>(&mut self, items: &[T], mut item: impl FnMut(&mut Self, &T)) -> &mut Self {
         let items = &items[..items.len().min(255)];
         self.u8(items.len() as u8);
@@ -185,7 +185,7 @@ impl Writer {
         self
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }

@@ -1,8 +1,11 @@
-//! What the two ends of a running connection tell each other: rails that are lost and that return, and the end.
+//! Control messages between the two ends of a running connection: lost rails, returning rails, and
+//! the close.
 //!
-//! A [`ControlFrame`] carries one [`ControlMessage`], numbered and confirmed, so that it may travel by several paths at once (the
-//! bootstrap's TCP, and a mailbox in the peer's memory that every rail can write) and arrive twice, late or never by any one
-//! of them. In a mailbox it lies as words with a digest: no ordering of a NIC's stores is assumed, as for a clear-to-send.
+//! A [`ControlFrame`] carries one [`ControlMessage`] with a number, and the peer confirms it. So a
+//! message may be sent on several paths in parallel (the bootstrap's TCP connection, and on every
+//! rail an RDMA write to a mailbox in the peer's memory). On each path it may arrive repeatedly,
+//! late or never. A frame in a mailbox has a digest and, like a clear-to-send entry, assumes no
+//! ordering of a NIC's stores.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::cts::Epoch;
@@ -11,39 +14,40 @@ use super::fields::{mtu_bytes, read_gid};
 use super::ids::LaneId;
 use super::{PARTS, SLOTS};
 
-/// 64-bit words of a control frame, as it lies in memory.
+/// Size of a control frame in memory, in 64-bit words.
 pub const FRAME_WORDS: usize = 256;
-/// Largest control message, encoded.
+/// Largest encoded control message.
 pub const MAX_CONTROL_BYTES: usize = (FRAME_WORDS - FRAME_HEADER) * 8;
 const FRAME_HEADER: usize = 4;
 const REASON_BYTES: usize = 512;
 
-/// One thing to tell.
+/// One control message.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub enum ControlMessage {
-    /// A rail is lost: this side has stopped its queue pairs there, so that nothing comes in by them any more.
+    /// A rail is lost. This side has stopped its queue pairs there, so no more data arrives through
+    /// them.
     Fenced {
-        /// Its lane.
+        /// The rail's lane.
         lane: LaneId,
-        /// What a receiver has; of a sender, nothing.
+        /// The data that a receiver has; empty from a sender.
         received: Received,
     },
-    /// The connecting side has new queue pairs for a lost rail.
+    /// The connecting side offers new queue pairs for a lost rail.
     Join {
-        /// Its lane.
+        /// The rail's lane.
         lane: LaneId,
-        /// Which of this side's requests for the lane it is; they are counted, and begin again after 255.
+        /// Number of this request among the side's requests for the lane; wraps around after 255.
         attempt: u8,
-        /// The rail as it is now.
+        /// The rail's present properties.
         rail: RailAdvert,
-        /// The new queue pairs.
+        /// The connecting side's new queue pairs.
         end: LaneEnd,
     },
-    /// The accepting side has connected its own to them.
+    /// The accepting side has connected its queue pairs to the offered ones.
     Joined {
-        /// Its lane.
+        /// The rail's lane.
         lane: LaneId,
-        /// Which JOIN this answers: the connecting side may have given that one up.
+        /// Number of the JOIN that this answers. The connecting side may have given that one up.
         attempt: u8,
         /// Address of the connecting side.
         connector_gid: [u8; 16],
@@ -53,53 +57,56 @@ pub enum ControlMessage {
         mtu_bytes: u32,
         /// The accepting side's queue pairs.
         end: LaneEnd,
-        /// Entries before this one have no key of use on this lane.
+        /// First epoch with keys for this lane. Entries of earlier epochs have no valid key for it.
         epoch: Epoch,
     },
-    /// The rail cannot return now.
+    /// The rail cannot return yet.
     NotNow {
-        /// Its lane.
+        /// The rail's lane.
         lane: LaneId,
-        /// Which JOIN this is about.
+        /// Number of the JOIN that this answers.
         attempt: u8,
-        /// Why, for the peer's log.
+        /// The reason, for the peer's log.
         why: String,
     },
-    /// The connecting side has tried the new queue pairs: they carry.
+    /// The connecting side has tested the new queue pairs, and they work.
     Live {
-        /// Its lane.
+        /// The rail's lane.
         lane: LaneId,
     },
-    /// Nothing but to be heard: the bootstrap's TCP was closed, and the rails tell whether the other side is there.
+    /// Asks only for a confirmation. Sent when the bootstrap's TCP connection has closed, to find
+    /// out through the rails if the peer is still alive.
     AreYouThere,
-    /// This side closes.
+    /// This side closes the connection.
     Bye {
-        /// From a receiver: how many receives, from the first on, have been delivered whole. From a sender: 0.
+        /// From a receiver: the number of receives delivered completely, counted from the first.
+        /// From a sender: 0.
         delivered: u64,
     },
 }
 
-/// What a receiver has of what was sent to it.
+/// A receiver's report of the data that it has.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Received {
-    /// Receives before this one were granted.
+    /// Number of receives granted so far.
     pub granted: u64,
-    /// Those of them that wait for bytes, at most [`SLOTS`].
+    /// Granted receives that still wait for data, at most [`SLOTS`].
     pub open: Vec<OpenReceive>,
 }
 
-/// A receive that waits for bytes.
+/// A receive that waits for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OpenReceive {
-    /// Its number on the connection.
+    /// Number of the receive on the connection.
     pub sequence: u64,
-    /// By part, a bit for each share that has come.
+    /// For each part, a bit for each share that has arrived.
     pub shares: [u8; PARTS],
 }
 
 impl Received {
-    /// Whether a receiver can have this, to whose receives before number `begun` sends have begun: it grants [`SLOTS`] beyond what is
-    /// sent at most, and what waits is among the last of them. (The report may be old.)
+    /// Returns true if a correct receiver can have sent this, given that sends have begun for the
+    /// receives before number `begun`. A receiver grants at most [`SLOTS`] receives beyond those,
+    /// and open receives are among its last [`SLOTS`] grants. The report may be out of date.
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
         let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
@@ -108,7 +115,8 @@ impl Received {
             && !(0..self.open.len()).any(twice)
     }
 
-    /// Whether a share has come: it did if its receive was granted and waits for nothing.
+    /// Returns true if a share has arrived. All shares of a granted receive have, unless the
+    /// receive is open.
     pub fn has(&self, sequence: u64, part: u8, share: u8) -> bool {
         match self.open.iter().find(|open| open.sequence == sequence) {
             Some(open) => open.shares[usize::from(part) % PARTS] >> (share & 7) & 1 == 1,
@@ -118,7 +126,7 @@ impl Received {
 }
 
 impl ControlMessage {
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -152,7 +160,7 @@ impl ControlMessage {
         w.into_bytes()
     }
 
-    /// Reads them.
+    /// Decodes a message.
     ///
     /// # Errors
     /// [`Malformed`] names the field.
@@ -199,21 +207,21 @@ fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
     Epoch::new(number).ok_or(Malformed::Value { what: "epoch", value: u64::from(number) })
 }
 
-/// What travels: at most one control message, and how far the other side's were heard.
+/// A control frame: at most one control message, and a confirmation of the peer's.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct ControlFrame {
-    /// The control message's number, from 1; 0 before the first.
+    /// Number of the control message, from 1; 0 before the first.
     pub number: u64,
-    /// The number of the last control message that the writer has heard.
+    /// Number of the last control message that the writer has received.
     pub heard: u64,
-    /// Whether the writer waits for its control message to be confirmed.
+    /// True if the writer waits for the confirmation of its control message.
     pub asks: bool,
     /// The control message, encoded; at most [`MAX_CONTROL_BYTES`].
     pub message: Vec<u8>,
 }
 
 impl ControlFrame {
-    /// As it lies in an inbox or outbox.
+    /// Returns the frame in its form for an inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
         let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
@@ -226,7 +234,7 @@ impl ControlFrame {
         words
     }
 
-    /// Reads an inbox; `None` while what lies there is not one whole control frame.
+    /// Reads the frame in an inbox. Returns `None` if the words are not one complete frame.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, heard, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
@@ -260,7 +268,8 @@ impl ControlFrame {
     }
 }
 
-/// Tells a whole control frame from a torn one; as the entry's, not against an adversary.
+/// Digest that detects torn frames. Like that of a clear-to-send entry, it does not protect against
+/// an adversary.
 fn digest(words: &[u64]) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,10 +1,12 @@
-//! The clear-to-send entry: 64 bytes that a receiver writes into the sender's ring for each sub-receive.
+//! The clear-to-send (CTS) entry: 64 bytes that a receiver writes into the sender's ring for each
+//! sub-receive.
 //!
-//! The ring is written by a NIC while the sender reads it. One entry is one aligned cache line, but nothing says in
-//! which order the bytes of a write become visible, neither across lines nor (on a weakly ordered machine) within
-//! one. So an entry proves itself: its first word names the receive, and its last is a digest of all others and of
-//! the full 64-bit sequence number. A reader that sees some words of the old entry and some of the new one sees a
-//! wrong digest and looks again later. No ordering of the NIC's stores is assumed.
+//! A NIC writes the ring while the sender reads it. One entry is one aligned cache line, but
+//! nothing guarantees the order in which the bytes of a write become visible, neither across lines
+//! nor, on a weakly ordered machine, within one line. So each entry can be validated: its first
+//! word identifies the receive, and its last word is a digest of all other words and of the full
+//! 64-bit sequence number. A reader that sees a mix of old and new words finds a wrong digest and
+//! tries again later. This assumes no ordering of the NIC's stores.
 
 use super::ids::LaneId;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -15,40 +17,42 @@ pub const ENTRY_WORDS: usize = 8;
 pub const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 /// Words of the whole ring.
 pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
-/// Largest receive an entry can name: NCCL's own limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
+/// Largest receive that an entry can hold: NCCL's limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`,
+/// 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
-/// Generation of the receiver's keys in an entry. It wraps around.
+/// Generation of the receiver's memory keys in an entry. It wraps around.
 ///
-/// When one of the receiver's devices has returned with other keys, the receiver takes the next
-/// epoch as it answers the JOIN, and writes all open grants again with its present keys. Each goes
-/// by the lane that it went by before: on another lane the older entry could land last and replace
-/// it. JOINED names the first epoch with keys for the lane that returns. The sender posts nothing
-/// by that lane for an older entry, neither a new send nor a resent share.
+/// When a device of the receiver returns with other keys, the receiver advances the epoch as it
+/// answers the JOIN, and writes all open grants again with its present keys. Each is written on the
+/// same lane as before: on another lane, the older entry could arrive last and replace the new one.
+/// JOINED states the first epoch with keys for the returning lane. For entries of earlier epochs
+/// the sender posts nothing on that lane, neither new sends nor resent shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Epoch(u8);
 
-/// Bits of an [`Epoch`] in an entry, and how many are below them.
+/// Width of an [`Epoch`] in an entry, and its position in the word.
 const EPOCH_BITS: u32 = 7;
 const EPOCH_AT: u32 = 48 - EPOCH_BITS;
 
 impl Epoch {
-    /// The epoch of this number; `None` for one that there is not.
+    /// Returns the epoch with this number, or `None` if the number needs more than 7 bits.
     pub fn new(number: u8) -> Option<Self> {
         (number >> EPOCH_BITS == 0).then_some(Self(number))
     }
 
-    /// Its number.
+    /// Returns the epoch's number.
     pub fn number(self) -> u8 {
         self.0
     }
 
-    /// The one after it.
+    /// Returns the following epoch.
     pub fn next(self) -> Self {
         Self((self.0 + 1) % (1 << EPOCH_BITS))
     }
 
-    /// It, or one that is later and can still be told from `newest`: what is granted has been granted once more since then.
+    /// Returns this epoch, or a later one that can still be ordered relative to `newest`. The
+    /// replacement is safe because all open grants have been written again since then.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
@@ -58,59 +62,61 @@ impl Epoch {
         }
     }
 
-    /// Whether it is not before `other`, of two that are less than 64 apart ([`Epoch::near`]).
+    /// Returns true if this epoch is not before `other`. The two must be less than 64 apart
+    /// ([`Epoch::near`]).
     pub fn is_since(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) % (1 << EPOCH_BITS) < 1 << (EPOCH_BITS - 1)
     }
 }
 
-/// Remote keys by lane, two to a word, the lower number in the lower half.
+/// Remote keys by lane, two per word, the lower lane in the lower half.
 pub type PackedKeys = [u64; MAX_RAILS / 2];
 
-/// What a receiver grants for one sub-receive.
+/// Contents of an entry, except its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// Address in the receiver.
+    /// Address in the receiver's memory.
     pub addr: u64,
-    /// Room there, at most [`MAX_RECEIVE_BYTES`].
+    /// Buffer size in bytes, at most [`MAX_RECEIVE_BYTES`].
     pub bytes: u64,
     /// NCCL's tag.
     pub tag: i32,
     /// Sub-receives in the group: 1 to [`PARTS`].
     pub parts: u8,
-    /// Which of them this is.
+    /// Index of this sub-receive in the group.
     pub part: u8,
-    /// Which of the receiver's keys it has.
+    /// Generation of the entry's keys.
     pub epoch: Epoch,
 }
 
-/// One sub-receive as it travels.
+/// The encoded grant of one sub-receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry {
     words: [u64; ENTRY_WORDS],
 }
 
-/// An entry that arrived whole but says something it must not.
+/// Error of a complete entry with an invalid field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The group's size is none, or differs between its entries.
+    /// The group's size is out of range, or differs between its entries.
     #[error("invalid group of {0} receives")]
     Parts(u8),
-    /// The entry stands in another's place.
+    /// The entry is in the place of another part.
     #[error("part {0} in place of part {1}")]
     Part(u8, u8),
-    /// The buffer is larger than any receive, or wraps around.
+    /// The buffer is larger than any receive, or its address range wraps around.
     #[error("invalid buffer of {bytes} bytes at {addr:#x}")]
     Buffer {
-        /// The address it names.
+        /// Its address.
         addr: u64,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
 }
 
 impl Entry {
-    /// The entry for the receive `sequence`; of the buffer's keys, those beyond the connection's rails are not looked at.
+    /// Creates the entry for receive number `sequence`. Keys of lanes that the connection does not
+    /// have are ignored by the sender.
     #[inline(always)]
     pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
         let [k0, k1, k2, k3] = *keys;
@@ -121,36 +127,38 @@ impl Entry {
         Self { words }
     }
 
-    /// Its words, to be written.
+    /// Returns the words to write.
     #[inline(always)]
     pub fn words(&self) -> &[u64; ENTRY_WORDS] {
         &self.words
     }
 
-    /// Whether `first` can be the first word of the entry for `sequence`: the cheap look before the whole read.
+    /// Returns true if `first` can be the first word of the entry for `sequence`. A cheap test
+    /// before the whole entry is read.
     #[inline(always)]
     pub fn may_be(first: u64, sequence: u64) -> bool {
         first as u32 == stamp(sequence)
     }
 
-    /// The entry in `words`, `None` while it has not wholly arrived. What it says is not looked at: [`Entry::check`] does
-    /// that.
+    /// Returns the entry in `words`, or `None` if it has not arrived completely. [`Entry::check`]
+    /// validates its fields.
     #[inline(always)]
     pub fn whole(words: [u64; ENTRY_WORDS], sequence: u64) -> Option<Entry> {
         (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
     }
 
-    /// Whether it is a receive of its own, in no group, with the keys of this epoch and a buffer that can be one: what most receives are.
+    /// Returns true for the most frequent kind of receive: one that is in no group, has keys of
+    /// this epoch and a valid buffer.
     #[inline(always)]
     pub fn is_alone(&self, epoch: Epoch) -> bool {
-        // Epoch, parts and part in one look.
+        // Compares epoch, parts and part together.
         self.words[2] >> EPOCH_AT == 1 << EPOCH_BITS | u64::from(epoch.0) && self.has_buffer()
     }
 
-    /// Whether what it says is allowed at this place of its group.
+    /// Validates the fields of an entry at this place of its group.
     ///
     /// # Errors
-    /// A [`Violation`].
+    /// A [`Violation`] describes the first invalid field.
     pub fn check(&self, place: u8) -> Result<(), Violation> {
         let (addr, bytes, parts, part) = (self.addr(), self.bytes(), self.parts(), self.part());
         if parts == 0 || usize::from(parts) > PARTS {
@@ -169,63 +177,63 @@ impl Entry {
         self.bytes() <= MAX_RECEIVE_BYTES && self.addr().checked_add(self.bytes()).is_some()
     }
 
-    /// Address in the receiver.
+    /// Returns the address in the receiver's memory.
     #[inline(always)]
     pub fn addr(&self) -> u64 {
         self.words[1]
     }
 
-    /// Room there.
+    /// Returns the buffer size in bytes.
     #[inline(always)]
     pub fn bytes(&self) -> u64 {
         self.words[2] & ((1 << EPOCH_AT) - 1)
     }
 
-    /// Which of the receiver's keys it has.
+    /// Returns the generation of the entry's keys.
     #[inline(always)]
     pub fn epoch(&self) -> Epoch {
         Epoch((self.words[2] >> EPOCH_AT) as u8 % (1 << EPOCH_BITS))
     }
 
-    /// The buffer's key on a lane's rail.
+    /// Returns the buffer's key for a lane.
     pub fn rkey(&self, lane: LaneId) -> u32 {
         let (word, shift) = rkey_in(lane);
         (self.words[word] >> shift) as u32
     }
 
-    /// NCCL's tag.
+    /// Returns NCCL's tag.
     #[inline(always)]
     pub fn tag(&self) -> i32 {
         (self.words[0] >> 32) as u32 as i32
     }
 
-    /// Sub-receives in the group.
+    /// Returns the number of sub-receives in the group.
     #[inline(always)]
     pub fn parts(&self) -> u8 {
         (self.words[2] >> 48) as u8
     }
 
-    /// Which of them this is.
+    /// Returns the index of this sub-receive in the group.
     #[inline(always)]
     pub fn part(&self) -> u8 {
         (self.words[2] >> 56) as u8
     }
 }
 
-/// Which word of an entry holds the buffer's key on a lane's rail, and how many bits below it.
+/// Returns the index of the word that holds a lane's key, and the key's shift in it in bits.
 #[inline(always)]
 pub fn rkey_in(lane: LaneId) -> (usize, u32) {
     (3 + lane.index() / 2, lane.index() as u32 % 2 * 32)
 }
 
-/// Where in the ring the entry of a receive's part begins, in words.
+/// Returns the index in the ring of the first word of a receive part's entry.
 #[inline(always)]
 pub fn entry_word(sequence: u64, part: usize) -> usize {
     ((sequence as usize % SLOTS) * PARTS + part % PARTS) * ENTRY_WORDS
 }
 
 fn stamp(sequence: u64) -> u32 {
-    // One more than the sequence, so that a fresh ring of zeros is not the entry of the first receive.
+    // One more than the sequence, so that a ring of zeros does not hold the entry of receive 0.
     (sequence as u32).wrapping_add(1)
 }
 
@@ -233,9 +241,10 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
     u64::from(stamp(sequence)) | u64::from(tag as u32) << 32
 }
 
-/// A multiply-rotate digest: not against an adversary (who may write whole entries anyway), but so that a mix of two
-/// entries' words passes with a chance of about 2^-64. Two words a round: a difference in the first is spread over all bits
-/// before it could meet one in the second.
+/// A multiply-rotate digest. It does not protect against an adversary, who could write whole
+/// entries anyway. A mix of two entries' words passes with a probability of about 2^-64. Each round
+/// takes two words: a difference in the first word is spread over all bits before it is combined
+/// with the second.
 #[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.

@@ -1,41 +1,41 @@
-//! Fields that the handshake's messages and the control messages of a running connection have in common. Each is checked as it is read.
+//! Fields that handshake messages and control messages share. Each field is checked as it is read.
 
 use super::codec::{Malformed, Reader, Writer};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Queue pairs of a connection on one rail.
+/// Limit of queue pairs of a connection on one rail.
 pub(super) const MAX_QPS: usize = 16;
-/// Longest name of a host or rail.
+/// Longest name of a host or rail, in bytes.
 pub(super) const NAME_BYTES: usize = 64;
 pub(super) const MAX_ADDRESSES: usize = 16;
-/// No port is as fast as 10 Tb/s.
+/// Upper bound for speeds, 10 Tb/s: faster than any port.
 const MAX_MBPS: u64 = 10_000_000;
 
-/// What a peer must know of a rail to pair with it.
+/// Description of a rail that a peer needs to pair with it.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub struct RailAdvert {
-    /// RDMA device and port, for messages.
+    /// RDMA device and port, for log lines.
     pub name: String,
-    /// `phys_port_name`, empty where the kernel does not tell.
+    /// `phys_port_name`; empty if the kernel does not report one.
     pub phys_port: String,
-    /// What it hangs on.
+    /// The rail's PCIe link and cable.
     pub attachment: Attachment,
-    /// What it carries while the others on its PCIe link are as busy, in Mb/s.
+    /// Bandwidth in Mb/s while the other rails on its PCIe link are equally busy.
     pub speed_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
-    /// Its RoCE v2 addresses.
+    /// The rail's RoCE v2 addresses.
     pub addresses: Vec<Address>,
-    /// Whether it can be used now. If not, this is how it was when it last could be.
+    /// True if the rail can be used now. Otherwise the other fields are the last known ones.
     pub is_usable: bool,
 }
 
-/// What a rail hangs on, and may share with others of its host.
+/// PCIe link and cable of a rail, which it may share with other rails of its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attachment {
     /// Rails with the same number share a PCIe link.
     pub link: u8,
-    /// What that carries in payload, in Mb/s; 0 where it is not known.
+    /// Payload bandwidth of that link, in Mb/s; 0 if unknown.
     pub link_mbps: u32,
     /// Rails with the same number share a cable.
     pub cable: u8,
@@ -43,17 +43,18 @@ pub struct Attachment {
     pub port_mbps: u32,
 }
 
-/// A GID, with the length of its subnet's prefix where that is known.
+/// A GID, with the length of its subnet prefix if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// The GID; IPv4 addresses are mapped into IPv6.
     pub gid: [u8; 16],
-    /// Prefix length in the GID's 128 bits (an IPv4 /24 is 120).
+    /// Prefix length in the 128 bits of the GID (an IPv4 /24 is 120).
     pub prefix: Option<u8>,
 }
 
 impl Address {
-    /// The address of a GID. `prefix` is in the address's own bits: of an IPv4 address where the GID maps one.
+    /// Creates an address. `prefix` counts the bits of the address itself, so for a GID that maps
+    /// an IPv4 address it is at most 32.
     pub fn new(gid: [u8; 16], prefix: Option<u8>) -> Self {
         let prefix = match Ipv6Addr::from(gid).to_ipv4_mapped() {
             Some(_) => prefix.and_then(|bits| bits.checked_add(96)),
@@ -62,14 +63,14 @@ impl Address {
         Self { gid, prefix }
     }
 
-    /// Whether it is an IPv6 link-local address.
+    /// Returns true for an IPv6 link-local address.
     pub fn is_link_local(&self) -> bool {
         Ipv6Addr::from(self.gid).is_unicast_link_local()
     }
 }
 
-/// The order in which a rail's addresses are used: IPv4 before routable IPv6 before link-local. By it the peer is told the
-/// most useful ones of a port that has more than a message holds.
+/// Rank of an address in the order of preference: IPv4, then routable IPv6, then link-local. If a
+/// port has more addresses than a message holds, the peer gets the most useful ones.
 pub fn remoteness(gid: &[u8; 16]) -> u8 {
     let gid = Ipv6Addr::from(*gid);
     match gid {
@@ -79,7 +80,7 @@ pub fn remoteness(gid: &[u8; 16]) -> u8 {
     }
 }
 
-/// Priority of a connection's packets, which switches and NICs queue by.
+/// Priority of a connection's packets, which selects their queues in switches and NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Priority {
     /// Traffic class of the IP header: DSCP and ECN bits.
@@ -101,18 +102,18 @@ impl Priority {
 /// One end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {
-    /// Its number, 24 bits.
+    /// Queue pair number, 24 bits.
     pub number: u32,
-    /// The packet sequence number that this end starts to send with, 24 bits.
+    /// First packet sequence number that this end sends, 24 bits.
     pub psn: u32,
 }
 
-/// What the other side must know of a lane's new queue pairs.
+/// Description of one side's queue pairs of a lane, for the other side.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct LaneEnd {
     /// The queue pairs.
     pub qps: Vec<QpEnd>,
-    /// The key there of this side's mailbox and ring.
+    /// Key of this side's mailbox, with its ring, on the lane.
     pub mailbox_rkey: u32,
 }
 
@@ -130,13 +131,15 @@ pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
     w.u32(qp.number).u32(qp.psn);
 }
 
-/// One end's queue pairs of a rail. One at least: a rail without any would carry nothing, and never be lost either.
+/// Reads one end's queue pairs of a rail. At least one: a rail without any could carry no data, and
+/// its loss would never be detected.
 pub(super) fn read_qps(r: &mut Reader<'_>) -> Result<Vec<QpEnd>, Malformed> {
     let qps = r.list("queue pairs", MAX_QPS, read_qp)?;
     if qps.is_empty() { Err(Malformed::Value { what: "queue pairs", value: 0 }) } else { Ok(qps) }
 }
 
-/// An address of one port: a queue pair is connected with it.
+/// Reads the address of a port, which a queue pair can connect to: not unspecified, multicast or
+/// broadcast.
 pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
     let gid: [u8; 16] = r.array()?;
     let of_one = match Ipv6Addr::from(gid).to_canonical() {
@@ -166,8 +169,8 @@ pub(super) fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
 }
 
 pub(super) fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
-    // At least a page, so that a peer cannot make this side split a message into millions of writes; at most 2^30,
-    // so that a completion's 32-bit byte count holds it.
+    // At least a page, so that a peer cannot make this side split a message into millions of
+    // writes. At most 2^30, so that a completion's 32-bit byte count can hold it.
     let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
     if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
 }

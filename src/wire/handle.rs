@@ -1,8 +1,9 @@
 //! The 128 bytes that NCCL carries from the listening to the connecting rank.
 //!
-//! NCCL does not check that both ranks use the same network, so the handle says whose it is. It carries an address
-//! and a random token; the lists of rails follow over TCP. Its last eight bytes are the connecting side's own: NCCL
-//! hands the same memory to every `connect` call of one connection, so they name the connection being made.
+//! NCCL does not check that both ranks use the same network, so the handle identifies this plugin.
+//! It contains an address and a random token; the lists of rails follow over TCP. The last eight
+//! bytes belong to the connecting side: NCCL passes the same memory to every `connect` call of one
+//! connection, so they identify the attempt.
 
 use super::PROTOCOL_VERSION;
 use super::codec::{Malformed, Reader, Writer};
@@ -10,41 +11,42 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// `NCCL_NET_HANDLE_MAXSIZE` in NCCL's `nccl_net.h`.
 pub const HANDLE_BYTES: usize = 128;
-/// Random bytes by which a listener knows its peer: NCCL carries them to that peer alone.
+/// Size of the random token by which a listener recognises its peer. NCCL gives it to that peer
+/// only.
 pub const TOKEN_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"spark\x0anc";
 const TICKET_AT: usize = HANDLE_BYTES - 8;
 
-/// The address of a listener, and the token that it asks for.
+/// Address of a listener and the token that it expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
-    /// The listener.
+    /// The listener's address.
     pub address: SocketAddr,
-    /// What the connecting side must send first.
+    /// The token that the connecting side must send first.
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// Why 128 bytes are not a handle of ours.
+/// Error of decoding a handle that this version of the plugin did not write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// Another network wrote it.
+    /// Another network wrote the handle.
     #[error(
         "the peer rank uses another network: it must load this plugin too (NCCL_NET_PLUGIN and NCCL_NET=Spark on every node)"
     )]
     Network,
-    /// This plugin wrote it, in another version.
+    /// Another version of this plugin wrote it.
     #[error(
         "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same plugin version on every node"
     )]
     Version(u16),
-    /// It has this plugin's mark, but is damaged.
+    /// It has this plugin's magic number, but is damaged.
     #[error("the connection handle is damaged: {0}")]
     Damaged(#[from] Malformed),
 }
 
 impl Handle {
-    /// The handle's bytes, with no ticket.
+    /// Encodes the handle, without a ticket.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut writer = Writer::default();
         let (ip, scope) = match self.address {
@@ -60,10 +62,10 @@ impl Handle {
         bytes
     }
 
-    /// Reads a handle.
+    /// Decodes a handle.
     ///
     /// # Errors
-    /// [`Foreign`] says whose it is instead.
+    /// [`Foreign`] describes the bytes instead.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Foreign> {
         let mut reader = Reader::new(bytes);
         if reader.array::<8>()? != MAGIC {
@@ -87,12 +89,12 @@ impl Handle {
         Ok(Self { address, token })
     }
 
-    /// The connecting side's ticket in these bytes; 0 before the first `connect` call.
+    /// Returns the connecting side's ticket in these bytes; 0 before the first `connect` call.
     pub fn ticket(bytes: &[u8; HANDLE_BYTES]) -> u64 {
         bytes.last_chunk::<8>().map_or(0, |last| u64::from_le_bytes(*last))
     }
 
-    /// Notes the connecting side's ticket in these bytes.
+    /// Writes the connecting side's ticket into these bytes.
     pub fn set_ticket(bytes: &mut [u8; HANDLE_BYTES], ticket: u64) {
         bytes[TICKET_AT..].copy_from_slice(&ticket.to_le_bytes());
     }
@@ -122,7 +124,7 @@ mod tests {
         bytes[8] = 99;
         let text = Handle::decode(&bytes).unwrap_err().to_string();
         assert!(text.contains("protocol 99") && text.contains("same plugin version"), "{text}");
-        bytes[0] = 2; // AF_INET, with which the handle of NCCL's own transports begins
+        bytes[0] = 2; // AF_INET, the first byte of a handle of NCCL's own transports
         assert!(Handle::decode(&bytes).unwrap_err().to_string().contains("must load this plugin too"));
     }
 

@@ -1,21 +1,22 @@
-//! Numbers that name a lane, a rail or a slot.
+//! Numbers of lanes, rails and slots.
 //!
-//! Each is checked once, where it comes into being: as a message or a request number is read, or as the lanes of a connection or the
-//! rails of a host are counted.
+//! Each is checked once, where it is created: when a message or a request number is read, or when
+//! the lanes of a connection or the rails of a host are enumerated.
 
 use super::{MAX_RAILS, SLOTS};
 use std::fmt;
 
-/// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have fewer lanes than that.
+/// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have
+/// fewer lanes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LaneId(Lane);
 
-/// As an enumeration, so that the compiler knows the range: arrays with a place for each lane are
-/// indexed without a check.
+/// An enumeration, so that the compiler knows the range and indexes arrays with an element per lane
+/// without a bounds check.
 ///
 /// Over one rail, and over four with eight messages in flight, a message takes fewer instructions
 /// than with plain numbers. Over four rails with one message in flight it takes 8 of 1,206 more, to
-/// look up the next lane. Five forms of that look-up were measured, and this is the cheapest.
+/// look up the next lane. Of five measured forms of that look-up, this is the cheapest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
 enum Lane {
@@ -41,7 +42,7 @@ const LANES: &[LaneId; MAX_RAILS] = &[
     LaneId(Lane::L7),
 ];
 
-/// The lane after each.
+/// The lane that follows each lane.
 const AFTER: &[LaneId; MAX_RAILS] = &{
     let mut after = *LANES;
     let mut number = 0;
@@ -53,10 +54,10 @@ const AFTER: &[LaneId; MAX_RAILS] = &{
 };
 
 impl LaneId {
-    /// The lane of this number; `None` where no connection has so many.
+    /// Returns the lane with this number, or `None` if it is not below [`MAX_RAILS`].
     #[inline(always)]
     pub const fn new(number: usize) -> Option<Self> {
-        // A match, and not a look into LANES: it becomes a comparison.
+        // A match instead of an index into LANES: it compiles to one comparison.
         Some(Self(match number {
             0 => Lane::L0,
             1 => Lane::L1,
@@ -70,131 +71,132 @@ impl LaneId {
         }))
     }
 
-    /// The lanes of a connection that has `count` of them, in order.
+    /// Iterates in order over the lanes of a connection with `count` lanes.
     #[inline(always)]
     pub fn all(count: usize) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
         LANES[..count.min(MAX_RAILS)].iter().copied()
     }
 
-    /// The one whose turn comes after this one's, of the `count` lanes of a connection.
+    /// Returns the next lane in round-robin order among a connection's `count` lanes.
     #[inline(always)]
     pub const fn next(self, count: usize) -> Self {
-        // A look into a table: the number plus one, made a lane again, would be compared twice.
+        // A table: computing the number plus one and checking it would take two comparisons.
         let after = AFTER[self.index()];
         if after.index() < count { after } else { Self(Lane::L0) }
     }
 
-    /// The number, for what there is one of for each lane.
+    /// Returns the number, as an index into arrays with an element per lane.
     #[inline(always)]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The lane's bit in a set of lanes.
+    /// Returns the lane's bit in a set of lanes.
     #[inline(always)]
     pub const fn bit(self) -> u8 {
         1 << self.0 as u8
     }
 
-    /// For a message.
+    /// Returns the number as it is encoded in messages.
     pub(super) const fn byte(self) -> u8 {
         self.0 as u8
     }
 }
 
-/// Number of a rail on its host, from 0: the host's own, by which all its connections name it. A connection that leaves a rail out has
-/// other numbers for its lanes. A peer's rail is named by what the peer says, or by its place in the peer's HELLO; nothing is looked up
-/// by that, so every byte is one.
+/// Number of a rail on its host, from 0. All connections of the host use it; lanes are numbered
+/// differently, because a connection may leave rails out. A peer's rail is identified by the peer's
+/// number or by its index in the peer's HELLO. Nothing is indexed by it, so every byte is valid.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RailId(u8);
 
 impl RailId {
-    /// The rail of this number; `None` where no message could name it.
+    /// Returns the rail with this number, or `None` if the number does not fit into a message's
+    /// byte.
     #[inline(always)]
     pub const fn new(number: usize) -> Option<Self> {
         if number <= u8::MAX as usize { Some(Self(number as u8)) } else { None }
     }
 
-    /// The rails of a host that has `count` of them, in order.
+    /// Iterates in order over the rails of a host with `count` rails.
     pub fn all(count: usize) -> impl ExactSizeIterator<Item = Self> {
         (0..=u8::MAX).take(count).map(Self)
     }
 
-    /// The number, for what there is one of for each rail.
+    /// Returns the number, as an index into arrays with an element per rail.
     #[inline(always)]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// As a message has it.
+    /// Returns the rail with the number in a message.
     pub(super) const fn of_byte(byte: u8) -> Self {
         Self(byte)
     }
 
-    /// For a message.
+    /// Returns the number as it is encoded in messages.
     pub(super) const fn byte(self) -> u8 {
         self.0
     }
 }
 
-/// One of a receiver's receives in flight, below [`SLOTS`]. Receives take the slots in turn. To the caller it is the receive's request
-/// number.
+/// Number of a receive in flight, below [`SLOTS`]. Receives use the slots in round-robin order. The
+/// caller sees it as the receive's request number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u8);
 
 const _: () = assert!(SLOTS == u32::BITS as usize);
 
 impl Slot {
-    /// The slot of this number; `None` where there is none.
+    /// Returns the slot with this number, or `None` if it is not below [`SLOTS`].
     #[inline(always)]
     pub const fn new(number: u16) -> Option<Self> {
         if (number as usize) < SLOTS { Some(Self(number as u8)) } else { None }
     }
 
-    /// That of receive number `sequence` of a connection.
+    /// Returns the slot of a connection's receive number `sequence`.
     #[inline(always)]
     pub const fn of(sequence: u64) -> Self {
         Self((sequence % SLOTS as u64) as u8)
     }
 
-    /// The one that the low five bits of a field name, whatever stands above them.
+    /// Returns the slot in the low five bits of a field. Higher bits are ignored.
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
         Self((bits % SLOTS as u32) as u8)
     }
 
-    /// All of them, in order.
+    /// Iterates over all slots in order.
     pub fn all() -> impl ExactSizeIterator<Item = Self> {
         (0..SLOTS as u8).map(Self)
     }
 
-    /// The first one in a set of slots, which has a bit for each.
+    /// Returns the first slot in a set, which has a bit for each slot.
     #[inline(always)]
     pub const fn first_in(set: u32) -> Option<Self> {
         Self::new(set.trailing_zeros() as u16)
     }
 
-    /// The number, for what there is one of for each slot.
+    /// Returns the number, as an index into arrays with an element per slot.
     #[inline(always)]
     pub const fn index(self) -> usize {
-        // It is below that already. Said here, arrays of SLOTS are indexed without a check.
+        // Already below SLOTS. The modulo lets the compiler drop bounds checks for arrays of SLOTS.
         self.0 as usize % SLOTS
     }
 
-    /// The slot's bit in a set of slots.
+    /// Returns the slot's bit in a set of slots.
     #[inline(always)]
     pub const fn bit(self) -> u32 {
         1 << (self.0 & 31)
     }
 
-    /// The number, as the receive's request has it.
+    /// Returns the number, as a request number.
     #[inline(always)]
     pub const fn number(self) -> u16 {
         self.0 as u16
     }
 }
 
-/// A number of these is written alone, for people and by `Debug`.
+/// Makes `Display` and `Debug` print the bare number.
 macro_rules! written_as_number {
     ($id:ty) => {
         impl fmt::Display for $id {
@@ -215,7 +217,7 @@ written_as_number!(LaneId);
 written_as_number!(RailId);
 written_as_number!(Slot);
 
-/// A lane that there can be, for tests.
+/// Returns a valid lane, for tests.
 #[cfg(test)]
 pub(crate) fn lane(number: usize) -> LaneId {
     LaneId::new(number).unwrap()

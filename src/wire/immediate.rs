@@ -1,8 +1,9 @@
-//! The 32 bits that travel with the last write of a message on each rail.
+//! The 32 bits of immediate data in the last write of a message on each rail.
 //!
-//! From them and the completion's byte count the receiver knows which receive the bytes belong to, whether they are
-//! old, how many such completions there are to wait for, and the true size: a rail's share of a message is `leads`
-//! writes of exactly the connection's chunk size followed by one write of the completion's byte count.
+//! Together with the completion's byte count they tell the receiver which receive the bytes belong
+//! to, whether they are out of date, how many such completions to expect, and the size of the data.
+//! A rail's share of a message is `leads` writes of exactly the connection's chunk size, followed
+//! by one write of the completion's byte count.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -14,33 +15,35 @@ pub struct Immediate {
     pub slot: Slot,
     /// Sub-receive within the slot, below [`PARTS`].
     pub part: u8,
-    /// How often the slot was used before, modulo [`GENERATIONS`]: an immediate of an earlier use is dropped.
+    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. The receiver drops an immediate
+    /// of an earlier use.
     pub generation: u8,
-    /// How many shares the message has, each closed by one immediate: 1 to [`MAX_SHARES`].
+    /// Number of shares of the message, each closed by one immediate: 1 to [`MAX_SHARES`].
     pub shares: u8,
-    /// Which of them this closes: what is missing when a rail is lost is asked for by this number.
+    /// Index of the share that this closes. When a rail is lost, missing shares are requested by
+    /// this index.
     pub share: u8,
-    /// Full chunks that went before this write in its share, at most [`MAX_LEADS`].
+    /// Number of full chunks before this write in its share, at most [`MAX_LEADS`].
     pub leads: u16,
 }
 
-/// Generations told apart.
+/// Number of distinct generations.
 pub const GENERATIONS: u64 = 64;
-/// Shares of one message: one for each rail at most.
+/// Largest number of shares of a message: one for each rail.
 pub const MAX_SHARES: usize = MAX_RAILS;
-/// Full chunks before the closing write of one share.
+/// Largest number of full chunks before the closing write of a share.
 pub const MAX_LEADS: u64 = (1 << 12) - 1;
 
 const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
 
 impl Immediate {
-    /// The generation of a receive's sequence number.
+    /// Returns the generation of receive number `sequence`.
     #[inline(always)]
     pub fn generation_of(sequence: u64) -> u8 {
         ((sequence / SLOTS as u64) % GENERATIONS) as u8
     }
 
-    /// Packs the fields. Fields out of range are cut to their width; the callers hold them in range.
+    /// Packs the fields. Callers keep them in range; excess bits are cut off.
     #[inline(always)]
     pub fn encode(self) -> u32 {
         self.slot.index() as u32
@@ -51,7 +54,7 @@ impl Immediate {
             | (u32::from(self.leads) & 0xfff) << 20
     }
 
-    /// Unpacks the fields; every 32-bit value is one.
+    /// Unpacks the fields. Every 32-bit value is valid.
     #[inline(always)]
     pub fn decode(bits: u32) -> Self {
         Self {

@@ -1,15 +1,22 @@
-//! The handshake's messages.
+//! The messages of the bootstrap's TCP connection.
 //!
-//! The connecting side says [`Hello`] with its rails; the accepting side pairs them with its own and makes an
-//! [`Offer`], or a refusal in words; the connecting side connects its queue pairs and answers [`Ready`]; the
-//! accepting side connects its own, tests every rail, and says with [`Go`] which of them carry: all, some or
-//! none, as the others are tried again by the running connection. From then on each side sends a [`ControlFrame`] when it has something to tell. Where their TCP connection is given up, the connecting side dials
-//! another one, says [`Redial`] and is answered `RESUMED`. Each message is a frame: 8 bytes of header, then at most
-//! [`MAX_BODY_BYTES`].
+//! Handshake:
 //!
-//! Where no rails pair, the accepting side may answer a hello with [`Streams`] instead: the connecting side opens that many TCP connections,
-//! says [`Stream`] first on each but the one of the hello, and hears `CARRIES` on that one once all are there. What follows on them is
-//! [`super::stream`]'s.
+//! 1. The connecting side sends [`Hello`] with its rails.
+//! 2. The accepting side pairs them with its own and sends an [`Offer`], or a refusal with its
+//!    reason.
+//! 3. The connecting side connects its queue pairs and sends [`Ready`].
+//! 4. The accepting side connects its queue pairs, tests every rail, and sends [`Go`] with the
+//!    rails that work: all, some or none. The running connection retries the others.
+//!
+//! Afterwards each side sends a [`ControlFrame`] for each control message. If the TCP connection is
+//! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`. Each
+//! message is one frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
+//!
+//! If no rails pair, the accepting side may answer the hello with [`Streams`] instead. The
+//! connecting side then opens the stated number of TCP connections and sends [`Stream`] first on
+//! each, except on the one of the hello. There it receives `CARRIES` when all streams are
+//! connected. [`super::stream`] defines the data that follows.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
@@ -24,7 +31,7 @@ use super::stream::MAX_STREAMS;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::num::NonZeroU16;
 
-/// Largest body of a frame: a hello with all rails and addresses takes 14 KiB.
+/// Largest body of a frame. A hello with the most rails and addresses takes 14 KiB.
 pub const MAX_BODY_BYTES: usize = 32 * 1024;
 /// Bytes before the body: magic, kind, version, body length.
 pub const HEADER_BYTES: usize = 8;
@@ -32,96 +39,99 @@ pub const HEADER_BYTES: usize = 8;
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message of the bootstrap's TCP: of the handshake, a control frame, or of a TCP connection that takes the place of another.
+/// One message on the bootstrap's TCP connection, or the first one on a TCP connection that
+/// replaces it or carries a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
-    /// Connecting side, first.
+    /// First message of the connecting side.
     Hello(Hello),
-    /// Accepting side's answer.
+    /// The accepting side's answer.
     Offer(Offer),
-    /// Either side gives up; the text says why, for the other's log.
+    /// Ends the handshake. Sent by either side, with the reason for the other's log.
     Refuse(String),
-    /// Connecting side's queue pairs are connected.
+    /// The connecting side's queue pairs are connected.
     Ready(Ready),
-    /// Accepting side's are too, and these rails carried a write.
+    /// The accepting side's queue pairs are connected, and the listed rails passed a test write.
     Go(Go),
-    /// What either side has to tell once the connection runs.
+    /// Carries a control message of the running connection, in either direction.
     Control(ControlFrame),
-    /// Connecting side, first on a TCP connection that is to take the place of the one that was given up.
+    /// First message of the connecting side on a TCP connection that replaces a lost one.
     Redial(Redial),
-    /// Accepting side's answer: control frames go by this TCP connection from here on.
+    /// The accepting side's answer: control frames use this TCP connection from now on.
     Resumed,
-    /// Accepting side's answer to a hello, where no rail reaches the peer.
+    /// The accepting side's answer to a hello if no rail reaches the peer.
     Streams(Streams),
-    /// Connecting side, first on a TCP connection that is to carry data.
+    /// First message of the connecting side on a TCP connection that is to carry data.
     Stream(Stream),
-    /// Accepting side: all streams are there, and carry data from here on.
+    /// From the accepting side: all streams are connected and carry data from now on.
     Carries,
 }
 
-/// Who connects, and over what.
+/// The connecting side's first message: its name, settings and rails.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hello {
     /// The handle's token.
     pub token: [u8; TOKEN_BYTES],
-    /// Host name and process, for messages.
+    /// Host name and process id, for log lines.
     pub name: String,
-    /// Largest write this side can make, in bytes.
+    /// Largest write that this side can make, in bytes.
     pub chunk_bytes: u32,
-    /// Queue pairs wanted on each rail; 0: to be chosen from the rails.
+    /// Queue pairs wanted on each rail; 0 lets the accepting side choose by the rails.
     pub qps_per_rail: u8,
-    /// By what this side's tuner decides; 0 where it leaves all to NCCL. Two sides that differ would hang in a collective.
+    /// Hash of the input of this side's tuner; 0 if NCCL keeps every choice. With different tuners
+    /// the two sides would hang in a collective.
     pub tuner_hash: u64,
-    /// Name of this side's GPU, for the message about tuners that differ.
+    /// Name of this side's GPU, for the log line about different tuners.
     pub gpu: String,
-    /// Priority of this side's packets. The accepting side's queue pairs use it too, as NCCL's do
+    /// Priority of this side's packets. The accepting side's queue pairs use it too, like NCCL's
     /// (net_ib, `ncclIbAccept`).
     pub priority: Priority,
-    /// Whether a peer that no rail reaches may be reached by TCP.
+    /// This side's setting for TCP connections to peers that no rail reaches.
     pub by_tcp: ByTcp,
     /// The rails, in this side's order.
     pub rails: Vec<RailAdvert>,
 }
 
-/// Whether a side connects by TCP with peers that no rail reaches.
+/// A side's permission for TCP connections to peers that no rail reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ByTcp {
     /// `NCCL_SPARK_RING_TCP` is off.
     Off,
-    /// It is on.
+    /// `NCCL_SPARK_RING_TCP` is on.
     Allowed,
-    /// It is on, but the addresses of some rails are not known, one of which may reach the peer: why, in words.
+    /// `NCCL_SPARK_RING_TCP` is on, but some rails have no known address and one of them might
+    /// reach the peer. The text gives the reason.
     Withheld(String),
 }
 
-/// How to connect by TCP.
+/// Parameters for a connection over TCP streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Streams {
-    /// Host name and process, for messages.
+    /// Host name and process id, for log lines.
     pub name: String,
-    /// How many streams there are to be, with that of the hello: 1 to [`MAX_STREAMS`].
+    /// Number of streams, including the one of the hello: 1 to [`MAX_STREAMS`].
     pub count: u8,
-    /// What the others have to show.
+    /// Token that the other streams must present.
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// A TCP connection that is to be a stream.
+/// First message on a TCP connection that is to be a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     /// The token of [`Streams`].
     pub token: [u8; TOKEN_BYTES],
-    /// Which stream, from 1 on: that of the hello is 0.
+    /// Number of the stream, from 1. The one of the hello is number 0.
     pub number: u8,
 }
 
 /// The pairs that the accepting side proposes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer {
-    /// Host name and process, for messages.
+    /// Host name and process id, for log lines.
     pub name: String,
-    /// Size of a full chunk of this connection, the smaller of both sides'.
+    /// Size of a full chunk on this connection: the smaller of both sides' sizes.
     pub chunk_bytes: u32,
-    /// The pairs; their order is the connection's rail numbering.
+    /// The pairs. Their order defines the connection's lane numbers.
     pub pairs: Vec<PairOffer>,
 }
 
@@ -130,15 +140,15 @@ pub struct Offer {
 pub struct PairOffer {
     /// Index into the hello's rails.
     pub connector_rail: u8,
-    /// Which of that rail's addresses to use.
+    /// The chosen address of that rail.
     pub connector_gid: [u8; 16],
-    /// The accepting side's rail: its number there.
+    /// Number of the accepting side's rail on its host.
     pub acceptor_rail: RailId,
-    /// What it hangs on.
+    /// PCIe link and cable of the accepting side's rail.
     pub acceptor: Attachment,
-    /// Its name, for messages.
+    /// Name of the accepting side's rail, for log lines.
     pub acceptor_name: String,
-    /// Its address.
+    /// Address of the accepting side's rail.
     pub acceptor_gid: [u8; 16],
     /// Path MTU of the pair, in bytes.
     pub mtu_bytes: u32,
@@ -172,86 +182,88 @@ pub enum PairReady {
 /// The reason why a pair of rails does not carry yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotYet {
-    /// The reason in words, for a message.
+    /// The reason, for log lines.
     pub why: String,
-    /// True where a later attempt may succeed: a port that is down, an address that does not
-    /// resolve, packets that get lost. A refused request (`EINVAL`) stays refused.
+    /// True if a later attempt may succeed: a port is down, an address does not resolve, packets
+    /// get lost. A refused request (`EINVAL`) stays refused.
     pub may_pass: bool,
 }
 
-/// How a pair is offered.
+/// State of an offered pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Offered {
-    /// With the accepting side's queue pairs, to be connected now.
+    /// To be connected now, with the accepting side's queue pairs.
     Now(Vec<QpEnd>),
-    /// For later, with so many: one of its rails cannot be used now.
+    /// To be connected later, with this number of queue pairs: one of the rails cannot be used now.
     Later(u8),
 }
 
 impl Offered {
-    /// How many queue pairs there are, or will be.
+    /// Returns the number of queue pairs, present or future.
     pub fn count(&self) -> u8 {
         match self {
-            // At most 16: as read.
+            // At most 16: `read_qps` checks it.
             Self::Now(qps) => qps.len() as u8,
             Self::Later(count) => *count,
         }
     }
 }
 
-/// Which pairs carry.
+/// The accepting side's result of the handshake.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Go {
     /// Address of the accepting side's mailbox.
     pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairGo>,
-    /// How the connecting side gets another TCP connection when this one is given up; none where the accepting side cannot listen.
+    /// Access for replacing this TCP connection if it is lost; `None` if the accepting side cannot
+    /// listen.
     pub redial: Option<RedialAt>,
 }
 
-/// How the connecting side gets another TCP connection for a connection that runs.
+/// Access for replacing the TCP connection of a running connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RedialAt {
-    /// Where the accepting side's process listens, at the address that it was reached by.
+    /// Port on which the accepting side's process listens, at the address used so far.
     pub port: NonZeroU16,
-    /// Names the connection, and shows who dials.
+    /// Identifies the connection and authenticates the connecting side.
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// For which connection a TCP connection is.
+/// First message on a replacement TCP connection: identifies its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Redial {
     /// The token of [`RedialAt`].
     pub token: [u8; TOKEN_BYTES],
-    /// Counts the attempts for this connection from 1 on: one that comes late does not replace a later one.
+    /// Number of the attempt for this connection, from 1. An attempt that arrives late does not
+    /// replace a newer one.
     pub attempt: u64,
 }
 
-/// The accepting side's word on one pair.
+/// The accepting side's result for one pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PairGo {
-    /// It carried a write.
+    /// It passed a test write.
     Carries {
         /// Key of the accepting side's mailbox on this rail.
         mailbox_rkey: u32,
     },
-    /// It does not carry, and begins as a lost rail does.
+    /// It does not work. It begins in the state of a lost rail.
     NotYet(String),
 }
 
-/// The header of a frame, checked.
+/// The checked header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     kind: u8,
-    /// Bytes that follow.
+    /// Length of the body in bytes.
     pub body_bytes: usize,
 }
 
-/// Why eight bytes are not a header of ours.
+/// Error of decoding a frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotOurs {
-    /// Something else talks to this port.
+    /// Another protocol uses this port.
     #[error("not a message of this plugin")]
     OtherProtocol,
     /// Another version of the protocol.
@@ -263,7 +275,7 @@ pub enum NotOurs {
 }
 
 impl Header {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`NotOurs`].
@@ -284,7 +296,7 @@ impl Header {
 }
 
 impl Message {
-    /// What it is called in messages to a person.
+    /// Returns the message's name for log lines.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "HELLO",
@@ -301,7 +313,7 @@ impl Message {
         }
     }
 
-    /// The whole frame.
+    /// Encodes the whole frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::default();
         let kind: u8 = match self {
@@ -350,7 +362,7 @@ impl Message {
         frame.into_bytes()
     }
 
-    /// Reads a body that came behind `header`.
+    /// Decodes the body that follows `header`.
     ///
     /// # Errors
     /// [`Malformed`] names the field.

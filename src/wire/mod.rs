@@ -25,17 +25,19 @@ pub mod mailbox;
 pub mod message;
 pub mod stream;
 
-/// Version of everything in this room. Two ends with different versions refuse each other with words.
+/// Protocol version of everything in this room. Two ends with different versions refuse each other
+/// with a clear error.
 pub const PROTOCOL_VERSION: u16 = 8;
 
 /// Receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's `nccl_net.h`).
 pub const SLOTS: usize = 32;
 
-/// Sub-receives of one grouped receive (as many as NCCL's own transport takes: `NCCL_NET_IB_MAX_RECVS`).
+/// Sub-receives of one grouped receive, as many as in NCCL's own transport
+/// (`NCCL_NET_IB_MAX_RECVS`).
 pub const PARTS: usize = 8;
 
-/// Rails of one connection: as many remote keys as fit into a CTS entry.
+/// Rails of one connection: limited by the remote keys that fit into a CTS entry.
 pub const MAX_RAILS: usize = 8;
 
-/// Rails one host may offer in a handshake.
+/// Rails that one host may list in a handshake.
 pub const MAX_OFFERED_RAILS: usize = 32;

@@ -1,63 +1,66 @@
-//! Frames of the TCP streams that carry a connection's data where no rail reaches the peer.
+//! Frames of the TCP streams that carry a connection's data if no rail reaches the peer.
 //!
-//! Every frame is [`FRAME_BYTES`] long. A data frame is followed by the bytes that it announces. Grants go from the receiving to the sending
-//! side by the first stream, one for each part of a receive, a receive's parts in their order. Each side ends a stream with [`Frame::Bye`].
+//! Every frame is [`FRAME_BYTES`] long; the bytes of a chunk follow its data frame. Grants flow
+//! from the receiving to the sending side on the first stream, one for each part of a receive, in
+//! the order of the parts. Each side ends a stream with [`Frame::Bye`].
 
 use super::PARTS;
 use super::codec::{Malformed, Reader};
 use super::cts::MAX_RECEIVE_BYTES;
 use super::fields::ranged;
 
-/// Bytes of a frame, without what a data frame announces.
+/// Size of a frame, without the chunk that follows a data frame.
 pub const FRAME_BYTES: usize = 32;
-/// The most that one data frame announces.
+/// Largest chunk after one data frame.
 pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
-/// Chunks begin at multiples of this in their message: a line of LL128, whose words have an order, is never in two.
+/// Chunks start at multiples of this in their message, so that no LL128 line, whose words are
+/// ordered, is split across chunks.
 pub const LINE_BYTES: u64 = 128;
-/// Streams of a connection.
+/// Largest number of streams of a connection.
 pub const MAX_STREAMS: usize = 8;
 
-/// Begins every frame: bytes that were counted wrongly show at once.
+/// Start of every frame, so that a wrong byte count is detected immediately.
 const MARK: u16 = 0x7453;
 
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
-    /// From the sending side: bytes of a message follow.
+    /// From the sending side: a chunk of a message follows.
     Data(Data),
     /// From the receiving side: one part of a receive may be sent.
     Grant(Grant),
-    /// Nothing follows on this stream.
+    /// Last frame of this side on the stream.
     Bye,
 }
 
 /// A chunk of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Data {
-    /// The receive that the message is for.
+    /// Number of the receive that the message is for.
     pub sequence: u64,
-    /// Which part of it, below [`PARTS`].
+    /// Part of the receive, below [`PARTS`].
     pub part: u8,
-    /// Where the chunk begins in the message, a multiple of [`LINE_BYTES`].
+    /// Offset of the chunk in the message, a multiple of [`LINE_BYTES`].
     pub offset: u64,
-    /// Bytes that follow, at most [`MAX_CHUNK_BYTES`]; none in the one chunk of an empty message.
+    /// Size of the chunk, at most [`MAX_CHUNK_BYTES`]; 0 only for an empty message, which has one
+    /// chunk.
     pub bytes: u32,
-    /// The message's size, at most [`MAX_RECEIVE_BYTES`].
+    /// Size of the message, at most [`MAX_RECEIVE_BYTES`].
     pub total: u64,
 }
 
-/// A part of a receive.
+/// Permission to send one part of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The receive's number on this connection, from 0.
+    /// Number of the receive on this connection, from 0.
     pub sequence: u64,
-    /// Which part of it.
+    /// Part of the receive.
     pub part: u8,
-    /// How many parts it has: 1 to [`PARTS`].
+    /// Number of the receive's parts: 1 to [`PARTS`].
     pub parts: u8,
     /// NCCL's tag.
     pub tag: i32,
-    /// Room in bytes, at most [`MAX_RECEIVE_BYTES`].
+    /// Buffer size in bytes, at most [`MAX_RECEIVE_BYTES`].
     pub room: u64,
 }
 
@@ -66,7 +69,7 @@ const GRANT: u8 = 2;
 const BYE: u8 = 3;
 
 impl Frame {
-    /// The frame's bytes. Allocates nothing.
+    /// Encodes the frame. Allocates nothing.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let (kind, part, word, sequence, first, second) = match *self {
             Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
@@ -86,7 +89,7 @@ impl Frame {
         frame
     }
 
-    /// Reads a frame.
+    /// Decodes a frame.
     ///
     /// # Errors
     /// [`Malformed`] names the field.
@@ -120,7 +123,7 @@ impl Data {
         ranged("part of a message", u64::from(part), 0, PARTS as u64 - 1)?;
         ranged("message size", total, 0, MAX_RECEIVE_BYTES)?;
         ranged("chunk size", u64::from(bytes), u64::from(total > 0), u64::from(MAX_CHUNK_BYTES).min(total))?;
-        // At least one byte follows wherever there are any, so an empty message's chunk is at 0.
+        // A chunk is empty only if the message is, so an empty message's chunk has offset 0.
         ranged("chunk offset", offset, 0, total - u64::from(bytes))?;
         if !offset.is_multiple_of(LINE_BYTES) {
             return Err(Malformed::Value { what: "chunk offset", value: offset });
@@ -155,7 +158,7 @@ mod tests {
             prop_assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
         }
 
-        /// What is taken is what was meant: every byte of a frame counts.
+        /// Decoding is exact: every byte of an accepted frame is significant.
         #[test]
         fn any_bytes_are_answered(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
             let mut changed = frame.encode();
