@@ -1,17 +1,21 @@
-//! The order of this processor's loads of memory that a device or a GPU writes, and of its stores to memory that one reads.
+//! Memory barriers between this processor and devices or GPUs: for loads of memory that they write,
+//! and stores to memory that they read.
 
-/// Loads behind this call see memory no older than loads before it saw.
+/// Orders loads: loads after this call see memory at least as new as loads before it.
 ///
-/// A GPU writes a message, then a flag. NCCL loads the flag with a plain load and calls `isend`, and a small message is copied into its
-/// work request by loads of this processor. Arm may satisfy those first, and send bytes from before the flag. x86 keeps loads in
-/// order, so there it only holds the compiler back.
+/// A GPU writes a message, then a flag. NCCL loads the flag with a plain load and calls `isend`,
+/// which copies a small message into its work request with loads of this processor. Arm may execute
+/// those loads before the load of the flag, and would then send bytes from before the flag. x86
+/// keeps loads in order, so there the call is only a compiler barrier.
 ///
-/// The barrier is the one that rdma-core has for memory that devices write (`udma_from_device_barrier`, util/udma_barrier.h):
-/// `dmb oshld` orders against observers of the outer shareable domain too, where `fence(Acquire)` (`dmb ishld`) stops at the inner one.
+/// The barrier is the one that rdma-core uses for memory that devices write
+/// (`udma_from_device_barrier`, util/udma_barrier.h). `dmb oshld` also covers observers in the
+/// outer shareable domain, while `fence(Acquire)` (`dmb ishld`) covers only the inner one.
 #[inline(always)]
 pub fn order_loads() {
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier touches no memory, register or flag. It is not declared `nomem`, so the compiler moves no access across it.
+    // SAFETY: a barrier changes no memory, register or flag. Without `nomem`, the compiler moves no
+    // memory access across it.
     unsafe {
         std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
     }
@@ -19,10 +23,12 @@ pub fn order_loads() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
 }
 
-/// Stores behind this call are seen after stores before it, by a GPU too: those before it are a message's bytes, the one behind it is their
-/// flag. Arm may show the flag first; x86 keeps stores in order, so there it only holds the compiler back.
+/// Orders stores: stores before this call become visible before stores after it, also to a GPU. The
+/// stores before it are a message's bytes, the store after it is the message's flag. Arm may make
+/// the flag visible first. x86 keeps stores in order, so there the call is only a compiler barrier.
 ///
-/// The barrier is rdma-core's for memory that devices read (`udma_to_device_barrier`, util/udma_barrier.h).
+/// The barrier is the one that rdma-core uses for memory that devices read
+/// (`udma_to_device_barrier`, util/udma_barrier.h).
 #[inline(always)]
 pub fn order_stores() {
     #[cfg(target_arch = "aarch64")]

@@ -1,4 +1,4 @@
-//! An opened device, and its protection domain.
+//! Opened devices and their protection domains.
 
 use std::mem::{offset_of, size_of};
 use std::ptr::NonNull;
@@ -9,23 +9,25 @@ use super::library::{Device, Library, Pointer};
 use crate::error::{Error, Result};
 use verbs_sys::*;
 
-/// An opened device. It closes when the last object on it is gone.
+/// An opened device. It closes when the last object on it is dropped.
 pub struct Context {
     pub(super) library: &'static Library,
     pub(super) raw: NonNull<ibv_context>,
     name: String,
     limits: Limits,
     ports: u8,
-    /// Read from the context once: the library fills them in while it opens the device, and never again.
+    /// Copied from the context when it is opened: the library fills them in then and never changes
+    /// them.
     pub(super) operations: Operations,
-    /// Set once the log says that queue pairs have no thread domain; in the second place, that they have.
+    /// Set once the log has said that queue pairs have no thread domain (index 0), or that they
+    /// have one (index 1).
     pub(super) told_of_doorbells: [AtomicBool; 2],
 }
 
-/// What a device can hold.
+/// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Work requests on one queue of a QP.
+    /// Work requests on one work queue of a QP.
     pub max_qp_wr: u32,
     /// Entries of one CQ.
     pub max_cqe: u32,
@@ -33,7 +35,7 @@ pub struct Limits {
     pub max_qp: u32,
 }
 
-/// The provider's functions of the data path, which verbs.h calls through the context.
+/// The provider's data-path functions, which verbs.h calls through the context.
 #[derive(Clone, Copy)]
 pub(super) struct Operations {
     pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
@@ -41,28 +43,30 @@ pub(super) struct Operations {
     pub(super) post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
 }
 
-// SAFETY: libibverbs' objects may be used from every thread (ibv_open_device's context and everything made from it); what
-// needs one thread at a time (posting, polling) takes `&mut` of its own object.
+// SAFETY: libibverbs' objects may be used from every thread, and so may an opened context and
+// everything made from it. Operations that need one thread at a time (post, poll) take `&mut` of
+// their object.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Device {
-    /// Opens the device and asks for its limits.
+    /// Opens the device and queries its limits.
     ///
     /// # Errors
-    /// [`Error::Os`] when it cannot be opened or asked, [`Error::Missing`] when its provider lacks a function.
+    /// [`Error::Os`] if it cannot be opened or queried, [`Error::Missing`] if its provider lacks a
+    /// function.
     pub fn open(&self) -> Result<Arc<Context>> {
         // SAFETY: the device belongs to the list that `self` keeps alive.
         unsafe { Context::open(self.library(), self.raw, self.name()) }
     }
 }
 
-/// Why a device cannot be opened.
+/// Describes why a device cannot be opened.
 fn cannot_open(name: &str, error: &std::io::Error) -> Error {
     Error::os(
         match error.raw_os_error() {
-            // What the kernel answers where a control group's rules for devices leave it out.
+            // The kernel's answer if the device rules of the control group exclude the device.
             Some(libc::EPERM) => format!("cannot open {name}: the device rules of this container leave it out"),
             _ => format!("cannot open {name} (check that /dev/infiniband exists and that this user may open it)"),
         },
@@ -74,14 +78,14 @@ impl Context {
     /// # Safety
     /// `device` is a device of `library` whose list is alive.
     pub(super) unsafe fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<Arc<Self>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(raw) = NonNull::new(unsafe { (library.open_device)(device) }) else {
             return Err(cannot_open(name, &std::io::Error::last_os_error()));
         };
         let close = CloseOnError { close: library.close_device, raw };
-        // SAFETY: an integer struct, for which zero is a value.
+        // SAFETY: a struct of integers; all zero is a valid value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, and the struct is ours to write.
+        // SAFETY: the context is open, and the struct is a local.
         let status = unsafe { (library.query_device)(raw.as_ptr(), &raw mut attributes) };
         if status != 0 {
             return Err(Error::Os { what: format!("cannot query {name}"), errno: status });
@@ -105,47 +109,51 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// The library that it was opened with.
+    /// Returns the library that opened the device.
     pub fn library(&self) -> &'static Library {
         self.library
     }
 
-    /// The kernel's name of the device.
+    /// Returns the kernel's name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the device can hold.
+    /// Returns the device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How many ports the device has; they count from 1.
+    /// Returns the number of ports; they are numbered from 1.
     pub fn ports(&self) -> u8 {
         self.ports
     }
 
-    /// The extended context around this one, where the library has it and it reaches to the member at `offset`
-    /// (`verbs_get_ctx_op` of verbs.h: the struct grows at its front, and `sz` is how far it goes back).
+    /// Returns the extended context around this one, if there is one and it includes the member at
+    /// `offset` (`verbs_get_ctx_op` in verbs.h). The struct grows at its front, and `sz` is the
+    /// size that the library's version has.
     pub(super) fn extended(&self, offset: usize) -> Option<NonNull<verbs_context>> {
         const EXTENDED: usize = usize::MAX;
         // SAFETY: the context is open.
         if unsafe { (*self.raw.as_ptr()).abi_compat } as usize != EXTENDED {
             return None;
         }
-        // SAFETY: the mark just read says that the context is the last member of a `verbs_context`.
+        // SAFETY: the marker just read means that the context is the last member of a
+        // `verbs_context`.
         let extended = unsafe { self.raw.byte_sub(offset_of!(verbs_context, context)) }.cast::<verbs_context>();
-        // SAFETY: `sz` stands straight before the context in every version; the struct's front may lie outside.
+        // SAFETY: every version has `sz` directly before the context. Earlier members may lie
+        // outside the library's struct.
         let bytes = unsafe { (&raw const (*extended.as_ptr()).sz).read() };
         (bytes >= size_of::<verbs_context>() - offset).then_some(extended)
     }
 }
 
-/// Reads the function pointer `$member` of the extended context, if it is there and not null.
+/// Reads the function pointer `$member` of the extended context, if the library has it and it is
+/// not null.
 macro_rules! extended_operation {
     ($context:expr, $member:ident) => {
         $context.extended(std::mem::offset_of!(verbs_context, $member)).and_then(|extended| {
-            // SAFETY: the library's struct reaches to this member, and is alive with the context.
+            // SAFETY: the library's struct includes this member and lives as long as the context.
             unsafe { (&raw const (*extended.as_ptr()).$member).read() }
         })
     };
@@ -154,13 +162,14 @@ pub(super) use extended_operation;
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened by us; every object on it holds an `Arc` of this and is gone.
+        // SAFETY: opened by this type; every object on it held an `Arc` of this and has been
+        // dropped.
         let status = unsafe { (self.library.close_device)(self.raw.as_ptr()) };
         note_failure("ibv_close_device", &self.name, status);
     }
 }
 
-/// A protection domain: memory and QPs of one domain may be used together.
+/// A protection domain. Only memory and QPs of the same domain can be used together.
 pub struct Pd {
     pub(super) raw: NonNull<ibv_pd>,
     context: Arc<Context>,
@@ -172,10 +181,10 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// A new domain on `context`.
+    /// Allocates a domain on `context`.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })
@@ -183,7 +192,7 @@ impl Pd {
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
-    /// The device that the domain is on.
+    /// Returns the device that the domain is on.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -191,13 +200,15 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; every MR and QP in it holds an `Arc` of this and is gone.
+        // SAFETY: allocated by this type; every MR and QP in it held an `Arc` of this and has been
+        // dropped.
         let status = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
         note_failure("ibv_dealloc_pd", self.context.name(), status);
     }
 }
 
-/// A destructor that fails leaks kernel memory until the process ends; there is nobody to hand an error to.
+/// Logs the failure of a destructor, which has no caller to return an error to. The object leaks
+/// kernel memory until the process ends.
 pub(super) fn note_failure(call: &str, device: &str, status: i32) {
     if status != 0 {
         tracing::debug!("{call} on {device} failed with errno {status}");
@@ -211,7 +222,7 @@ struct CloseOnError {
 
 impl Drop for CloseOnError {
     fn drop(&mut self) {
-        // SAFETY: opened just before, and nothing was made on it.
+        // SAFETY: opened just before, with no objects on it.
         unsafe { (self.close)(self.raw.as_ptr()) };
     }
 }
@@ -219,7 +230,7 @@ impl Drop for CloseOnError {
 /// # Safety
 /// `context` is open.
 unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operations> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe {
         let table = &raw const (*context.as_ptr()).ops;
         ((*table).poll_cq, (*table).post_send, (*table).post_recv)
@@ -230,7 +241,7 @@ unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operat
     }
 }
 
-/// The library's counts are signed; none is negative.
+/// Converts one of the library's counts, which are signed but never negative.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

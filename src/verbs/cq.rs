@@ -8,21 +8,21 @@ use super::context::{Context, note_failure};
 use crate::error::{Error, Result};
 use verbs_sys::*;
 
-/// A completion queue; completions of several QPs may go to one.
+/// A completion queue. Several QPs may share one.
 ///
-/// It is not created as single-threaded (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`): mlx5 heeds that only when polled through
-/// `ibv_start_poll`, not through `ibv_poll_cq`; and its lock is what makes destroying a QP on one thread right while
-/// another polls.
+/// It is not created as single-threaded (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`). mlx5 honours that
+/// flag only for `ibv_start_poll`, not for `ibv_poll_cq`. And the queue's lock makes it safe to
+/// destroy a QP on one thread while another thread polls.
 pub struct Cq {
     pub(super) queue: Arc<Queue>,
     pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
 }
 
-/// The queue itself, which lives until its `Cq` and every QP on it are gone.
+/// The queue itself. It lives until its `Cq` and every QP on it are dropped.
 pub(super) struct Queue {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) context: Arc<Context>,
-    /// Its number in this process, which no other queue gets.
+    /// Number of the queue, unique in this process.
     number: usize,
 }
 
@@ -32,16 +32,17 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Cq {
-    /// A queue with room for at least `entries` completions.
+    /// Creates a queue with room for at least `entries` completions.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses, for example because `entries` is over its limit.
+    /// [`Error::Os`] if the device refuses, for example because `entries` exceeds its limit.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(1);
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let (data, no_channel) = (std::ptr::without_provenance_mut(number), std::ptr::null_mut());
-        // SAFETY: the context is open; the data is a number, which nobody follows; without a channel, no events of completions.
+        // SAFETY: the context is open. The user data is a number that is never dereferenced.
+        // Without a channel there are no completion events.
         let raw = unsafe { (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
@@ -52,7 +53,7 @@ impl Cq {
         Ok(Self { queue, poll_cq: context.operations.poll_cq })
     }
 
-    /// Its number, by which [`super::AsyncEvent::cq`] names it.
+    /// Returns the queue's number, which [`super::AsyncEvent::cq`] refers to.
     pub fn number(&self) -> usize {
         self.queue.number
     }
@@ -60,22 +61,22 @@ impl Cq {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: created by us; every QP on it held an `Arc` of this and is gone.
+        // SAFETY: created by this type; every QP on it held an `Arc` of this and has been dropped.
         let status = unsafe { (self.context.library.destroy_cq)(self.raw.as_ptr()) };
         note_failure("ibv_destroy_cq", self.context.name(), status);
     }
 }
 
-/// Where [`Cq::poll`] puts what it found; made once and used again.
+/// Reusable buffer for the results of [`Cq::poll`].
 pub struct CompletionBuffer(pub(super) [Completion; Self::CAPACITY]);
 
 impl CompletionBuffer {
-    /// How many completions one poll takes at most.
+    /// Largest number of completions that one poll returns.
     pub const CAPACITY: usize = 16;
 
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> Self {
-        // SAFETY: integers and a union of integers, for which zero is a value.
+        // SAFETY: integers and a union of integers; all zero is a valid value.
         Self(unsafe { std::mem::zeroed() })
     }
 }
@@ -86,51 +87,53 @@ impl Default for CompletionBuffer {
     }
 }
 
-/// A work request that is done, or failed. Of a failed one, only `wr_id`, `status`, `vendor_error` and `qp_num` mean
-/// anything.
+/// A completed or failed work request. If it failed, only `wr_id`, `status`, `vendor_error` and
+/// `qp_num` are defined.
 #[repr(transparent)]
 pub struct Completion(ibv_wc);
 
-/// What a failed work request blames.
+/// Likely cause of a failed work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// The path, or that the QP had failed before.
+    /// The path, or an earlier failure of the QP.
     Path,
-    /// What was asked for: a length or address that is not allowed, on any QP.
+    /// The request: a length or address that is not allowed on any QP.
     Request,
-    /// A key: it is wrong, or it is that of a device that is being taken away. Linux destroys what a program has made there newest first,
-    /// and so the registrations of buffers before the QPs (`__uverbs_cleanup_ufile` in drivers/infiniband/core/rdma_core.c).
+    /// A key. It is wrong, or its device is being removed: Linux destroys a program's objects on
+    /// the device newest first, and so the registrations of buffers before the QPs
+    /// (`__uverbs_cleanup_ufile` in drivers/infiniband/core/rdma_core.c).
     Key,
-    /// One or the other. "Invalid request" is also what a responder says of a packet out of its turn or of the wrong length within a
-    /// message (`check_op_seq` and `check_rkey` in Linux's rxe_resp.c), and soft-RoCE comes to that now and then where rails are pulled
-    /// under load.
+    /// The path or the request. A responder also reports "invalid request" for an out-of-order
+    /// packet or one with the wrong length within a message (`check_op_seq` and `check_rkey` in
+    /// Linux's rxe_resp.c). Soft-RoCE does so occasionally when rails are pulled under load.
     Either,
 }
 
 impl Completion {
-    /// What the work request was posted with.
+    /// Returns the id that the work request was posted with.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// `enum ibv_wc_status`: 0 when it succeeded.
+    /// Returns the `enum ibv_wc_status`: 0 for success.
     #[inline]
     pub fn status(&self) -> u32 {
         self.0.status
     }
 
-    /// The status in words.
+    /// Returns the status as text.
     pub fn status_text(&self) -> &'static str {
         status_text(self.0.status)
     }
 
-    /// Whether the peer acknowledged nothing: what was sent, or its answer, got lost on the way.
+    /// Returns true if the peer acknowledged nothing: the packets or the acknowledgements were
+    /// lost.
     pub fn is_unacknowledged(&self) -> bool {
         self.0.status == IBV_WC_RETRY_EXC_ERR
     }
 
-    /// What its status blames; of no use for one that succeeded.
+    /// Returns the likely cause of a failure. Meaningless for success.
     pub fn blame(&self) -> Blame {
         match self.0.status {
             IBV_WC_LOC_LEN_ERR | IBV_WC_MW_BIND_ERR | IBV_WC_LOC_ACCESS_ERR => Blame::Request,
@@ -140,32 +143,32 @@ impl Completion {
         }
     }
 
-    /// Whether it is a write with immediate data that came from the peer.
+    /// Returns true for a write with immediate data from the peer.
     #[inline]
     pub fn is_receive_immediate(&self) -> bool {
         self.0.opcode == IBV_WC_RECV_RDMA_WITH_IMM
     }
 
-    /// How many bytes the peer wrote, for a receive.
+    /// Returns the number of bytes that the peer wrote, for a receive.
     #[inline]
     pub fn bytes(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The immediate data, as the peer passed it to its write.
+    /// Returns the immediate data as the peer passed it to its write.
     #[inline]
     pub fn immediate(&self) -> u32 {
         // SAFETY: both members of the union are 32 plain bits.
         u32::from_be(unsafe { self.0.__bindgen_anon_1.imm_data })
     }
 
-    /// The number of the QP it was posted to.
+    /// Returns the number of the QP that the work request was posted to.
     #[inline]
     pub fn qp_num(&self) -> u32 {
         self.0.qp_num
     }
 
-    /// The vendor's own code for the error.
+    /// Returns the vendor's error code.
     pub fn vendor_error(&self) -> u32 {
         self.0.vendor_err
     }

@@ -1,5 +1,5 @@
-//! What is called for every message: posting writes and receives, and polling. Nothing here allocates or formats, save
-//! where a call has failed.
+//! Operations for each message: posting writes and receives, and polling. They allocate and format
+//! only after a failed call.
 
 use std::ptr::null_mut;
 
@@ -10,49 +10,53 @@ use super::qp::{Prepared, Qp};
 use crate::error::{Error, Quick};
 use verbs_sys::*;
 
-/// Memory of the peer.
+/// An address in the peer's memory, with its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remote {
-    /// Its address there.
+    /// Address in the peer.
     pub addr: u64,
-    /// The peer's key for it.
+    /// The peer's key for the memory.
     pub rkey: u32,
 }
 
 /// An RDMA write from registered memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Write {
-    /// Where the bytes are.
+    /// Address of the bytes.
     pub local_addr: u64,
-    /// How many; with 0 the address and key are not looked at.
+    /// Number of bytes. If 0, the address and key are ignored.
     pub bytes: u32,
-    /// The key of the registration that they are in.
+    /// Key of the registration that contains the bytes.
     pub lkey: u32,
-    /// Where they go.
+    /// Destination.
     pub remote: Remote,
-    /// A word that the peer gets with a completion, once the bytes are there.
+    /// A word that the peer receives in a completion once the bytes have arrived.
     pub immediate: Option<u32>,
-    /// Comes back in the completion.
+    /// Identifier returned in the completion.
     pub wr_id: u64,
-    /// Whether success makes a completion. Failure always does.
+    /// True to get a completion on success. A failure always produces one.
     pub signaled: bool,
 }
 
 impl Qp {
-    /// Posts a write. The bytes are read some time before its completion, or that of a later one on this QP.
+    /// Posts a write. The bytes are read at any time before its completion, or that of a later
+    /// write on this QP.
     ///
     /// # Errors
-    /// [`Error::Os`] when the QP does not take it: `ENOMEM` for a full queue, others for a QP in the wrong state.
+    /// [`Error::Os`] if the QP refuses it: `ENOMEM` for a full queue, other codes for a QP in the
+    /// wrong state.
     #[inline(always)]
     pub fn write(&mut self, write: &Write) -> Quick<()> {
         self.post_write(write, 0)
     }
 
-    /// Posts a write whose bytes are copied into the work request: `bytes` is free again when this returns. They are read after
-    /// whatever the caller has read before, such as the flag by which a GPU says that they are there.
+    /// Posts a write with its bytes copied into the work request, so `bytes` is free when this
+    /// returns. They are read after everything that the caller has read before, such as the flag by
+    /// which a GPU announces them.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there are more bytes than [`Qp::inline_bytes`]; else as [`Qp::write`].
+    /// [`Error::Argument`] if there are more bytes than [`Qp::inline_bytes`]; otherwise as
+    /// [`Qp::write`].
     #[inline(always)]
     pub fn write_inline(
         &mut self,
@@ -66,16 +70,17 @@ impl Qp {
             return Err(self.too_long_for_inline(bytes.bytes));
         }
         let (local_addr, bytes) = (bytes.addr, bytes.bytes);
-        // The provider copies with loads of this processor.
+        // The provider copies the bytes with loads of this processor.
         order_loads();
         self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 
-    /// Posts `count` receives without memory, for as many writes with immediate data; each completes with `wr_id`.
+    /// Posts `count` receives without memory, for the same number of writes with immediate data.
+    /// Each completes with `wr_id`.
     ///
     /// # Errors
-    /// [`Error::Argument`] when `count` is over what the queue was made for, [`Error::Os`] when the QP does not take them
-    /// (some may then be posted).
+    /// [`Error::Argument`] if `count` exceeds the queue's size, [`Error::Os`] if the QP refuses
+    /// them (some may then be posted).
     #[inline(always)]
     pub fn post_receives(&mut self, count: u32, wr_id: u64) -> Quick<()> {
         let count = count as usize;
@@ -96,7 +101,8 @@ impl Qp {
             }
         }
         let mut refused = null_mut();
-        // SAFETY: the QP is alive, and the chain ends within the array. The provider copies what it needs of it.
+        // SAFETY: the QP is alive, and the chain ends within the array. The provider copies the
+        // requests.
         let status = unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
         if status != 0 {
             return Err(self.refused("cannot post receives", status));
@@ -108,7 +114,8 @@ impl Qp {
     fn post_write(&mut self, write: &Write, flags: ibv_send_flags) -> Quick<()> {
         let Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled } = *write;
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        // Only what differs from one write to the next is written; the rest was when the QP was made.
+        // Sets only the fields that differ between writes; the others were set when the QP was
+        // made.
         let Prepared { request, segment } = &mut *self.prepared;
         *segment = ibv_sge { addr: local_addr, length: bytes, lkey };
         request.wr_id = wr_id;
@@ -122,8 +129,9 @@ impl Qp {
         request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.addr, rkey: remote.rkey };
         request.sg_list = segment;
         let mut refused = null_mut();
-        // SAFETY: the QP is alive; the request and its segment live as long as the QP, and the provider copies them. The NIC
-        // reads only memory that a registration covers; inline, the provider reads what is readable for the call.
+        // SAFETY: the QP is alive. The request and its segment live as long as the QP, and the
+        // provider copies them. The NIC reads only memory that a registration covers; inline, the
+        // provider reads memory that is readable during the call.
         let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
             return Err(self.refused("cannot post a write", status));
@@ -133,7 +141,7 @@ impl Qp {
 
     #[cold]
     fn refused(&self, what: &str, status: i32) -> Box<Error> {
-        // The provider returns the errno; a few old ones return -1 and set it.
+        // The provider returns the errno; a few old providers return -1 and set errno.
         let errno = if status > 0 { status } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
         Box::new(Error::Os { what: format!("{what} on QP {} of {}", self.number(), self.device()), errno })
     }
@@ -150,14 +158,16 @@ impl Qp {
 }
 
 impl Cq {
-    /// What has completed since the last poll, oldest first, at most as many as the buffer holds.
+    /// Returns the completions since the last poll, oldest first, at most as many as the buffer
+    /// holds.
     ///
     /// # Errors
-    /// [`Error::Os`] when the queue is broken.
+    /// [`Error::Os`] if the queue has failed.
     #[inline(always)]
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         let first: *mut ibv_wc = buffer.0.as_mut_ptr().cast();
-        // SAFETY: the queue is alive; `Completion` is `ibv_wc`, of which the buffer has as many as said.
+        // SAFETY: the queue is alive. `Completion` has the layout of `ibv_wc`, and the buffer has
+        // CAPACITY of them.
         let found = unsafe { (self.poll_cq)(self.queue.raw.as_ptr(), CompletionBuffer::CAPACITY as i32, first) };
         match usize::try_from(found) {
             Ok(found) => Ok(&buffer.0[..found.min(CompletionBuffer::CAPACITY)]),

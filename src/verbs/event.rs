@@ -1,4 +1,4 @@
-//! What a device says of its own accord: ports that go down, addresses that change, QPs that break.
+//! Asynchronous events of a device: ports that change state, addresses that change, QPs that fail.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,18 +10,19 @@ use verbs_sys::*;
 /// An event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Which event (`enum ibv_event_type`); the constants below name those that matter here.
+    /// Kind of event (`enum ibv_event_type`). The constants below name the kinds that the plugin
+    /// acts on.
     pub kind: u32,
-    /// The port it is about, counted from 1.
+    /// The port concerned, numbered from 1.
     pub port: Option<u8>,
-    /// The number of the QP it is about.
+    /// Number of the QP concerned.
     pub qp_num: Option<u32>,
-    /// The number of the CQ it is about ([`super::Cq::number`]).
+    /// Number of the CQ concerned ([`super::Cq::number`]).
     pub cq: Option<usize>,
 }
 
 impl AsyncEvent {
-    /// The device is gone or broken as a whole.
+    /// The device was removed or has failed.
     pub const DEVICE_FATAL: u32 = IBV_EVENT_DEVICE_FATAL;
     /// A port went down.
     pub const PORT_ERROR: u32 = IBV_EVENT_PORT_ERR;
@@ -30,7 +31,7 @@ impl AsyncEvent {
     /// A port's GID table changed.
     pub const GID_CHANGE: u32 = IBV_EVENT_GID_CHANGE;
 
-    /// The event's name for a person.
+    /// Returns the event's name for log lines.
     pub fn text(&self) -> &'static str {
         match self.kind {
             IBV_EVENT_CQ_ERR => "CQ error",
@@ -53,17 +54,17 @@ impl AsyncEvent {
 }
 
 impl Context {
-    /// The next event of the device, if one is waiting. It does not block.
+    /// Returns the next pending event of the device, without blocking.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device cannot be asked, which is how a device that was removed shows.
+    /// [`Error::Os`] if the events cannot be read, as after the device was removed.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
         if self.event_descriptor() < 0 {
             return Ok(None);
         }
-        // SAFETY: integers and a union of pointers and integers, for which zero is a value.
+        // SAFETY: integers and a union of pointers and integers; all zero is a valid value.
         let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, and the struct is ours to write.
+        // SAFETY: the context is open, and the struct is a local.
         let status = unsafe { (self.library.get_async_event)(self.raw.as_ptr(), &raw mut event) };
         if status != 0 {
             let error = io::Error::last_os_error();
@@ -72,17 +73,18 @@ impl Context {
                 _ => Err(Error::os(format!("cannot read events of {}", self.name()), &error)),
             };
         }
-        // SAFETY: `event` was just filled in.
+        // SAFETY: the library has just filled in `event`, and it is not acknowledged yet.
         let described = unsafe { describe(&event) };
-        // SAFETY: got just above, and acknowledged this once.
+        // SAFETY: `event` came from the call above, and is acknowledged once.
         unsafe { (self.library.ack_async_event)(&raw mut event) };
         Ok(Some(described))
     }
 
-    /// A descriptor that is readable while an event is waiting; none for a stand-in of the library that has no events.
+    /// Returns a descriptor that is readable while an event is pending. `None` for a substitute
+    /// library without events.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.event_descriptor();
-        // SAFETY: the context owns the descriptor and is borrowed for as long.
+        // SAFETY: the context owns the descriptor and stays borrowed while it is used.
         (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })
     }
 
@@ -91,7 +93,7 @@ impl Context {
         if descriptor < 0 {
             return Ok(());
         }
-        // SAFETY: a descriptor that the context owns; these two commands touch nothing but its flags.
+        // SAFETY: the context owns the descriptor, and these two commands only change its flags.
         let failed = unsafe {
             let flags = libc::fcntl(descriptor, libc::F_GETFL);
             flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
@@ -102,7 +104,7 @@ impl Context {
         Ok(())
     }
 
-    /// Negative for a stand-in of the library that has no events.
+    /// Returns the raw descriptor; negative for a substitute library without events.
     fn event_descriptor(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw.as_ptr()).async_fd }
@@ -110,7 +112,8 @@ impl Context {
 }
 
 /// # Safety
-/// `event` came from the library and is not acknowledged yet: until then, destroying the object that it names waits.
+/// `event` came from the library and is not acknowledged yet: until then, the library delays
+/// destruction of the object concerned.
 unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
     let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None, cq: None };
     match event.event_type {
@@ -122,11 +125,11 @@ unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: for these kinds the union holds the QP, which the caller's promise keeps alive.
+            // SAFETY: for these kinds the union holds the QP, which the caller keeps alive.
             described.qp_num = Some(unsafe { (*event.element.qp).qp_num });
         }
         IBV_EVENT_CQ_ERR => {
-            // SAFETY: for this kind the union holds the CQ, which the caller's promise keeps alive.
+            // SAFETY: for this kind the union holds the CQ, which the caller keeps alive.
             described.cq = Some(unsafe { (*event.element.cq).cq_context }.addr());
         }
         IBV_EVENT_PORT_ACTIVE
@@ -152,36 +155,36 @@ mod tests {
     fn an_event_names_what_it_is_about() {
         let port =
             ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 1 }, event_type: IBV_EVENT_PORT_ERR };
-        // SAFETY: the union's member is the one of its kind.
+        // SAFETY: the union holds the member for this kind.
         let described = unsafe { describe(&port) };
         assert_eq!(described, AsyncEvent { kind: AsyncEvent::PORT_ERROR, port: Some(1), qp_num: None, cq: None });
         assert_eq!(described.text(), "port down");
 
-        // SAFETY: integers, pointers and pthread objects that nothing looks at.
+        // SAFETY: integers, pointers and pthread objects that are not used.
         let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
         qp.qp_num = 77;
         let fatal = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { qp: &raw mut qp },
             event_type: IBV_EVENT_QP_FATAL,
         };
-        // SAFETY: the union's member is the one of its kind, and points at a live QP.
+        // SAFETY: the union holds the member for this kind, a live QP.
         assert_eq!(unsafe { describe(&fatal) }.qp_num, Some(77));
 
-        // SAFETY: integers, pointers and pthread objects that nothing looks at.
+        // SAFETY: integers, pointers and pthread objects that are not used.
         let mut cq: ibv_cq = unsafe { std::mem::zeroed() };
         cq.cq_context = std::ptr::without_provenance_mut(5);
         let overrun = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { cq: &raw mut cq },
             event_type: IBV_EVENT_CQ_ERR,
         };
-        // SAFETY: the union's member is the one of its kind, and points at a live CQ.
+        // SAFETY: the union holds the member for this kind, a live CQ.
         assert_eq!(unsafe { describe(&overrun) }.cq, Some(5));
 
         let device = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { port_num: 0 },
             event_type: IBV_EVENT_DEVICE_FATAL,
         };
-        // SAFETY: nothing of the union is read for this kind.
+        // SAFETY: the union is not read for this kind.
         let described = unsafe { describe(&device) };
         assert_eq!((described.port, described.qp_num), (None, None));
     }

@@ -1,4 +1,5 @@
-//! A provider in memory, for the paths that soft-RoCE does not take: older libraries, and mlx5's thread domains.
+//! A fake provider in memory, for code that soft-RoCE does not exercise: older libraries, and
+//! mlx5's thread domains.
 
 #[path = "../../tests/common/heard.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]
@@ -16,15 +17,15 @@ use crate::error::Error;
 use verbs_sys::*;
 
 thread_local! {
-    /// The calls of this test that a provider would remember, in order.
+    /// Calls of this test that create or destroy objects, in order.
     static CALLS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the fake library offers.
+/// Features of the fake library.
 struct Offers {
-    /// `abi_compat`: whether there is a `verbs_context` around the context at all.
+    /// Sets `abi_compat`: true if a `verbs_context` surrounds the context.
     extended: bool,
-    /// The size that the library says its `verbs_context` has, less ours.
+    /// Size that the library reports for its `verbs_context`, minus the size here.
     grown_by: isize,
     gid_table: bool,
     thread_domains: bool,
@@ -57,7 +58,8 @@ fn without_thread_domains_a_plain_domain_does() {
     let plain = ["alloc_pd", "create_cq", "create_qp", "destroy_qp", "dealloc_pd", "destroy_cq", "close_device"];
     assert_eq!(calls_of_a_qp(Offers { thread_domains: false, ..ALL }), plain);
     assert_eq!(calls_of_a_qp(Offers { extended: false, ..ALL }), plain);
-    // A library whose struct ends before these functions; the memory where they would be is not its own.
+    // A library whose struct ends before these functions. The memory where they would be is not
+    // part of it.
     let up_to_its_functions = -(std::mem::offset_of!(verbs_context, alloc_td) as isize) - 8;
     assert_eq!(calls_of_a_qp(Offers { grown_by: up_to_its_functions, ..ALL }), plain);
 }
@@ -136,15 +138,16 @@ fn calls_of_a_qp(offers: Offers) -> Vec<&'static str> {
     let pd = Pd::new(&context).expect("a domain");
     let cq = Cq::new(&context, 16).expect("a CQ");
     let qp = Qp::new(&pd, &cq, QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 }).expect("a QP");
-    // The owners go first; what they own lives on until the QP is gone.
+    // The owners are dropped first; the objects live until the QP is dropped.
     drop((context, pd, cq));
     drop(qp);
     CALLS.take()
 }
 
-/// An opened context of a fake library. It is leaked, as libraries are; so is the struct that the library would free.
+/// Returns an opened context of a fake library. The library is leaked, as real ones are, and so is
+/// the struct that it would free.
 fn fake(offers: Offers) -> Arc<Context> {
-    // SAFETY: integers, pointers and pthread objects that nothing uses, for which zero is a value.
+    // SAFETY: integers, pointers and pthread objects that are not used; all zero is a valid value.
     let mut around: Box<verbs_context> = Box::new(unsafe { std::mem::zeroed() });
     around.sz = size_of::<verbs_context>().wrapping_add_signed(offers.grown_by);
     around.query_port = Some(query_port);
@@ -184,7 +187,8 @@ fn fake(offers: Offers) -> Arc<Context> {
         modify_qp,
         destroy_qp,
     }));
-    // SAFETY: a device of the fake library is the context that its `open_device` gives.
+    // SAFETY: `open_device` of the fake library casts a device to its context, so the context
+    // serves as the device.
     unsafe { Context::open(library, (&raw mut (*around).context).cast(), "fake0") }.expect("it opens")
 }
 
@@ -192,7 +196,7 @@ fn call(name: &'static str) {
     CALLS.with_borrow_mut(|calls| calls.push(name));
 }
 
-/// An object that the library only ever hands back.
+/// Returns a pointer to an object that the library never dereferences.
 fn handle<T>() -> *mut T {
     std::ptr::without_provenance_mut(0x1000)
 }
@@ -236,7 +240,7 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, to: *mut ib
     if port > 2 {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's struct, of at least so many bytes.
+    // SAFETY: the caller's struct, of at least `bytes` bytes.
     unsafe {
         old_query_port(context, port, to.cast());
         (*to).state = IBV_PORT_ACTIVE;
@@ -336,10 +340,10 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, with: *mut ibv_qp_init_attr) -> 
         return refuse();
     }
     call(if pd == parent_domain() { "create_qp in the parent domain" } else { "create_qp" });
-    // Rounded up, as mlx5 does.
+    // Rounded up, as in mlx5.
     // SAFETY: the caller's struct.
     unsafe { (*with).cap.max_inline_data = max_inline_data + 60 };
-    // SAFETY: integers, pointers and pthread objects that nothing uses, for which zero is a value.
+    // SAFETY: integers, pointers and pthread objects that are not used; all zero is a valid value.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 
@@ -350,7 +354,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> i32 {
     0
 }
 
-// What these tests do not call.
+// Functions that these tests do not call.
 
 unsafe extern "C" fn get_device_list(_: *mut i32) -> *mut *mut ibv_device {
     refuse()

@@ -1,4 +1,4 @@
-//! Finding libibverbs and its functions at run time, and the devices that it knows.
+//! Loads libibverbs and its functions at run time, and lists the devices.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -6,11 +6,12 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use verbs_sys::*;
 
-/// How a user gets what is missing; part of the error's text.
+/// Instructions to install the library; part of error texts.
 const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
     in a container: the same packages in the image, and docker run --device /dev/infiniband --ulimit memlock=-1";
 
-/// The functions of libibverbs, looked up once. It is never unloaded: its providers keep threads and mappings of their own.
+/// The functions of libibverbs, looked up once. The library is never unloaded, because its
+/// providers keep threads and mappings of their own.
 pub struct Library {
     pub(super) path: String,
     pub(super) get_device_list: Pointer<fn_ibv_get_device_list>,
@@ -21,7 +22,7 @@ pub struct Library {
     pub(super) close_device: Pointer<fn_ibv_close_device>,
     pub(super) query_device: Pointer<fn_ibv_query_device>,
     pub(super) query_port: Pointer<fn_ibv_query_port>,
-    /// Since rdma-core 32, like the next one.
+    /// Since rdma-core 32, like `query_gid_table`.
     pub(super) query_gid_ex: fn__ibv_query_gid_ex,
     pub(super) query_gid_table: fn__ibv_query_gid_table,
     pub(super) get_async_event: Pointer<fn_ibv_get_async_event>,
@@ -29,7 +30,8 @@ pub struct Library {
     pub(super) alloc_pd: Pointer<fn_ibv_alloc_pd>,
     pub(super) dealloc_pd: Pointer<fn_ibv_dealloc_pd>,
     pub(super) reg_mr: Pointer<fn_ibv_reg_mr>,
-    /// Since rdma-core 28; it alone takes the access flags that a device may ignore, such as relaxed ordering.
+    /// Since rdma-core 28. Only this function supports access flags that a device may ignore, such
+    /// as relaxed ordering.
     pub(super) reg_mr_iova2: fn_ibv_reg_mr_iova2,
     pub(super) dereg_mr: Pointer<fn_ibv_dereg_mr>,
     pub(super) create_cq: Pointer<fn_ibv_create_cq>,
@@ -39,12 +41,13 @@ pub struct Library {
     pub(super) destroy_qp: Pointer<fn_ibv_destroy_qp>,
 }
 
-/// The bindings give each function's type as an `Option`, because C's function pointers may be null; this takes it off.
+/// Type of a non-null C function pointer. The bindings declare each function's type as an `Option`,
+/// because C's function pointers may be null.
 pub(super) type Pointer<F> = <F as Nullable>::Pointer;
 
 /// A C function pointer that may be null.
 pub(super) trait Nullable {
-    /// The same pointer, not null.
+    /// The same pointer type, not null.
     type Pointer;
 }
 
@@ -53,13 +56,15 @@ impl<F> Nullable for Option<F> {
 }
 
 impl Library {
-    /// Loads the library `path` (a name for the dynamic linker, or a file's path) and looks its functions up.
+    /// Loads the library `path` (a name for the dynamic linker, or a file's path) and looks up its
+    /// functions.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the library or one of its functions is not there; the text says how to get it.
+    /// [`Error::Missing`] if the library or one of its functions is missing; the text says how to
+    /// install it.
     pub fn load(path: &str) -> Result<&'static Self> {
         let handle = open(path)?;
-        /// A field's value: the function, or an early return that names it.
+        /// Expands to the function, or to an early return with an error that names it.
         macro_rules! required {
             ($function_type:ty, $name:literal) => {
                 optional!($function_type, $name, c"IBVERBS_1.1").ok_or_else(|| {
@@ -70,8 +75,9 @@ impl Library {
         macro_rules! optional {
             ($function_type:ty, $name:literal, $version:literal) => {{
                 let symbol = look_up(handle, $name, $version);
-                // SAFETY: both are one pointer wide, null is `None`, and the type was made from the library's own header
-                // for the function of this name and version.
+                // SAFETY: both types are one pointer wide, and null is `None`. The type was
+                // generated from the library's own header for the function of this name and
+                // version.
                 unsafe { std::mem::transmute::<*mut c_void, $function_type>(symbol) }
             }};
         }
@@ -102,18 +108,19 @@ impl Library {
         })))
     }
 
-    /// The RDMA devices of this host; none is an empty list, also where the kernel has no RDMA at all.
+    /// Lists the RDMA devices of this host. The list is empty if there are none, and if the kernel
+    /// has no RDMA support.
     ///
     /// # Errors
-    /// [`Error::Os`] when the library cannot list them for another reason.
+    /// [`Error::Os`] if the library cannot list them for another reason.
     pub fn devices(&'static self) -> Result<Vec<Device>> {
         let mut count: c_int = 0;
-        // SAFETY: `count` is ours to write for the call.
+        // SAFETY: `count` is a local, valid during the call.
         let first = unsafe { (self.get_device_list)(&raw mut count) };
         if first.is_null() {
             let error = std::io::Error::last_os_error();
             return match error.raw_os_error() {
-                // What the library says without the kernel's verbs module.
+                // The library's answer if the kernel's verbs module is not loaded.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
                 _ => Err(Error::os(format!("cannot list RDMA devices with {}", self.path), &error)),
             };
@@ -125,7 +132,8 @@ impl Library {
     }
 
     fn device(&'static self, list: &Arc<DeviceList>, raw: *mut ibv_device) -> Device {
-        // SAFETY: `raw` is an entry of the list that `list` keeps; the name is a string inside of it.
+        // SAFETY: `raw` is an entry of the list that `list` keeps alive, and the name is a string
+        // in that entry.
         let name = unsafe { text((self.get_device_name)(raw)) };
         // SAFETY: as above.
         let guid = u64::from_be(unsafe { (self.get_device_guid)(raw) });
@@ -141,29 +149,30 @@ pub struct Device {
     guid: u64,
 }
 
-// SAFETY: a device of the list is not changed after the list was made, and the library may be called from every thread.
+// SAFETY: devices of a list do not change after it was made, and the library may be called from
+// every thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The kernel's name of the device, such as `rocep1s0f0`.
+    /// Returns the kernel's name of the device, such as `rocep1s0f0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The device's node GUID.
+    /// Returns the device's node GUID.
     pub fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// The library that knows it.
+    /// Returns the library that listed the device.
     pub(super) fn library(&self) -> &'static Library {
         self.list.library
     }
 }
 
-/// The array that the library gave; the devices in it are valid as long as it is.
+/// The library's array of devices. They are valid while it exists.
 struct DeviceList {
     library: &'static Library,
     first: *mut *mut ibv_device,
@@ -185,17 +194,19 @@ fn open(path: &str) -> Result<*mut c_void> {
     let name = CString::new(path).map_err(|_| {
         Error::Missing(format!("NCCL_IBVERBS_LIB={path:?} is not a file name; the default is libibverbs.so.1"))
     })?;
-    // SAFETY: `name` is a C string. Loading runs the library's initialisers, which is what the caller asks for.
+    // SAFETY: `name` is a C string. Loading runs the library's initialisers, as the caller intends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        // SAFETY: after a failed dlopen this is its message, valid until the thread's next dl call.
+        // SAFETY: after a failed dlopen this returns its message, valid until the thread's next dl
+        // call.
         let reason = unsafe { text(libc::dlerror()) };
         return Err(Error::Missing(format!("the RDMA library {path} cannot be loaded ({reason}); {HOW_TO_GET}")));
     }
     Ok(handle)
 }
 
-/// The function `name` of the version that the bindings are made for, or of any where the library has no versions.
+/// Looks up the function `name` in the version that the bindings were made for, or unversioned if
+/// the library has no versions.
 fn look_up(handle: *mut c_void, name: &str, version: &CStr) -> *mut c_void {
     let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
     // SAFETY: the handle is open, and both are C strings.

@@ -1,4 +1,4 @@
-//! Memory that the NIC reads and writes: registrations, and regions of our own.
+//! Memory that the NIC reads and writes: registrations, and regions that the plugin allocates.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use verbs_sys::*;
 
 bitflags::bitflags! {
-    /// What may be done with a registered memory (`enum ibv_access_flags`).
+    /// Permitted uses of registered memory (`enum ibv_access_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
         /// This NIC may write it.
@@ -21,12 +21,12 @@ bitflags::bitflags! {
         const REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE;
         /// The peer may read it.
         const REMOTE_READ = IBV_ACCESS_REMOTE_READ;
-        /// Writes may overtake each other on PCIe. A device or library that knows nothing of it ignores it.
+        /// Writes may overtake each other on PCIe. Devices and libraries without support ignore it.
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING;
     }
 }
 
-/// Memory that a caller of the C ABI says is valid until it deregisters it.
+/// Memory that the caller of the C ABI keeps valid until it deregisters it.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory {
     addr: usize,
@@ -34,46 +34,47 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// `len` bytes from `addr` on.
+    /// Describes `len` bytes at `addr`.
     ///
     /// # Safety
-    /// As long as this, a copy of it or an [`Mr`] of it is used, the memory stays mapped, and nothing in this process relies on its
-    /// content staying as it is while a peer may write it.
+    /// While this, a copy of it or an [`Mr`] of it is in use, the memory stays mapped, and no code
+    /// in this process relies on its content staying unchanged while a peer may write it.
     pub unsafe fn from_caller(addr: usize, len: usize) -> Self {
         Self { addr, len }
     }
 
-    /// Addresses that are not to be read or registered.
+    /// Describes addresses that are never read or registered, for tests.
     #[cfg(test)]
     pub fn of_nobody(range: &Range<usize>) -> Self {
         Self { addr: range.start, len: range.len() }
     }
 
-    /// Where it starts.
+    /// Returns the start address.
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Some of it, for this process to read; `None` outside of it.
+    /// Returns a range of the memory for this process to read, or `None` if it is not inside.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         let offset = (addr as usize).checked_sub(self.addr)?;
         let inside = offset.checked_add(bytes as usize)? <= self.len;
-        // It is mapped while this is used: `from_caller`'s promise.
+        // Mapped while in use: guaranteed by `from_caller`'s contract.
         inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
-    /// Some of it, for as long as it is valid itself; `None` outside of it. No bytes lie anywhere.
+    /// Returns a part of the memory with the same validity, or `None` if it is not inside. An empty
+    /// part may be anywhere.
     pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
         let addr = usize::try_from(addr).ok()?;
         let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
@@ -81,31 +82,32 @@ impl HostMemory {
         is_inside.then_some(Self { addr, len: bytes })
     }
 
-    /// It without its first bytes; none where it has no more than these.
+    /// Returns the memory without its first `bytes` bytes; empty if it has no more than those.
     pub fn without_first(&self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
         Self { addr: self.addr + bytes, len: self.len - bytes }
     }
 
-    /// Its first bytes; all of it where it has no more than these.
+    /// Returns the first `bytes` bytes, or all of it if it is shorter.
     pub fn first(&self, bytes: usize) -> Self {
         Self { addr: self.addr, len: bytes.min(self.len) }
     }
 
-    /// No bytes.
+    /// Returns an empty memory.
     pub const fn none() -> Self {
         Self { addr: 0, len: 0 }
     }
 
-    /// The addresses of its bytes; `None` for no bytes, for address 0, or past the end of the address space.
+    /// Returns the address range. `None` if the memory is empty, starts at address 0, or ends past
+    /// the address space.
     pub fn range(&self) -> Option<Range<usize>> {
         let end = self.addr.checked_add(self.len)?;
         (self.len > 0 && self.addr > 0).then_some(self.addr..end)
     }
 }
 
-/// Bytes that this process can read now, though a peer or a GPU may be writing them: for work requests that take their
-/// bytes with them.
+/// Bytes that this process can read now, though a peer or GPU may be writing them. For work
+/// requests that copy their bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Readable<'a> {
     pub(super) addr: u64,
@@ -116,7 +118,8 @@ pub struct Readable<'a> {
 impl<'a> From<&'a [u8]> for Readable<'a> {
     #[inline]
     fn from(bytes: &'a [u8]) -> Self {
-        // A slice too long for the field is too long for any work request, which says so.
+        // A slice too long for the field is also too long for any work request, which then reports
+        // an error.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { addr: bytes.as_ptr() as u64, bytes: length, memory: PhantomData }
     }
@@ -129,37 +132,37 @@ impl<'a> From<&'a [AtomicU64; 8]> for Readable<'a> {
     }
 }
 
-/// A registration of memory with a device; it ends on drop.
+/// A registration of memory with a device. It ends on drop.
 pub struct Mr {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
     pd: Arc<Pd>,
-    /// Memory of our own stays mapped until after the registration has ended.
+    /// Keeps a region allocated by the plugin mapped until the registration has ended.
     _region: Option<Arc<Region>>,
 }
 
-// SAFETY: a registration is not changed after it was made, and may be ended from any thread.
+// SAFETY: a registration does not change after it was made, and may be ended from any thread.
 unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Registers `memory`, so that the NIC may use it as `access` says.
+    /// Registers `memory` for the uses in `access`.
     ///
     /// # Errors
-    /// [`Error::Os`] with the address, the length and the device in its text; where the kernel says that memory is short,
-    /// also with the limit that usually is the cause.
+    /// [`Error::Os`] with the address, length and device in its text. If the kernel reports a lack
+    /// of memory, the text also states the limit that is the usual cause.
     pub fn register(pd: &Arc<Pd>, memory: HostMemory, access: Access) -> Result<Self> {
         Self::register_with(pd, memory, access, None)
     }
 
-    /// The key for work requests on this side.
+    /// Returns the key for work requests of this side.
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The key for work requests of the peer.
+    /// Returns the key for work requests of the peer.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
@@ -167,7 +170,7 @@ impl Mr {
     fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
-            // The plain call would drop the flag in silence.
+            // `ibv_reg_mr` would silently drop the flag.
             return Err(Error::Missing(
                 "relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2".to_owned(),
             ));
@@ -175,7 +178,8 @@ impl Mr {
         let addr = memory.addr as *mut c_void;
         let raw = match library.reg_mr_iova2 {
             Some(reg_mr_iova2) if access.contains(Access::RELAXED_ORDERING) => {
-                // SAFETY: the domain is alive; the memory is valid by `HostMemory`'s promise, and the kernel checks it.
+                // SAFETY: the domain is alive. The memory is valid by `HostMemory`'s contract, and
+                // the kernel checks it.
                 unsafe { reg_mr_iova2(pd.raw.as_ptr(), addr, memory.len, memory.addr as u64, access.bits()) }
             }
             _ => {
@@ -190,7 +194,7 @@ impl Mr {
             let hint = memory_hint(error.raw_os_error().unwrap_or(0));
             Error::os(format!("cannot register {len} bytes at {addr:#x} with {}{hint}", pd.context().name()), &error)
         })?;
-        // SAFETY: the registration is alive, and nobody writes its keys.
+        // SAFETY: the registration is alive, and its keys are never written.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd), _region: region })
     }
@@ -199,28 +203,28 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         let context = self.pd.context();
-        // SAFETY: registered by us, and ended this once.
+        // SAFETY: registered by this type, and ended once.
         let status = unsafe { (context.library.dereg_mr)(self.raw.as_ptr()) };
         note_failure("ibv_dereg_mr", context.name(), status);
     }
 }
 
-/// Page-aligned, zeroed memory of our own that a peer's NIC may write.
+/// Page-aligned, zeroed memory allocated by the plugin, which a peer's NIC may write.
 pub struct Region {
     start: NonNull<AtomicU64>,
     words: usize,
 }
 
-// SAFETY: the memory is only reached as atomics, and unmapped once.
+// SAFETY: the memory is accessed only as atomics, and unmapped once.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of `bytes` (at least 1, rounded up to whole words of 8).
+    /// Allocates `bytes` (at least 1), rounded up to 8-byte words.
     ///
     /// # Errors
-    /// [`Error::Argument`] for 0 bytes, [`Error::Os`] when there is no memory.
+    /// [`Error::Argument`] for 0 bytes, [`Error::Os`] if there is no memory.
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let words = bytes.div_ceil(size_of::<AtomicU64>());
         if words == 0 {
@@ -229,13 +233,14 @@ impl Region {
         let length = words * size_of::<AtomicU64>();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(format!("cannot map {length} bytes")));
         }
-        // A fork would give this process new pages on its next write, while the NIC goes on writing the old ones. Kernels
-        // before 5.12 do that; the later ones copy for the child, so a failure here is no loss.
+        // After a fork, the next write of this process would give it a new page, while the NIC
+        // keeps writing the old one. Kernels before 5.12 do that; later kernels copy the pages for
+        // the child, so a failure here does not matter.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
         let start = NonNull::new(start.cast())
@@ -252,26 +257,27 @@ impl Region {
         Mr::register_with(pd, memory, access, Some(Arc::clone(self)))
     }
 
-    /// Where the region starts.
+    /// Returns the start address of the region.
     pub fn addr(&self) -> u64 {
         self.start.as_ptr() as u64
     }
 
-    /// The region's content. A peer's NIC may write it at any time, so it is atomics.
+    /// Returns the region's content, as atomics because a peer's NIC may write it at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped, zeroed, aligned, of this many words, and only ever reached as atomics.
+        // SAFETY: mapped, zeroed, aligned, with this many words, and accessed only as atomics.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; every registration of it held an `Arc` of this and has ended.
+        // SAFETY: mapped by this type with this length; every registration of it held an `Arc` of
+        // this and has ended.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
     }
 }
 
-/// What to try when the kernel said `errno` to a call that pins memory, or nothing.
+/// Suggests a remedy for `errno` from a call that pins memory; empty if there is none.
 pub(super) fn memory_hint(errno: i32) -> String {
     if errno != libc::ENOMEM {
         return String::new();
@@ -299,10 +305,10 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
     hint
 }
 
-/// `None` for no limit, also where it cannot be asked.
+/// Returns the limit in bytes, or `None` if there is no limit or it cannot be read.
 fn locked_memory_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is ours to write.
+    // SAFETY: the struct is a local.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

@@ -1,11 +1,13 @@
-//! C outward: libibverbs behind owners that are safe to call.
+//! The libibverbs boundary: safe types that own libibverbs' objects.
 //!
-//! The library is loaded at run time ([`Library::load`]), so that a host without it gets an error that says so instead of
-//! a plugin that NCCL silently cannot load. Each object keeps what it stands on alive (a [`Qp`] its [`Cq`] and [`Pd`],
-//! a [`Pd`] its [`Context`], and so on), so every order of dropping is right. What is called for every message
-//! (`datapath.rs`) neither allocates nor formats.
+//! The library is loaded at run time ([`Library::load`]). A host without it gets a clear error
+//! instead of a plugin that NCCL silently cannot load. Each object keeps the objects that it
+//! depends on alive (a [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`], and so on), so they
+//! may be dropped in any order. Operations for each message (`datapath.rs`) neither allocate nor
+//! format.
 //!
-//! Objects may move between threads. A [`Qp`] or [`Cq`] is used by one thread at a time, which `&mut self` sees to.
+//! Objects may move between threads. A [`Qp`] or [`Cq`] is used by one thread at a time, which
+//! `&mut self` enforces.
 #![allow(unsafe_code)]
 
 mod barrier;

@@ -1,4 +1,4 @@
-//! What a port says of itself: state, MTU, speed, and its GID table.
+//! Properties of a port: state, MTU, speed, and its GID table.
 
 use std::mem::size_of;
 
@@ -6,61 +6,62 @@ use super::context::{Context, extended_operation};
 use crate::error::{Error, Result};
 use verbs_sys::*;
 
-/// A port as it is now.
+/// Present properties of a port.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
-    /// Whether it can carry traffic.
+    /// State of the port.
     pub state: PortState,
-    /// What it runs over.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// The path MTU that it carries now, in bytes of RDMA payload (256 to 4096).
+    /// Active path MTU, in bytes of RDMA payload (256 to 4096).
     pub active_mtu_bytes: u32,
-    /// The longest message.
+    /// Largest message, in bytes.
     pub max_message_bytes: u32,
-    /// Width times speed, in megabits per second: what sysfs calls the port's `rate`. 0 when it is not known.
+    /// Width times speed, in megabits per second, equal to the port's `rate` in sysfs. 0 if
+    /// unknown.
     pub speed_mbps: u32,
 }
 
 /// A port's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
-    /// It carries traffic.
+    /// Carries traffic.
     Active,
     /// No link.
     Down,
-    /// Link, but not yet set up.
+    /// The link is up, but the port is not configured yet.
     Init,
-    /// Set up, but not yet active.
+    /// Configured, but not yet active.
     Armed,
     /// Another value of `enum ibv_port_state`.
     Other(u32),
 }
 
-/// What a port runs over.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// Ethernet: RoCE.
     Ethernet,
     /// InfiniBand.
     InfiniBand,
-    /// The device does not say.
+    /// Not reported by the device.
     Unspecified,
 }
 
-/// An address of a port.
+/// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place in the table; it changes when addresses of the network device change.
+    /// Index in the table. It changes when addresses of the network device change.
     pub index: u16,
-    /// The address, in network order.
+    /// The address, in network byte order.
     pub gid: [u8; 16],
-    /// How packets with it look.
+    /// Packet format of the address.
     pub kind: GidKind,
-    /// The network device it belongs to, 0 for none.
+    /// Index of the address's network device; 0 for none.
     pub ifindex: u32,
 }
 
-/// How packets with a GID look.
+/// Packet format of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
@@ -71,20 +72,21 @@ pub enum GidKind {
     RoceV2,
 }
 
-/// `ibv_port_attr` as newer libraries have it. The library is told the struct's size; an older one leaves the rest zero.
+/// `ibv_port_attr` of newer libraries. The caller passes the struct's size to the library; older
+/// ones leave the end zero.
 #[repr(C)]
 struct PortAttributes {
     base: ibv_port_attr,
-    /// The speed where it does not fit `active_speed`'s 8 bits (XDR and later); 0 otherwise.
+    /// The speed if it does not fit into the 8 bits of `active_speed` (XDR and later); otherwise 0.
     active_speed_ex: u32,
     room_to_grow: [u32; 15],
 }
 
 impl Context {
-    /// Port `port` (from 1) as it is now.
+    /// Queries port `port` (from 1).
     ///
     /// # Errors
-    /// [`Error::Os`] when the device cannot be asked, also for a port that it does not have.
+    /// [`Error::Os`] if the query fails, for example because the device has no such port.
     pub fn port(&self, port: u8) -> Result<PortInfo> {
         let attributes = self.port_attributes(port)?;
         let base = &attributes.base;
@@ -105,11 +107,11 @@ impl Context {
         })
     }
 
-    /// The addresses of port `port` (from 1) that are set, in the table's order.
+    /// Returns the entries in use in the GID table of port `port` (from 1), in the table's order.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device cannot be asked, [`Error::Missing`] when the library is too old to say what kind of
-    /// address each is.
+    /// [`Error::Os`] if the query fails, [`Error::Missing`] if the library is too old to report the
+    /// type of each address.
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         let entries = match (self.library.query_gid_table, self.library.query_gid_ex) {
             (Some(query_table), _) => self.whole_gid_table(query_table)?,
@@ -124,17 +126,18 @@ impl Context {
         Ok(entries.iter().filter(|entry| entry.port_num == u32::from(port)).filter_map(gid_entry).collect())
     }
 
-    /// As verbs.h's inline `ibv_query_port`: the exported function of that name knows an old, shorter struct only.
+    /// Queries the port like verbs.h's inline `ibv_query_port`. The exported function of that name
+    /// fills only an old, shorter struct.
     fn port_attributes(&self, port: u8) -> Result<PortAttributes> {
-        // SAFETY: an integer struct, for which zero is a value.
+        // SAFETY: a struct of integers; all zero is a valid value.
         let mut attributes: PortAttributes = unsafe { std::mem::zeroed() };
         let status = match extended_operation!(self, query_port) {
             Some(query_port) => {
                 let bytes = size_of::<PortAttributes>();
-                // SAFETY: the context is open, and the library writes no more than `bytes`.
+                // SAFETY: the context is open, and the library writes at most `bytes`.
                 unsafe { query_port(self.raw.as_ptr(), port, (&raw mut attributes).cast(), bytes) }
             }
-            // SAFETY: the old struct is a prefix of ours.
+            // SAFETY: the old struct is a prefix of `PortAttributes`.
             None => unsafe { (self.library.query_port)(self.raw.as_ptr(), port, (&raw mut attributes).cast()) },
         };
         match status {
@@ -143,7 +146,8 @@ impl Context {
         }
     }
 
-    /// The entries of all ports. The kernel refuses a buffer that could be too short, so it has room for every one.
+    /// Reads the entries of all ports. The buffer has room for the complete tables, because the
+    /// kernel refuses one that could be too small.
     fn whole_gid_table(&self, query_table: QueryGidTable) -> Result<Vec<ibv_gid_entry>> {
         let mut room = 0;
         for port in 1..=self.ports() {
@@ -153,14 +157,14 @@ impl Context {
             return Ok(Vec::new());
         }
         let mut entries: Vec<ibv_gid_entry> = Vec::with_capacity(room);
-        // SAFETY: the context is open, and there is room for as many entries as said, each of the size said.
+        // SAFETY: the context is open, and there is room for `room` entries of the given size.
         let written =
             unsafe { query_table(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
         if written < 0 {
             let errno = i32::try_from(-written).unwrap_or(0);
             return Err(Error::Os { what: format!("cannot read the GID table of {}", self.name()), errno });
         }
-        // SAFETY: the library has written so many, and no more than there is room for.
+        // SAFETY: the library has written `written` entries, and at most `room`.
         unsafe { entries.set_len(written.unsigned_abs().min(room)) };
         Ok(entries)
     }
@@ -169,14 +173,14 @@ impl Context {
         let mut entries = Vec::new();
         let length = u32::try_from(self.port_attributes(port)?.base.gid_tbl_len).unwrap_or(0);
         for index in 0..length {
-            // SAFETY: an integer struct, for which zero is a value.
+            // SAFETY: a struct of integers; all zero is a valid value.
             let mut entry: ibv_gid_entry = unsafe { std::mem::zeroed() };
             let bytes = size_of::<ibv_gid_entry>();
-            // SAFETY: the context is open, and the entry is ours to write, of the size said.
+            // SAFETY: the context is open, and the entry is a local of the given size.
             let status = unsafe { query_entry(self.raw.as_ptr(), u32::from(port), index, &raw mut entry, 0, bytes) };
             match status {
                 0 => entries.push(entry),
-                // An empty place of the table.
+                // An empty entry of the table.
                 libc::ENODATA => {}
                 errno => {
                     let what = format!("cannot read GID {index} of {} port {port}", self.name());
@@ -191,7 +195,7 @@ impl Context {
 type QueryGidTable = super::library::Pointer<fn__ibv_query_gid_table>;
 type QueryGidEntry = super::library::Pointer<fn__ibv_query_gid_ex>;
 
-/// `None` for an empty place, and for a kind that this crate does not know.
+/// Converts an entry. `None` if it is empty or of an unknown kind.
 fn gid_entry(entry: &ibv_gid_entry) -> Option<GidEntry> {
     let kind = match entry.gid_type {
         IBV_GID_TYPE_IB => GidKind::InfiniBand,
@@ -199,7 +203,7 @@ fn gid_entry(entry: &ibv_gid_entry) -> Option<GidEntry> {
         IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
         _ => return None,
     };
-    // SAFETY: every member of the union is 16 plain bytes.
+    // SAFETY: every member of the union is 16 bytes without invalid values.
     let gid = unsafe { entry.gid.raw };
     let index = u16::try_from(entry.gid_index).ok()?;
     (gid != [0; 16]).then_some(GidEntry { index, gid, kind, ifindex: entry.ndev_ifindex })
@@ -215,7 +219,7 @@ fn state(state: ibv_port_state) -> PortState {
     }
 }
 
-/// 0 for a value that is none.
+/// Converts an MTU to bytes; 0 if the value is invalid.
 fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     match mtu {
         IBV_MTU_256..=IBV_MTU_4096 => 128 << mtu,
@@ -223,7 +227,7 @@ fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     }
 }
 
-/// `IB_WIDTH_*` of the kernel's ib_verbs.h; 0 for another.
+/// Converts the kernel's `IB_WIDTH_*` (ib_verbs.h) to a number of lanes; 0 if unknown.
 fn lanes(width: u8) -> u32 {
     match width {
         1 => 1,
@@ -235,8 +239,8 @@ fn lanes(width: u8) -> u32 {
     }
 }
 
-/// `IB_SPEED_*` of the kernel's ib_verbs.h, as its `rate` file counts them: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR;
-/// 0 for another.
+/// Converts the kernel's `IB_SPEED_*` (ib_verbs.h) to Mb/s as in the `rate` file: SDR, DDR, QDR,
+/// FDR10, FDR, EDR, HDR, NDR, XDR; 0 if unknown.
 fn lane_mbps(speed: u32) -> u32 {
     match speed {
         1 => 2_500,

@@ -1,4 +1,4 @@
-//! Queue pairs: making them, and taking them through their states. Posting is in `datapath.rs`.
+//! Queue pairs: creation and state transitions. Posting is in `datapath.rs`.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ pub struct Qp {
     number: u32,
     inline_bytes: u32,
     pub(super) operations: Operations,
-    /// The work request for a write, for `write` to fill in.
+    /// Work request for writes, which `post_write` fills in.
     pub(super) prepared: Box<Prepared>,
-    /// Work requests for `post_receives` to fill in, as many as the queue holds.
+    /// Work requests for `post_receives` to fill in, one for each receive that the queue holds.
     pub(super) receives: Vec<ibv_recv_wr>,
     pd: Arc<Pd>,
     // Fields drop in this order, after the QP itself.
@@ -32,70 +32,72 @@ pub(super) struct Prepared {
     pub(super) segment: ibv_sge,
 }
 
-// SAFETY: the library's objects may move between threads; the pointers in `receives` and `prepared` are only written and used within one
-// call that holds `&mut self`.
+// SAFETY: the library's objects may move between threads. The pointers in `receives` and `prepared`
+// are written and used only within one call that holds `&mut self`.
 unsafe impl Send for Qp {}
-// SAFETY: what takes `&self` only reads plain fields.
+// SAFETY: methods with `&self` only read plain fields.
 unsafe impl Sync for Qp {}
 
-/// What a QP must hold.
+/// Required capacities of a QP.
 #[derive(Debug, Clone, Copy)]
 pub struct QpCaps {
-    /// Writes that are posted and not completed.
+    /// Outstanding writes.
     pub send_requests: u32,
-    /// Receives that are posted and not completed.
+    /// Outstanding receives.
     pub receive_requests: u32,
-    /// The longest write whose bytes travel in the work request itself. A device may give less: [`Qp::inline_bytes`].
+    /// Longest write whose bytes are in the work request itself. A device may allow less:
+    /// [`Qp::inline_bytes`].
     pub inline_bytes: u32,
 }
 
 /// The path to the peer's QP.
 #[derive(Debug, Clone)]
 pub struct Path {
-    /// The port on this side, from 1.
+    /// Port on this side, from 1.
     pub port: u8,
-    /// The path MTU that both sides can carry: 256, 512, 1024, 2048 or 4096.
+    /// Path MTU that both sides support: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
-    /// The number of the peer's QP.
+    /// Number of the peer's QP.
     pub remote_qp: u32,
-    /// The sequence number (24 bits) that the peer's first packet has.
+    /// Sequence number (24 bits) of the peer's first packet.
     pub receive_psn: u32,
-    /// The place of this side's address in its port's table; 0 to 255, which is all that the library's struct holds.
+    /// Index of this side's address in its port's GID table; 0 to 255, the range of the library's
+    /// field.
     pub gid_index: u16,
-    /// The peer's address.
+    /// Address of the peer.
     pub remote_gid: [u8; 16],
-    /// The traffic class of RoCE's IP header (DSCP and ECN).
+    /// Traffic class of RoCE's IP header (DSCP and ECN bits).
     pub traffic_class: u8,
-    /// The service level; its lower 3 bits are the priority of RoCE's VLAN tag.
+    /// Service level; its lower 3 bits are the priority in RoCE's VLAN tag.
     pub service_level: u8,
 }
 
-/// How a QP sends.
+/// Retransmission settings of a QP, and its first sequence number.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// The wait for an acknowledgement is 4.096 us x 2^timeout; 0 (for ever) to 31.
+    /// Acknowledgement timeout of 4.096 us x 2^timeout; 0 (infinite) to 31.
     pub timeout: u8,
-    /// How often a packet is sent again before the QP fails; 0 to 7.
+    /// Number of retransmissions before the QP fails; 0 to 7.
     pub retry_count: u8,
-    /// The sequence number (24 bits) of the first packet.
+    /// Sequence number (24 bits) of the first packet.
     pub send_psn: u32,
 }
 
-/// Receiver-not-ready: wait 0.64 ms (`enum` of the InfiniBand specification, 12), and try again
-/// without end (7). Flow control avoids it, except for shares that are sent again by another rail
-/// (`flow::recovery`). There waiting is better than a broken QP.
+/// Receiver-not-ready: wait 0.64 ms (value 12 in the InfiniBand specification) and retry without
+/// limit (7). Flow control avoids it, except for shares that are resent on another rail
+/// (`flow::recovery`). There waiting is better than a failed QP.
 const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
-/// Reads and atomics in flight; the plugin posts none, and providers want at least one.
+/// RDMA reads and atomics in flight. The plugin posts none, but providers require at least one.
 const MAX_READS: u8 = 1;
 const HOP_LIMIT: u8 = 255;
 
 impl Qp {
-    /// A new QP in `pd`; its completions, of both queues, go to `cq`. Where the device has less room for inline data than
-    /// asked, it gets less, and never more.
+    /// Creates a QP in `pd`. The completions of both work queues go to `cq`. The QP has the inline
+    /// size asked for, or less if the device has less room, but never more.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses.
     pub fn new(pd: &Arc<Pd>, cq: &Cq, caps: QpCaps) -> Result<Self> {
         let context = pd.context();
         let create_qp = context.library.create_qp;
@@ -117,7 +119,7 @@ impl Qp {
             number,
             inline_bytes,
             operations: context.operations,
-            // SAFETY: integers, pointers and unions of them, for which zero is a value.
+            // SAFETY: integers, pointers and unions of them; all zero is a valid value.
             prepared: Box::new(Prepared { request: unsafe { std::mem::zeroed() }, segment: no_segment }),
             receives: vec![empty; caps.receive_requests as usize],
             pd: Arc::clone(pd),
@@ -126,21 +128,21 @@ impl Qp {
         })
     }
 
-    /// The QP's number, which the peer needs.
+    /// Returns the QP's number, which the peer needs.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The longest write that [`Qp::write_inline`] takes.
+    /// Returns the length limit of [`Qp::write_inline`].
     #[inline(always)]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
-    /// RESET to INIT: binds the QP to a port, and lets the peer write.
+    /// Moves the QP from RESET to INIT: binds it to a port and allows the peer to write.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses.
     pub fn init(&mut self, port: u8) -> Result<()> {
         let mut attributes = attributes(IBV_QPS_INIT);
         attributes.port_num = port;
@@ -148,11 +150,11 @@ impl Qp {
         self.modify("INIT", attributes, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     }
 
-    /// INIT to RTR: connects to the peer's QP. From here on the QP receives.
+    /// Moves the QP from INIT to RTR: connects it to the peer's QP. The QP can now receive.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an MTU or GID index that cannot be, [`Error::Os`] when the device refuses, for example
-    /// because it finds no path to the peer's address.
+    /// [`Error::Argument`] for an invalid MTU or GID index, [`Error::Os`] if the device refuses,
+    /// for example because it finds no path to the peer's address.
     pub fn ready_to_receive(&mut self, path: &Path) -> Result<()> {
         let mut attributes = attributes(IBV_QPS_RTR);
         attributes.path_mtu = mtu(path.mtu_bytes)?;
@@ -177,10 +179,11 @@ impl Qp {
         self.modify("RTR", attributes, mask)
     }
 
-    /// RTR to RTS: from here on the QP also sends.
+    /// Moves the QP from RTR to RTS. The QP can now also send.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a time-out or retry count out of range, [`Error::Os`] when the device refuses.
+    /// [`Error::Argument`] for a timeout or retry count out of range, [`Error::Os`] if the device
+    /// refuses.
     pub fn ready_to_send(&mut self, timing: &Timing) -> Result<()> {
         if timing.timeout > 31 || timing.retry_count > 7 {
             return Err(Error::Argument(format!("{timing:?}: the timeout must be 0 to 31 and the retry count 0 to 7")));
@@ -195,15 +198,16 @@ impl Qp {
         self.modify("RTS", attributes, mask)
     }
 
-    /// To ERR: nothing more is sent or taken, and what is posted completes as flushed.
+    /// Moves the QP to ERR: it stops sending and receiving, and posted requests complete as
+    /// flushed.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses.
     pub fn fail(&mut self) -> Result<()> {
         self.modify("ERR", attributes(IBV_QPS_ERR), 0)
     }
 
-    /// The device's name, for error texts.
+    /// Returns the device's name, for error texts.
     pub(super) fn device(&self) -> &str {
         self.pd.context().name()
     }
@@ -225,13 +229,14 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         let context = self.pd.context();
-        // SAFETY: created by us, and destroyed this once.
+        // SAFETY: created by this type, and destroyed once.
         let status = unsafe { (context.library.destroy_qp)(self.raw.as_ptr()) };
         note_failure("ibv_destroy_qp", context.name(), status);
     }
 }
 
-/// A QP and the inline size that it may use: the size asked for, or the largest of its halves that the device takes.
+/// Creates a QP. Returns it with its inline size: the size asked for, halved until the device
+/// accepts it.
 fn create(
     create_qp: Pointer<fn_ibv_create_qp>,
     pd: NonNull<ibv_pd>,
@@ -258,8 +263,8 @@ fn create(
         };
         // SAFETY: the domain and the queue are alive, and the struct lives for the call.
         if let Some(raw) = NonNull::new(unsafe { create_qp(pd.as_ptr(), &raw mut attributes) }) {
-            // mlx5 rounds up (asked for 128 bytes it gives 188: `mlx5_calc_sq_size` in rdma-core's providers/mlx5/verbs.c). What
-            // travels inline is not to depend on that.
+            // mlx5 rounds up (188 for 128 requested bytes: `mlx5_calc_sq_size` in rdma-core's
+            // providers/mlx5/verbs.c). The choice of inline sends must not depend on that.
             return Ok((raw, attributes.cap.max_inline_data.min(inline_bytes)));
         }
         if inline_bytes == 0 {
@@ -275,7 +280,7 @@ fn create(
 }
 
 fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
-    // SAFETY: integers and a union of integers, for which zero is a value.
+    // SAFETY: integers and a union of integers; all zero is a valid value.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attributes.qp_state = state;
     attributes

@@ -1,10 +1,11 @@
-//! Thread domains: a QP that only one thread uses at a time needs none of the provider's own locks.
+//! Thread domains. A QP that is used by one thread at a time does not need the provider's locks.
 //!
-//! They decide about the doorbell too. mlx5 gives a thread domain a BlueFlame register of its own, in a page that
-//! the kernel maps for write combining; where the kernel found that this machine cannot combine writes, it refuses
-//! the page, and mlx5 the thread domain (`mlx5_alloc_td` in rdma-core's providers/mlx5/verbs.c,
-//! `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a
-//! thread domain with a plain doorbell, and libibverbs does not tell the two apart.
+//! A thread domain also determines the doorbell. mlx5 gives it a BlueFlame register of its own, in
+//! a page that the kernel maps for write combining. If the kernel has found that the machine cannot
+//! combine writes, it refuses the page, and mlx5 then refuses the thread domain (`mlx5_alloc_td` in
+//! rdma-core's providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
+//! drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a thread domain with a plain
+//! doorbell, and libibverbs does not show the difference.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,8 +15,9 @@ use super::context::{Context, Pd, extended_operation, note_failure};
 use super::library::Pointer;
 use verbs_sys::*;
 
-/// A protection domain that says "one thread at a time" to the provider (mlx5: no spinlock around the queues, and a
-/// doorbell register of its own). It is for one QP, because then `&mut Qp` is what keeps the promise.
+/// A protection domain that promises the provider one thread at a time (mlx5: no spinlock around
+/// the queues, and a separate doorbell register). Each QP has its own, because `&mut Qp` then
+/// enforces the promise.
 pub(super) struct ThreadDomain {
     /// A protection domain on top of `pd`; memory registered in `pd` is usable through it.
     pub(super) raw: NonNull<ibv_pd>,
@@ -30,10 +32,10 @@ unsafe impl Send for ThreadDomain {}
 unsafe impl Sync for ThreadDomain {}
 
 impl ThreadDomain {
-    /// A thread domain in `pd`. Without one a plain domain does the same more slowly.
+    /// Creates a thread domain in `pd`. A plain domain does the same more slowly.
     ///
     /// # Errors
-    /// The reason in words: the provider has no thread domains, or refused one.
+    /// The reason as text: the provider has no thread domains, or refused one.
     pub(super) fn new(pd: &Arc<Pd>) -> Result<Self, String> {
         let context = pd.context();
         let none = || "its provider has none".to_owned();
@@ -53,10 +55,10 @@ impl ThreadDomain {
             free: None,
             pd_context: std::ptr::null_mut(),
         };
-        // SAFETY: as above; both domains are alive.
+        // SAFETY: the context is open, the struct lives for the call, and both domains are alive.
         let Some(raw) = NonNull::new(unsafe { alloc_parent_domain(context.raw.as_ptr(), &raw mut attributes) }) else {
             let why = refused();
-            // SAFETY: allocated just above, and used by nothing.
+            // SAFETY: allocated just above, and unused.
             let status = unsafe { dealloc_td(thread.as_ptr()) };
             note_failure("ibv_dealloc_td", context.name(), status);
             return Err(why);
@@ -65,9 +67,10 @@ impl ThreadDomain {
     }
 }
 
-/// Logs once for each opening of a device that its queue pairs have thread domains, and once that they have none.
+/// Logs that queue pairs have thread domains, or that they have none: each at most once per opened
+/// device.
 pub(super) fn tell_doorbells(context: &Context, domain: &Result<ThreadDomain, String>) {
-    // Relaxed: two lines at the same moment do no harm.
+    // Relaxed: a duplicated log line is harmless.
     if context.told_of_doorbells[usize::from(domain.is_ok())].swap(true, Ordering::Relaxed) {
         return;
     }
@@ -87,7 +90,8 @@ impl Drop for ThreadDomain {
     fn drop(&mut self) {
         let context = self.pd.context();
         let dealloc_pd: Pointer<fn_ibv_dealloc_pd> = context.library.dealloc_pd;
-        // SAFETY: made by us; the QP in it is destroyed. The parent goes first: it holds a reference on the thread domain.
+        // SAFETY: allocated by this type, and the QP in it is destroyed. The parent domain goes
+        // first, because it holds a reference to the thread domain.
         let (parent, thread) = unsafe { (dealloc_pd(self.raw.as_ptr()), (self.dealloc_td)(self.thread.as_ptr())) };
         note_failure("ibv_dealloc_pd of a parent domain", context.name(), parent);
         note_failure("ibv_dealloc_td", context.name(), thread);
