@@ -1,4 +1,4 @@
-//! Which lane counts in which record.
+//! Assignment of lanes to records.
 
 use super::layout::{Direction, HeaderWord, PEER_BYTES, RAIL_BYTES, RECORDS, State, Word, text_words};
 use super::memory::{MemoryFile, Place};
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many closed connections' records at least stay as they were, for readers that come late.
+/// Minimum number of closed connections' records that stay unchanged, for readers that come late.
 const KEPT: usize = 64;
 
-/// What counts for all connections of a process.
+/// The counters of all connections of a process.
 pub struct Counting {
     book: Mutex<Book>,
     summary: Mutex<Summary>,
@@ -19,25 +19,26 @@ pub struct Counting {
 
 struct Book {
     file: File,
-    /// Of each record that has ever been in use, how often its description has begun or ended to change. The file's own word may be anybody's.
+    /// For each record that has been in use, the number of times its description has started or
+    /// finished changing. Kept here because other processes can overwrite the word in the file.
     sequences: Vec<u64>,
-    /// Records that are free again, the one that has been for longest first.
+    /// Records that are free again, the one that became free first in front.
     free: VecDeque<usize>,
     not_counted: u64,
     connections: u64,
 }
 
 enum File {
-    /// No connection was made yet.
+    /// No connection has been made yet.
     NotYet,
     Made(Arc<MemoryFile>),
-    /// It is not wanted, or cannot be made.
+    /// The file is not wanted, or cannot be created.
     None,
 }
 
-/// What a lane is, for readers.
+/// Description of a lane, for readers.
 pub struct CountedLane {
-    /// The rail here.
+    /// The rail on this host.
     pub rail: String,
     /// The peer's rail.
     pub peer_rail: String,
@@ -45,31 +46,32 @@ pub struct CountedLane {
     pub bits_per_s: u64,
     /// The path MTU of its queue pairs; 0 if it has none yet.
     pub path_mtu_bytes: u32,
-    /// True if it carries from the start.
+    /// True if it works from the start.
     pub carries: bool,
 }
 
-/// Where a lane counts. Whoever counts is the only one who writes the counter: the user of the data path, but for losses.
+/// The counters of one lane. Each counter has one writer: the user of the data path, or for losses
+/// the owner of [`Outages`].
 #[derive(Clone)]
 pub struct Record {
     place: Place<Hold>,
 }
 
-/// Keeps a record for its lane.
+/// Reserves a record for its lane until dropped.
 struct Hold {
     counting: Arc<Counting>,
-    /// In the file; none where it is memory of this process alone.
+    /// Index in the file; `None` for a record in private memory.
     index: Option<usize>,
     is_closed: AtomicBool,
 }
 
-/// The losses of one lane, for whoever watches over it: the only one who counts them.
+/// Counter of one lane's losses. Its owner, which watches the lane, is their only writer.
 pub struct Outages {
     record: Record,
     lost_since: Option<Instant>,
 }
 
-/// The records of a connection's lanes, until it ends.
+/// The records of a connection's lanes, until the connection ends.
 pub struct CountedConnection {
     counting: Arc<Counting>,
     direction: Direction,
@@ -78,7 +80,8 @@ pub struct CountedConnection {
 }
 
 impl Counting {
-    /// With a memory file, which is made with the first connection, or without one.
+    /// Creates counters, with a memory file if wanted. The file is created with the first
+    /// connection.
     pub fn new(wants_file: bool) -> Arc<Self> {
         let file = if wants_file { File::NotYet } else { File::None };
         let (sequences, free, not_counted, connections) = Default::default();
@@ -86,7 +89,7 @@ impl Counting {
         Arc::new(Self { book, summary: Mutex::default() })
     }
 
-    /// One more connection, to a peer's host, with a record for each lane.
+    /// Adds a connection to a peer's host, with a record for each lane.
     pub fn connection(self: &Arc<Self>, direction: Direction, peer: &str, lanes: &[CountedLane]) -> CountedConnection {
         let mut book = lock(&self.book);
         book.connections += 1;
@@ -95,7 +98,8 @@ impl Counting {
         CountedConnection { counting: Arc::clone(self), direction, lanes, has_ended: AtomicBool::new(false) }
     }
 
-    /// Logs what the connections have carried that have ended since this was last called; `by_tcp` are the bytes and messages of those over TCP.
+    /// Logs the totals of connections that have ended since the last call. `by_tcp` holds the bytes
+    /// and messages of connections over TCP.
     pub fn log_summary(&self, by_tcp: (u64, u64)) {
         let lines = std::mem::take(&mut *lock(&self.summary)).lines(by_tcp);
         for line in lines {
@@ -103,7 +107,7 @@ impl Counting {
         }
     }
 
-    /// Where the memory file can be read, if there is one.
+    /// Returns the path to read the memory file, if there is one.
     pub fn path(&self) -> Option<String> {
         match &lock(&self.book).file {
             File::Made(file) => Some(file.path()),
@@ -117,7 +121,7 @@ impl Counting {
 }
 
 impl Book {
-    /// A record for a lane.
+    /// Reserves and describes a record for a lane.
     fn take(&mut self, counting: &Arc<Counting>, direction: Direction, peer: &str, lane: &CountedLane) -> Place<Hold> {
         let hold = |index| Hold { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
         self.make_file();
@@ -160,14 +164,15 @@ impl Book {
     }
 }
 
-/// Says what a record's lane is, with counters that begin at 0.
+/// Writes the description of a record's lane and sets its counters to 0.
 fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Direction, peer: &str, lane: &CountedLane) {
     let set = |word: Word, value: u64| place[word as usize].store(value, Ordering::Relaxed);
     let set_text = |word: Word, text: &[u64]| {
         place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
     };
     set(Word::Sequence, sequence.wrapping_sub(1));
-    // Whoever sees a word of what follows sees the odd number too.
+    // Pairs with the readers' check of the sequence: a reader that sees a later word also sees the
+    // odd sequence.
     fence(Ordering::Release);
     place[Word::State as usize..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let state = if lane.carries { State::Carries } else { State::Lost };
@@ -183,19 +188,21 @@ fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Dire
 }
 
 impl Record {
-    /// Of a lane that nobody has taken into use.
+    /// Returns a record for lanes that are not in use yet; no reader sees it.
     pub fn nowhere() -> Self {
         Self { place: Place::nowhere() }
     }
 
-    /// Adds to a counter. There is one writer, so this is a load and a store; whatever stands there, nothing comes of it.
+    /// Adds to a counter. A load and a store suffice, because there is one writer. Nothing depends
+    /// on the old value, which other processes can change.
     #[inline(always)]
     pub fn add(&self, word: Word, more: u64) {
         let word = &self.place[word as usize];
         word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     }
 
-    /// Counts a write of so many bytes. As two times [`Record::add`], with one look at where the record is.
+    /// Counts a write of `bytes` bytes. Like two calls of [`Record::add`], but finds the record
+    /// only once.
     #[inline(always)]
     pub fn add_write(&self, bytes: u64) {
         let words = &*self.place;
@@ -204,7 +211,7 @@ impl Record {
         writes.store(writes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Raises a counter to a value, if it is less.
+    /// Raises a counter to `value` if it is lower.
     #[inline(always)]
     pub fn raise(&self, word: Word, value: u64) {
         let word = &self.place[word as usize];
@@ -222,11 +229,12 @@ impl Record {
         self.place[word as usize].load(Ordering::Relaxed)
     }
 
-    /// Says what the lane is doing, unless its connection has ended.
+    /// Sets the lane's state, unless its connection has ended.
     fn set_state(&self, state: State) {
         let Some(hold) = self.place.with().filter(|hold| !hold.is_closed.load(Ordering::Relaxed)) else { return };
         self.store_state(state);
-        // Pairs with the one in `close`: of two threads here at once, one sees what the other has done, and `Closed` stays.
+        // Pairs with the fence in `close`. If two threads are here at the same time, one sees the
+        // other's store, and the state stays `Closed`.
         fence(Ordering::SeqCst);
         if hold.is_closed.load(Ordering::Relaxed) {
             self.store_state(State::Closed);
@@ -255,12 +263,12 @@ impl Drop for Hold {
 }
 
 impl Outages {
-    /// Of a lane that carries.
+    /// Creates the counter for a lane that works.
     pub fn of(record: &Record) -> Self {
         Self { record: record.clone(), lost_since: None }
     }
 
-    /// The lane is lost, or its rail was never there.
+    /// Records that the lane is lost, or that its rail was missing from the start.
     pub fn lost(&mut self, now: Instant) {
         if self.lost_since.is_none() {
             self.lost_since = Some(now);
@@ -269,7 +277,7 @@ impl Outages {
         }
     }
 
-    /// The lane carries again, by queue pairs with this path MTU.
+    /// Records that the lane works again, with queue pairs of this path MTU.
     pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
         if let Some(since) = self.lost_since.take() {
             self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
@@ -281,12 +289,13 @@ impl Outages {
 }
 
 impl CountedConnection {
-    /// Where a lane counts, by its number in the connection.
+    /// Returns the record of a lane, by its number in the connection.
     pub fn record(&self, lane: usize) -> Record {
         self.lanes.get(lane).map_or_else(Record::nowhere, |(_, record)| record.clone())
     }
 
-    /// The connection ends: what it has carried goes into the summary. What is counted later, while its peer closes, does not.
+    /// Ends the connection and adds its totals to the summary. Anything counted later, while the
+    /// peer closes, is not in the summary.
     pub fn end(&self) {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;
@@ -317,13 +326,13 @@ impl Drop for CountedConnection {
     }
 }
 
-/// In nanoseconds; enough for 584 years.
+/// Converts a time to nanoseconds; enough for 584 years.
 pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No holder leaves it half-changed.
+    // No holder panics with the value half-changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -353,7 +362,7 @@ mod tests {
         drop(first);
         let records = read(&counting).records;
         assert!(records.iter().all(|record| record.state == State::Closed), "{records:?}");
-        // What comes late counts, and says nothing of a state.
+        // Late counts are added, but the state stays `Closed`.
         held.add(Word::Bytes, 1);
         Outages::of(&held).lost(Instant::now());
         let records = read(&counting).records;
@@ -365,7 +374,7 @@ mod tests {
         );
         let (fresh, mut of_second) = (read(&counting), Vec::new());
         of_second.extend(fresh.records.iter().filter(|record| record.connection == 2));
-        // So many records are left as they were; the next one is new.
+        // KEPT records stay unchanged; the next connection gets new ones.
         assert_eq!(of_second.iter().map(|record| record.index).collect::<Vec<_>>(), [KEPT + 1, KEPT + 2]);
         assert_eq!((of_second[0].state, of_second[1].state), (State::Carries, State::Lost));
         assert_eq!((of_second[1].rail.as_str(), of_second[1].peer.as_str()), ("c:1", "spark-c"));

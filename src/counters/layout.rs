@@ -1,151 +1,161 @@
-//! What stands where in a process's counters, and how a reader takes them apart.
+//! Layout of a process's counters, and a parser for readers.
 //!
-//! A process that has connections keeps one memory file (a memfd named [`FILE_NAME`], sealed against any change of size), which readers find
-//! among the links of `/proc/PID/fd` and read with `pread`. It is a header and a fixed number of records, all 8-byte words in the machine's
-//! own order. A record is one lane of one connection in one direction: what a rail does for it.
+//! A process with connections keeps one memory file: a memfd named [`FILE_NAME`], sealed against
+//! changes of its size. Readers find it among the links of `/proc/PID/fd` and read it with `pread`.
+//! It has a header and a fixed number of records, all in 8-byte words of the machine's byte order.
+//! A record holds the counters of one lane of one connection in one direction.
 //!
-//! Each word has one writer at a time: the thread that has the data path for the counters, the service thread for losses and recoveries and the state
-//! that goes with them, the one that makes or closes the connection for the rest. Nothing is locked, so a reader may see bytes of this moment beside writes of the one before. What describes a record changes only while its
-//! [`Word::Sequence`] is odd; a reader takes a record whose sequence was even and the same before and after it was read.
+//! Each word has one writer at a time: the thread that uses the data path for its counters, the
+//! service thread for losses, recoveries and the state that changes with them, and the thread that
+//! makes or closes the connection for the rest. There are no locks, so a reader may see new bytes
+//! next to an old number of writes. A record's description changes only while its
+//! [`Word::Sequence`] is odd. A reader accepts a record if its sequence was even and was the same
+//! before and after reading.
 //!
-//! A reader believes nothing: whoever runs the process can write anything there. [`Counters::parse`] bounds every number by what was read, and
-//! turns every text into printable characters.
+//! Readers trust nothing, because the owner of the process can write anything into the file.
+//! [`Counters::parse`] limits every number by the bytes that were read and makes every text
+//! printable.
 
-/// What the memory file is called; its link in `/proc/PID/fd` is `/memfd:NAME (deleted)`.
+/// Name of the memory file; its link in `/proc/PID/fd` is `/memfd:NAME (deleted)`.
 pub const FILE_NAME: &str = "nccl-net-spark-counters";
 /// The first word: "NNSCOUNT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NNSCOUNT");
-/// Of this layout. A reader of another version says so, and shows nothing of that process.
+/// Version of this layout. A reader of another version reports that and shows nothing of the
+/// process.
 pub const VERSION: u64 = 1;
-/// Words of the header.
+/// Size of the header in words.
 pub const HEADER_WORDS: usize = 16;
-/// Words of a record: six cache lines, so that two connections never share one.
+/// Size of a record in words: six cache lines, so that two connections never share a line.
 pub const RECORD_WORDS: usize = 48;
-/// Records of a file: 72 connections of four rails in both directions take 576. The pages of unused ones take no memory.
+/// Number of records in a file; 72 connections of four rails in both directions need 576. Unused
+/// records take no memory.
 pub const RECORDS: usize = 4096;
 /// Size of the file in bytes.
 pub const FILE_BYTES: usize = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
-/// Bytes of a rail's name, padded with zeros; a longer one is cut.
+/// Size of a rail's name in bytes, padded with zeros; longer names are cut.
 pub const RAIL_BYTES: usize = 32;
-/// Bytes of a peer's name, padded with zeros; a longer one is cut.
+/// Size of a peer's name in bytes, padded with zeros; longer names are cut.
 pub const PEER_BYTES: usize = 64;
 
 /// The words of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum HeaderWord {
-    /// [`MAGIC`], written last: before it nothing is there yet.
+    /// [`MAGIC`], written last: until then the header is incomplete.
     Magic = 0,
     /// [`VERSION`].
     Version = 1,
-    /// Words of the header, [`HEADER_WORDS`].
+    /// Size of the header in words, [`HEADER_WORDS`].
     HeaderWords = 2,
-    /// Words of a record, [`RECORD_WORDS`].
+    /// Size of a record in words, [`RECORD_WORDS`].
     RecordWords = 3,
-    /// Records that the file has room for, [`RECORDS`].
+    /// Number of records that the file has room for, [`RECORDS`].
     Records = 4,
-    /// Records that have ever been in use: all others are zero.
+    /// Number of records that have ever been in use. The others are zero.
     Used = 5,
-    /// Lanes that were not counted, because every record was in use.
+    /// Number of lanes not counted because all records were in use.
     NotCounted = 6,
-    /// Of the process, as it knows itself: in a container another than a reader outside sees.
+    /// The process id in the process's own namespace; outside a container it has another one.
     ProcessId = 7,
 }
 
-/// The words of a record. Those from [`Word::Bytes`] on are counters, which only grow while the
-/// record describes the same lane, and wrap around.
+/// The words of a record. The words from [`Word::Bytes`] on are counters. They only grow while the
+/// record describes the same lane, and they wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
-    /// Odd while the description changes; 0 before the first use. Two more for each change.
+    /// Odd while the description changes, 0 before the first use. Each change adds two.
     Sequence = 0,
     /// A [`State`].
     State = 1,
     /// 1: this process sends; 2: it receives.
     Direction = 2,
-    /// The connection's number in this process, from 1 on: its lanes have the same.
+    /// The connection's number in this process, from 1. Its lanes share it.
     Connection = 3,
-    /// The rail's payload rate in bits per second; 0 if it is not known.
+    /// The rail's payload rate in bits per second; 0 if unknown.
     BitsPerS = 4,
-    /// The rail here, [`RAIL_BYTES`].
+    /// Name of the rail on this host, [`RAIL_BYTES`].
     Rail = 5,
-    /// The peer's rail, [`RAIL_BYTES`].
+    /// Name of the peer's rail, [`RAIL_BYTES`].
     PeerRail = 9,
-    /// The peer's host, without a port, [`PEER_BYTES`].
+    /// Name of the peer's host, without a port, [`PEER_BYTES`].
     Peer = 13,
-    /// Path MTU of the lane's newest queue pairs, in bytes; 0 before the first. It changes without
-    /// [`Word::Sequence`], as [`Word::State`] does.
+    /// Path MTU of the lane's newest queue pairs, in bytes; 0 before the first. Like
+    /// [`Word::State`], it changes without [`Word::Sequence`].
     PathMtu = 21,
-    /// Payload bytes: of a sender those confirmed, of a receiver those that came.
+    /// Payload bytes: confirmed for a sender, received for a receiver.
     Bytes = 24,
-    /// Work requests that carried them.
+    /// Work requests that carried the bytes.
     Writes = 25,
-    /// Number of timed writes among them. `flow::striping` times writes from 4 KiB on, up to 16 KiB
-    /// by samples, and none over one rail.
+    /// Number of timed writes among them. `flow::striping` times writes of at least 4 KiB, only
+    /// samples of those up to 16 KiB, and none over one rail.
     TimedWrites = 26,
-    /// From when a send was given to its lanes until a share of it was confirmed, for all timed
-    /// ones together, ns.
+    /// Total duration of the timed writes, in ns: each from the assignment of its send to lanes to
+    /// the confirmation of its share.
     TimedNs = 27,
-    /// The longest of these, ns.
+    /// The longest duration of a timed write, in ns.
     LongestNs = 28,
-    /// How often the lane was lost. A lane that has not carried yet counts as lost from the start.
+    /// Number of losses. A lane that does not work at the start counts as lost.
     Losses = 29,
-    /// How often it carried again.
+    /// Number of recoveries.
     Recoveries = 30,
-    /// For how long it was lost in all, until the last recovery, ns.
+    /// Total time lost, until the last recovery, in ns.
     LostNs = 31,
-    /// How often a request of the connection made no progress for a second or longer. The connection's, in the record of its first lane alone.
+    /// Number of times that a request of the connection made no progress for a second or longer.
+    /// Only in the record of the connection's first lane.
     Stalls = 32,
-    /// For how long these lasted in all, as far as it is known, ns. As [`Word::Stalls`].
+    /// Total duration of the stalls so far as known, in ns. Only in the record of the connection's
+    /// first lane.
     StalledNs = 33,
 }
 
-/// What a record's lane is doing. It changes without [`Word::Sequence`]: the record describes the same lane.
+/// State of a record's lane. It changes without [`Word::Sequence`], because the record still
+/// describes the same lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum State {
-    /// The record describes nothing.
+    /// The record describes no lane.
     Free = 0,
-    /// The lane carries.
+    /// The lane works.
     Carries = 1,
-    /// Its rail is lost, or has not carried yet.
+    /// The lane's rail is lost, or has not worked yet.
     Lost = 2,
-    /// The connection was closed. The counters stay until the record is used for another.
+    /// The connection was closed. The counters stay until the record is reused.
     Closed = 3,
 }
 
-/// A direction, as the counting process sees it.
+/// Direction of a lane, from the view of the counting process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u64)]
 pub enum Direction {
-    /// It sends.
+    /// The process sends.
     Send = 1,
-    /// It receives.
+    /// The process receives.
     Receive = 2,
 }
 
-/// One record, as a reader has it.
+/// A record as read from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Which record of the file it is.
+    /// Index of the record in the file.
     pub index: usize,
-    /// [`Word::Sequence`]: with the index, what tells one use of the record from the next.
+    /// [`Word::Sequence`]. Together with the index it identifies one use of the record.
     pub sequence: u64,
-    /// What the lane is doing.
+    /// State of the lane.
     pub state: State,
     /// Which way.
     pub direction: Direction,
     /// The connection's number in its process.
     pub connection: u64,
-    /// The rail's payload rate in bits per second; 0 if it is not known.
+    /// The rail's payload rate in bits per second; 0 if unknown.
     pub bits_per_s: u64,
-    /// The rail here, in printable ASCII.
+    /// Name of the rail on its host, in printable ASCII.
     pub rail: String,
-    /// The peer's rail, in printable ASCII.
+    /// Name of the peer's rail, in printable ASCII.
     pub peer_rail: String,
-    /// The peer's host, in printable ASCII.
+    /// Name of the peer's host, in printable ASCII.
     pub peer: String,
-    /// [`Word::PathMtu`]; 0 if it is not known.
+    /// [`Word::PathMtu`]; 0 if unknown.
     pub path_mtu_bytes: u64,
     /// The counters.
     pub counts: Counts,
@@ -176,41 +186,42 @@ pub struct Counts {
     pub stalled_ns: u64,
 }
 
-/// All that a file says.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// The process, as it knows itself.
+    /// The process id in the process's own namespace.
     pub process_id: u64,
-    /// Lanes that were not counted for want of records.
+    /// Number of lanes not counted because all records were in use.
     pub not_counted: u64,
     /// Records that describe a lane.
     pub records: Vec<Record>,
-    /// Records that make no sense, or were just being changed.
+    /// Number of records that were invalid, or changed while they were read.
     pub passed_over: usize,
 }
 
-/// Why a file's contents are not shown at all.
+/// Error of reading a file that cannot be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotShown {
-    /// Not even a header.
+    /// The file is shorter than a header.
     #[error("{0} bytes, fewer than a header's")]
     Short(usize),
     /// The first word is not [`MAGIC`].
     #[error("it does not begin as counters do")]
     NotCounters,
-    /// Another layout.
+    /// The file has another layout.
     #[error("layout {0}; this program reads layout {VERSION}")]
     OtherVersion(u64),
-    /// The header's sizes are not those of its version.
+    /// The header's sizes differ from those of its version.
     #[error("its header does not fit its layout")]
     Inconsistent,
 }
 
 impl Counters {
-    /// How many bytes are worth reading of a file with this header: all records that have been in use. At most [`FILE_BYTES`].
+    /// Returns the number of bytes worth reading of a file with this header: up to the last record
+    /// that has been in use. At most [`FILE_BYTES`].
     ///
     /// # Errors
-    /// Why the file is not shown.
+    /// The reason why the file cannot be shown.
     pub fn bytes_in_use(header: &[u8]) -> Result<usize, NotShown> {
         let word = |word: HeaderWord| word_at(header, word as usize);
         let short = NotShown::Short(header.len());
@@ -229,11 +240,11 @@ impl Counters {
         }
     }
 
-    /// Takes apart what was read of a file, twice: what the first read has of a record counts where the second one still finds its sequence.
-    /// What is missing at the end was not in use.
+    /// Parses two successive reads of a file. A record is taken from the first read if the second
+    /// one still has the same sequence. Records missing at the end were not in use.
     ///
     /// # Errors
-    /// Why the file is not shown.
+    /// The reason why the file cannot be shown.
     pub fn parse(first: &[u8], second: &[u8]) -> Result<Self, NotShown> {
         let used = (Self::bytes_in_use(second)?.min(second.len()) / 8).saturating_sub(HEADER_WORDS) / RECORD_WORDS;
         let header = |word: HeaderWord| word_at(second, word as usize).unwrap_or(0);
@@ -260,7 +271,7 @@ impl Counters {
     }
 }
 
-/// `text` as words, cut to fit and padded with zeros.
+/// Returns `text` as words, cut to fit and padded with zeros.
 pub fn text_words<const WORDS: usize>(text: &str) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(text.as_bytes().chunks(8)) {
@@ -314,7 +325,8 @@ fn word_at(bytes: &[u8], word: usize) -> Option<u64> {
     bytes.get(word * 8..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// The text up to its first zero, with "?" for whatever a terminal could take for a command.
+/// Returns the text up to its first zero, with `?` for each byte that is not a printable ASCII
+/// character.
 fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     text.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()
@@ -363,7 +375,8 @@ mod tests {
     fn a_record_that_changes_meanwhile_is_passed_over() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
-        // What the second read has came after its look at the sequence, and may be another lane's.
+        // The counts of the second read may belong to another lane: they were read after its
+        // sequence.
         let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
         assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
         let changing = file(|words| words[HEADER_WORDS] = 3);
@@ -387,12 +400,12 @@ mod tests {
     fn hostile_contents_stay_within_bounds_and_out_of_the_terminal() {
         let text = file(|words| words[HEADER_WORDS + Word::Peer as usize] = u64::from_ne_bytes(*b"\x1b[2J\n\xff\x80 "));
         assert!(parse_both(&text).records[0].peer.bytes().all(|byte| byte.is_ascii_graphic()));
-        // More records in use than were read.
+        // More records in use than bytes were read.
         let cut = file(|words| words[5] = 4000);
         assert_eq!(parse_both(&cut).records.len(), 1);
         let odd_states = file(|words| words[HEADER_WORDS + 1] = u64::MAX);
         assert_eq!((parse_both(&odd_states).records.len(), parse_both(&odd_states).passed_over), (0, 1));
-        // Whatever stands there: no panic, and no more records than the file has bytes for.
+        // With random words: no panic, and no more records than there are bytes for.
         for seed in 1..2000_u64 {
             let noise = file(|words| {
                 let mut random = seed;

@@ -1,8 +1,10 @@
-//! The memory that counters stand in: a memory file that other processes may open, or memory of this process alone.
+//! Memory for counters: a memory file that other processes may open, or private memory of this
+//! process.
 //!
-//! Whoever may look at this process may also write into the file. So its words are only ever loaded and stored, as atomics, and nothing that is
-//! read from them is used as an index, a length or a condition. It cannot be made shorter, and has its memory from the start: an access to a page
-//! for which none is left would be a SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
+//! Every process that may inspect this one may also write to the file. So its words are only loaded
+//! and stored, as atomics, and no value read from them is used as an index, length or condition.
+//! The file cannot shrink, and its memory is allocated from the start: access to a page that the
+//! kernel cannot allocate would raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
 
 #![allow(unsafe_code)]
 
@@ -22,41 +24,43 @@ const FILE_WORDS: usize = FILE_BYTES / size_of::<AtomicU64>();
 /// The words of a record.
 pub type RecordWords = [AtomicU64; RECORD_WORDS];
 
-/// Where lanes count that no record was made for: those that are not in use yet.
+/// Counters for lanes that are not in use yet and have no record.
 static NOWHERE: RecordWords = [const { AtomicU64::new(0) }; RECORD_WORDS];
 
-/// The memory file of a process, mapped. It lasts as long as a record of it is held.
+/// The mapped memory file of a process. It exists until its last record is dropped.
 pub struct MemoryFile {
     start: NonNull<AtomicU64>,
-    /// Readers find the file by it.
+    /// Kept open, because readers find the file through it.
     fd: OwnedFd,
 }
 
-// SAFETY: the memory is only reached as atomics, and unmapped once.
+// SAFETY: the memory is accessed only as atomics, and unmapped once.
 unsafe impl Send for MemoryFile {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryFile {}
 
 impl MemoryFile {
-    /// Makes the file, with a header and no record in use.
+    /// Creates the file, with a header and no record in use.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The error of the failed system call.
     pub fn new() -> io::Result<Arc<Self>> {
-        // Beyond the limit the kernel would not only refuse the size: it would send SIGXFSZ, which ends the process.
+        // Beyond the limit the kernel would not only refuse the size but also send SIGXFSZ, which
+        // ends the process.
         let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
         if limit != RLIM_INFINITY && limit < FILE_BYTES as u64 {
             return Err(io::Error::other(format!("files may have {limit} bytes (ulimit -f)")));
         }
         let fd = create()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has this size and keeps it.
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file that has this size
+        // and keeps it.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), FILE_BYTES, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // A forked child has no connections, and must not count for its parent.
+        // A forked child has no connections and must not write to its parent's counters.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, FILE_BYTES, libc::MADV_DONTFORK) };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
@@ -71,37 +75,40 @@ impl MemoryFile {
         Ok(Arc::new(file))
     }
 
-    /// Writes a word of the header, after all that was written before.
+    /// Writes a word of the header, ordered after all earlier writes.
     pub fn set(&self, word: HeaderWord, value: u64) {
         self.words()[word as usize].store(value, Ordering::Release);
     }
 
-    /// Where this process's other programs, and its tests, find it.
+    /// Returns the path under which other processes find the file.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
 
     fn words(&self) -> &[AtomicU64; FILE_WORDS] {
-        // SAFETY: mapped, zeroed, aligned, of this many words for good, and only ever reached as atomics.
+        // SAFETY: mapped, zeroed, aligned, with this many words until dropped, and accessed only as
+        // atomics.
         unsafe { self.start.cast().as_ref() }
     }
 }
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; whoever has an address in it holds an `Arc` of this.
+        // SAFETY: mapped by this type with this length; every holder of an address in it has an
+        // `Arc` of this.
         unsafe { libc::munmap(self.start.as_ptr().cast(), FILE_BYTES) };
     }
 }
 
-/// Where one record's words are, and what comes with them. The address is held, so that counting takes no look at whose memory it is.
+/// Location of a record's words, with a value attached. The address is stored, so that counting
+/// does not depend on the kind of memory.
 pub struct Place<T> {
     words: NonNull<RecordWords>,
-    /// None for [`NOWHERE`].
+    /// `None` for [`NOWHERE`].
     held: Option<Arc<Held<T>>>,
 }
 
-/// What keeps the words where they are, and what its user wants beside it. In one piece, because every lane has a place.
+/// The owner of the words and the attached value, in one allocation because every lane has a place.
 struct Held<T> {
     with: T,
     _owner: Owner,
@@ -112,31 +119,32 @@ enum Owner {
     Own { _words: Arc<RecordWords> },
 }
 
-// SAFETY: the words are atomics, which any thread may use, and their owner may be dropped by any thread.
+// SAFETY: the words are atomics, which any thread may use, and any thread may drop their owner.
 unsafe impl<T: Send + Sync> Send for Place<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Place<T> {}
 
 impl<T> Place<T> {
-    /// A record of the file; in memory of this process alone where there is none of this number.
+    /// Returns the place of record `index` in the file, or private memory if there is no such
+    /// record.
     pub fn in_file(file: &Arc<MemoryFile>, index: usize, with: T) -> Self {
         let words = file.words()[HEADER_WORDS..].chunks_exact(RECORD_WORDS).nth(index);
         let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(with) };
         Self::held(NonNull::from(words), Owner::File { _file: Arc::clone(file) }, with)
     }
 
-    /// Memory of this process alone.
+    /// Allocates private memory of this process.
     pub fn private(with: T) -> Self {
         let words: Arc<RecordWords> = Arc::new([const { AtomicU64::new(0) }; RECORD_WORDS]);
         Self::held(NonNull::from(&*words), Owner::Own { _words: words }, with)
     }
 
-    /// What nobody looks at.
+    /// Returns a place for counts that are never read.
     pub fn nowhere() -> Self {
         Self { words: NonNull::from(&NOWHERE), held: None }
     }
 
-    /// What came with it.
+    /// Returns the attached value.
     pub fn with(&self) -> Option<&T> {
         self.held.as_ref().map(|held| &held.with)
     }
@@ -157,27 +165,29 @@ impl<T> Deref for Place<T> {
 
     #[inline(always)]
     fn deref(&self) -> &RecordWords {
-        // SAFETY: what is held keeps the words where they are as long as this is there, and they are only ever reached as atomics.
+        // SAFETY: `held` keeps the words in place while `self` exists, and they are accessed only
+        // as atomics.
         unsafe { self.words.as_ref() }
     }
 }
 
-/// A memory file of its final size, sealed against any other and against further seals.
+/// Creates a memory file of its final size, sealed against other sizes and further seals.
 fn create() -> io::Result<OwnedFd> {
     let name = CString::new(FILE_NAME)?;
     let make = |flags| {
-        // SAFETY: the name ends with a zero, and is copied.
+        // SAFETY: the name ends with a NUL, and is copied.
         let fd = checked(unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
-        // SAFETY: the descriptor was made a moment ago, and nobody else has it.
+        // SAFETY: the descriptor was just created, and has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Kernels from 6.3 on may ask for the second one (vm.memfd_noexec); earlier ones do not know it.
+    // Kernels from 6.3 on may require MFD_NOEXEC_SEAL (vm.memfd_noexec); earlier ones do not know
+    // it.
     let fd: OwnedFd = make(flags | libc::MFD_NOEXEC_SEAL).or_else(|error: io::Error| match error.raw_os_error() {
         Some(libc::EINVAL) => make(flags),
         _ => Err(error),
     })?;
-    // SAFETY: a call on a descriptor of ours, without pointers.
+    // SAFETY: a call without pointers, on a descriptor that `fd` owns.
     checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: as above.

@@ -1,29 +1,30 @@
-//! What closed connections have carried, rail by rail, for the log.
+//! Totals of closed connections for each rail, for the log.
 
 use super::layout::Direction;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What one lane has carried, when its connection ends.
+/// Totals of one lane when its connection ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Carried {
-    /// Which way.
+    /// Direction of the lane.
     pub direction: Direction,
     /// Payload bytes.
     pub bytes: u64,
-    /// How often it was lost.
+    /// Number of losses.
     pub losses: u64,
-    /// How often it carried again.
+    /// Number of recoveries.
     pub recoveries: u64,
-    /// For how long it was lost.
+    /// Total time lost.
     pub lost: Duration,
-    /// Stalls of the connection; 0 but for its first lane.
+    /// Stalls of the connection; 0 except for its first lane.
     pub stalls: u64,
-    /// How long these lasted.
+    /// Total duration of the stalls.
     pub stalled: Duration,
 }
 
-/// The sums. They wrap around rather than overflow: the counters that they come from can be written by others.
+/// Totals of closed connections. Sums wrap around, because other processes can write the counters
+/// that they come from.
 #[derive(Debug, Default)]
 pub struct Summary {
     rails: BTreeMap<String, OfRail>,
@@ -35,14 +36,14 @@ pub struct Summary {
 struct OfRail {
     sent_bytes: u64,
     received_bytes: u64,
-    /// Of the lane that was lost most often: a rail that fails once is lost to each of its connections.
+    /// Losses of the lane with the most: a rail that fails once is lost in each of its connections.
     losses: u64,
     recoveries: u64,
     lost: Duration,
 }
 
 impl Summary {
-    /// A lane of a connection that has ended.
+    /// Adds a lane of a connection that has ended.
     pub fn add(&mut self, rail: &str, carried: Carried) {
         let of_rail = self.rails.entry(rail.to_owned()).or_default();
         let bytes = match carried.direction {
@@ -57,7 +58,8 @@ impl Summary {
         self.stalled = self.stalled.saturating_add(carried.stalled);
     }
 
-    /// The lines of the log: one for all, one for each rail. None where nothing was carried. `by_tcp` are bytes and messages that went by TCP.
+    /// Returns the lines for the log: one in total and one for each rail, or none if nothing was
+    /// carried. `by_tcp` holds the bytes and messages sent by TCP.
     pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
         let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
         let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));
@@ -116,7 +118,7 @@ mod tests {
         let lost = Duration::from_millis(2500);
         let received = Carried { direction: Direction::Receive, bytes: 7, losses: 2, recoveries: 1, lost, ..SENT };
         summary.add("a:1", Carried { stalls: 3, stalled: Duration::from_millis(4200), ..received });
-        // The same outage, as another connection saw it.
+        // The same outage in another connection.
         summary.add("a:1", Carried { bytes: 0, ..received });
         assert_eq!(
             summary.lines((0, 0)),

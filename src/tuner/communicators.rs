@@ -1,15 +1,17 @@
-//! The communicators that this network carries, by the ids that NCCL gives to network and tuner alike.
+//! Communicators that use this network. NCCL passes their ids to network and tuner alike.
 
 use std::collections::VecDeque;
 
-/// So many ids are kept, the newest ones. An id counts from a communicator's start of the network to its start of the tuner, which
-/// follows in the same call of NCCL's; more are never between the two at a time.
+/// Number of ids kept, the newest ones. An id matters only between the start of the network and the
+/// start of the tuner, which follow each other in one call of NCCL. More communicators are never in
+/// between at a time.
 const KEPT: usize = 4096;
 
-/// What NCCL has said of its communicators. `K` names the thread that called.
+/// NCCL's choices of a network for its communicators. `K` identifies the calling thread.
 ///
-/// NCCL before 2.28.7 calls a network's `init` and then may choose another one by name (`ncclNetInit`, plugin/net.cc): only when it asks for the
-/// device's properties next has it taken this one. It does both on one thread.
+/// NCCL before 2.28.7 calls a network's `init` and may then choose another one by name
+/// (`ncclNetInit`, plugin/net.cc). It has chosen this network only when it queries the device's
+/// properties next. It makes both calls on one thread.
 #[derive(Debug)]
 pub struct Communicators<K> {
     announced: VecDeque<(K, u64)>,
@@ -17,18 +19,18 @@ pub struct Communicators<K> {
 }
 
 impl<K: PartialEq> Communicators<K> {
-    /// None yet.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         Self { announced: VecDeque::new(), carried: VecDeque::new() }
     }
 
-    /// The network was started for communicator `id` by `thread`.
+    /// Records that `thread` has started the network for communicator `id`.
     pub fn announce(&mut self, thread: K, id: u64) {
         self.announced.retain(|(other, _)| *other != thread);
         push(&mut self.announced, (thread, id));
     }
 
-    /// NCCL goes on with this network for the communicator that `thread` announced last.
+    /// Records that NCCL uses this network for the communicator that `thread` announced last.
     pub fn confirm(&mut self, thread: &K) {
         if let Some(at) = self.announced.iter().position(|(other, _)| other == thread)
             && let Some((_, id)) = self.announced.remove(at)
@@ -37,7 +39,7 @@ impl<K: PartialEq> Communicators<K> {
         }
     }
 
-    /// Whether this network carries communicator `id`.
+    /// Returns true if communicator `id` uses this network.
     pub fn is_carried(&self, id: u64) -> bool {
         self.carried.contains(&id)
     }
@@ -65,10 +67,10 @@ mod tests {
         let mut all = Communicators::new();
         all.confirm(&'a');
         all.announce('a', 7);
-        // Another thread looks at the device meanwhile.
+        // Meanwhile another thread queries the device.
         all.confirm(&'b');
         assert!(!all.is_carried(7));
-        // NCCL went on with another network.
+        // NCCL has chosen another network.
         all.announce('a', 8);
         all.announce('b', 9);
         all.confirm(&'a');

@@ -1,15 +1,19 @@
-//! Which algorithm, protocol and number of channels NCCL takes for a collective, where its own model chooses badly.
+//! The tuner: chooses algorithm, protocol and number of channels for a collective where NCCL's own
+//! model chooses badly.
 //!
-//! NCCL's cost model knows nothing of a wire like a Spark's: measured on a twin of one, its choice for 32 KB to 4 MB takes up to 3.4 times
-//! as long as the best one (docs/evidence/tuner.md). NCCL asks a tuner for each collective; this one answers from a table.
+//! NCCL's cost model does not cover a network like a Spark's. On a software twin of a Spark, its
+//! choice for 32 KB to 4 MB takes up to 3.4 times as long as the best one (docs/evidence/tuner.md).
+//! NCCL asks a tuner for each collective; this one answers from a table.
 //!
-//! **Every rank must decide alike, or the job hangs**: one rank in LL and its peer in Simple wait for each other. So a decision rests on
-//! what is the same everywhere: the collective, the number of ranks and nodes, the bytes, the table. What a host decides for itself
-//! (whether the tuner acts, and by which table) is a [`Policy`]; its hash is in the handshake of each connection, which refuses a peer
-//! with another one (`comm/setup/negotiate.rs`).
+//! **Every rank must decide alike, or the job hangs**: a rank that uses LL and a peer that uses
+//! Simple wait for each other. So a decision depends only on facts that are the same everywhere:
+//! the collective, the number of ranks and nodes, the bytes, the table. Each host's own decisions
+//! (is the tuner active, and with which table) are a [`Policy`]. Its hash is in the handshake of
+//! each connection, which refuses a peer with another hash (`comm/setup/negotiate.rs`).
 //!
-//! Promises: an entry of NCCL's cost table that is disabled (negative) stays so; nothing is changed where no row holds; a decision
-//! allocates nothing and takes no lock. It is pure: no I/O, no environment, no clock. The C side is `abi/tuner_*`.
+//! Guarantees: an entry that NCCL has disabled (negative) stays disabled; nothing changes if no row
+//! matches; a decision allocates nothing and takes no lock. This room uses no I/O, no environment
+//! and no clock. The C side is `abi/tuner_*`.
 
 #![forbid(unsafe_code)]
 
@@ -22,78 +26,79 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use table::{Algorithm, Collective, Fingerprint, Protocol, Row, Table};
 
-/// What `NCCL_SPARK_TUNER` asks for.
+/// Value of `NCCL_SPARK_TUNER`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Acts on a GB10.
+    /// Active on a GB10.
     Auto,
-    /// Acts on any GPU.
+    /// Active on any GPU.
     On,
-    /// Never acts.
+    /// Never active.
     Off,
 }
 
-/// What a host decides for itself before any communicator asks.
+/// A host's decision about the tuner, for all its communicators.
 #[derive(Debug, Clone)]
 pub enum Policy {
-    /// The tuner leaves all to NCCL.
+    /// NCCL keeps every choice.
     Inert {
-        /// Why, in words.
+        /// The reason, as text.
         reason: String,
     },
-    /// The tuner decides by these rules.
+    /// The tuner follows these rules.
     Acting(Arc<Rules>),
 }
 
-/// By what the tuner decides.
+/// Rules of an active tuner.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub origin: Origin,
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
 }
 
-/// Where rows come from.
+/// Source of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// With the plugin.
+    /// Shipped with the plugin.
     Shipped,
-    /// From `nccl-spark tune`, by a setting.
+    /// Measured by `nccl-spark tune` and passed in a setting.
     Learned,
-    /// There are none: the machine is not one that they were measured for.
+    /// There are no rows, because they were measured for another kind of machine.
     None,
 }
 
-/// What a [`Policy`] is made from.
+/// Input of a [`Policy`].
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// `NCCL_SPARK_TUNER`.
     pub mode: Mode,
     /// `NCCL_SPARK_TUNER_TABLE`.
     pub learned: Option<Table>,
-    /// `NCCL_SPARK_LL128`: whether LL128 may be chosen.
+    /// `NCCL_SPARK_LL128`: true if LL128 may be chosen.
     pub ll128: bool,
-    /// `NCCL_SPARK_RING_TCP`: whether some peers may be reached by TCP alone; Ring keeps to neighbours.
+    /// `NCCL_SPARK_RING_TCP`: true if some peers may be reachable by TCP only. Ring connects only
+    /// neighbours.
     pub ring_tcp: bool,
-    /// `NCCL_NET`, where it is set: NCCL brings this network up and then uses another one.
+    /// `NCCL_NET`, if set. NCCL starts this network and then uses the named one.
     pub network: Option<String>,
-    /// `NCCL_TUNER_PLUGIN`, where it is set: NCCL loads this tuner, or none.
+    /// `NCCL_TUNER_PLUGIN`, if set. NCCL loads the named tuner, or none.
     pub tuner_plugin: Option<String>,
-    /// What this host is, as a learned table names it ([`Fingerprint::new`]).
+    /// Identity of this host, as in a learned table ([`Fingerprint::new`]).
     pub host: Fingerprint,
 }
 
-/// The GPU of a DGX Spark, as CUDA calls it.
+/// Part of the name that CUDA gives to the GPU of a DGX Spark.
 const GB10: &str = "GB10";
 
 impl Policy {
-    /// What `facts` come to, with warnings for the user.
+    /// Decides from `facts`. Returns warnings for the user, too.
     pub fn new(facts: Facts) -> (Self, Vec<String>) {
         let Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host } = facts;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
-        // The user's will, and not without a word where messages may take a slow way by it.
+        // The user has chosen this, but gets a warning if messages may then take a slow path.
         let inert_by_wish = |reason: String| {
             let warning = format!(
                 "NCCL_SPARK_RING_TCP=1 without this plugin's tuner ({reason}): NCCL may choose algorithms that use TCP; set NCCL_ALGO=Ring"
@@ -122,7 +127,8 @@ impl Policy {
                 chosen = (Origin::Learned, table.rows().to_vec());
             }
             if let Some(of) = learned_on.filter(|of| **of != host) {
-                // A port that is down on one host must not keep its jobs from starting, as another table than the peer's would.
+                // If one host has a port down, its jobs must still start. With a different table
+                // than the peer's they would not.
                 let what = match is_for(of) {
                     true => "used, although the rails differ",
                     false => "not used",
@@ -138,7 +144,7 @@ impl Policy {
         (Self::Acting(Arc::new(Rules { origin, rows, ll128, ring_only: ring_tcp })), warnings)
     }
 
-    /// A number that is the same on two hosts exactly if they decide alike.
+    /// Returns a number that is equal on two hosts exactly if they decide alike.
     pub fn hash(&self) -> u64 {
         match self {
             Self::Inert { .. } => 0,
@@ -146,7 +152,8 @@ impl Policy {
         }
     }
 
-    /// Who decides for a communicator of `ranks` ranks on `nodes` nodes; `is_ours` says whether this network carries it.
+    /// Returns the tuner for a communicator of `ranks` ranks on `nodes` nodes. `is_ours` is true if
+    /// it uses this network.
     pub fn tuner(&self, ranks: usize, nodes: usize, is_ours: bool) -> Tuner {
         let inert = |reason: &str| Tuner::Inert { reason: reason.to_owned() };
         let rules = match self {
@@ -159,7 +166,7 @@ impl Policy {
         if nodes < 2 {
             return inert("the communicator is on one node");
         }
-        // Of two nodes each reaches the other by the same connections, whatever the algorithm.
+        // With two nodes, all algorithms use the same connections.
         let ring_only = rules.ring_only && nodes > 2;
         let is_for_rows = ranks == nodes;
         if !is_for_rows && !ring_only {
@@ -167,7 +174,7 @@ impl Policy {
         }
         let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
         let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
-        // Where rows do not hold, nothing is known of LL128 either.
+        // If the rows do not apply, the measurements say nothing about LL128 either.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
@@ -195,61 +202,69 @@ impl Display for Policy {
 }
 
 impl Rules {
-    /// FNV-1a (64 bits) over the rules' text: it must come out alike in every build.
+    /// FNV-1a (64 bits) over the rules' text, which gives the same result in every build.
     fn hash(&self) -> u64 {
         let rows: String = self.rows.iter().map(|row| format!("{row};")).collect();
         let ring_only = if self.ring_only { "ring;" } else { "" };
         let text = format!("{DECISION};ll128={};{ring_only}{rows}", self.ll128);
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        // 0 stands for a tuner that leaves all to NCCL.
+        // 0 is the hash of an inactive tuner.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
     }
 }
 
-/// Changes when the same table leads to other decisions, so that two builds that decide differently refuse each other.
+/// Version of the decision procedure. Raise it when the same table leads to other decisions, so
+/// that builds that decide differently refuse each other.
 const DECISION: u32 = 2;
 
-/// Decides for one communicator.
+/// The tuner of one communicator.
 #[derive(Debug)]
 pub enum Tuner {
-    /// Leaves all to NCCL.
+    /// NCCL keeps every choice.
     Inert {
-        /// Why, in words.
+        /// The reason, as text.
         reason: String,
     },
-    /// Decides.
+    /// The tuner changes NCCL's costs.
     Acting(Acting),
 }
 
-/// Rows for one communicator.
+/// Rows and restrictions for one communicator.
 #[derive(Debug)]
 pub struct Acting {
-    /// Of its number of ranks.
+    /// Rows for the communicator's number of ranks.
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
-    /// Bit `n`: a decision for this collective and sizes of `n` bits was told to the log.
+    /// Decisions already logged. Bit `n` is set for sizes of `n + 1` bits.
     told: [AtomicU64; Collective::ALL.len()],
 }
 
-/// NCCL's table of costs for one collective: `costs[algorithm * PROTOCOLS + protocol]`, in microseconds, negative where disabled.
+/// NCCL's cost table for one collective: `costs[algorithm * PROTOCOLS + protocol]`, in
+/// microseconds, negative if disabled.
 pub type Costs = [f32; ALGORITHMS * PROTOCOLS];
-/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30); with another number nothing is decided.
+/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30). The tuner ignores a table with
+/// another number.
 pub const ALGORITHMS: usize = 7;
 /// Protocols in NCCL's table (`NCCL_NUM_PROTOCOLS`).
 pub const PROTOCOLS: usize = 3;
 
-/// A cost that NCCL takes only where nothing else is left: it chooses among entries below an hour (3.6e9, `topoGetAlgoInfo`).
+/// A cost that NCCL accepts only if every other entry is disabled. It chooses among entries below
+/// an hour (3.6e9, `topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
-/// One that it takes after that.
+/// A cost that NCCL accepts only after [`LAST_RESORT_US`].
 const NOT_RING_US: f32 = 2.0e9;
 
 impl Tuner {
-    /// Changes NCCL's costs so that it chooses as the table says; the number of channels where a row decided. `collective` is
-    /// NCCL's number, `bytes` its count. Rows were measured with one collective at a time. NCCL asks once for the members of a group, with
-    /// the sum of their bytes; where `tasks_per_channel` shows a group (it is 2 or more for one with more members than the
-    /// communicator has channels), it is left to NCCL. Where only Ring is offered, every other algorithm is a last resort for whatever has
-    /// a Ring, and rows that choose another do not hold.
+    /// Changes NCCL's costs so that it makes the table's choice. Returns the number of channels if
+    /// a row matched. `collective` is NCCL's number and `bytes` its count.
+    ///
+    /// Rows were measured with one collective at a time. For a group, NCCL asks once, with the sum
+    /// of the members' bytes. The tuner leaves a recognised group to NCCL: `tasks_per_channel` is 2
+    /// or more if the group has more members than the communicator has channels.
+    ///
+    /// If only Ring is offered, every other algorithm becomes a last resort for collectives that
+    /// have a Ring, and rows with another algorithm are ignored.
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
@@ -276,27 +291,29 @@ impl Tuner {
 }
 
 impl Acting {
-    /// Whether it offers NCCL only Ring, where a collective has one.
+    /// Returns true if the tuner offers NCCL only Ring, for collectives that have one.
     pub fn is_ring_only(&self) -> bool {
         self.ring_only
     }
 
     fn row(&self, collective: Collective, bytes: u64) -> Option<&Row> {
-        // Sorted by collective and size: the last that begins at or before `bytes`.
+        // Rows are sorted by collective and size: take the last one that starts at or below
+        // `bytes`.
         let above = self.rows.partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
         let row = self.rows.get(above.checked_sub(1)?)?;
         (row.collective == collective && bytes <= row.to_bytes).then_some(row)
     }
 
-    /// Whether this collective and size class was not asked about before.
+    /// Returns true on the first call for this collective and size class.
     fn is_new(&self, collective: Collective, bytes: u64) -> bool {
         let bit = 1_u64 << (u64::BITS - 1 - bytes.max(1).leading_zeros());
-        // Relaxed: it decides only whether a line is logged once or twice.
+        // Relaxed: the bit only decides if a line is logged, and orders nothing else.
         self.told[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
-/// Makes every algorithm but Ring a last resort, where Ring is allowed for the collective at all; whether it is.
+/// If Ring is enabled for the collective, makes every other algorithm a last resort and returns
+/// true.
 fn keep_to_ring(costs: &mut Costs) -> bool {
     let ring = Algorithm::Ring.number();
     let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);
@@ -308,7 +325,7 @@ fn keep_to_ring(costs: &mut Costs) -> bool {
     has_ring
 }
 
-/// Makes LL128 the last resort where it is allowed at all.
+/// Makes LL128 a last resort, where it is enabled.
 fn keep_from_ll128(costs: &mut Costs) {
     for row in costs.chunks_exact_mut(PROTOCOLS) {
         let cost = &mut row[Protocol::Ll128.number()];

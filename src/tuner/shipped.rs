@@ -1,11 +1,11 @@
-//! The table that comes with the plugin.
+//! The table that ships with the plugin.
 //!
-//! A row is here if its choice is faster than NCCL's own on the twin of a Spark, at three scales and
-//! all measured sizes: up to 2 MiB at least 1.2 times (unpaced, 0.25, 0.1), from 2 to 8 MiB at least
-//! 1.03 times (0.25, 0.1, 0.05). Above that the wire allows no gain at 0.1 and 0.05; there a row
-//! gains 1.03 or more at 0.25 and loses at most 2 % elsewhere. No figure that owners published
-//! contradicts a row, and groups of collectives are not known to lose more by it than single ones
-//! gain. So no row has Simple with fewer than four channels, and none has LL128 (until
+//! A row is here if its choice is faster than NCCL's own on the software twin of a Spark, at three
+//! scales and all measured sizes: up to 2 MiB at least 1.2 times (unpaced, 0.25, 0.1), from 2 to 8
+//! MiB at least 1.03 times (0.25, 0.1, 0.05). Above that the wire allows no gain at 0.1 and 0.05;
+//! there a row gains 1.03 or more at 0.25 and loses at most 2 % elsewhere. No figure that owners
+//! published contradicts a row, and groups of collectives are not known to lose more by it than
+//! single ones gain. So no row has Simple with fewer than four channels, and none has LL128 (until
 //! `nccl-spark memory --litmus` has passed on a Spark). All rows are for two ranks.
 //! docs/evidence/tuner.md has the figures of each row.
 
@@ -15,7 +15,7 @@ use super::table::{Algorithm, Choice, Collective, Protocol, Row};
 const RANKS: usize = 2;
 
 /// The collective, its sizes in KiB, protocol and channels. Sizes are NCCL's count, of the whole
-/// buffer: above the first, up to the second. A bound is the geometric middle of two measured sizes:
+/// buffer: above the first, up to the second. A bound is the geometric mean of two measured sizes:
 /// powers of two, and above 2 MiB also 24 KiB times powers of two.
 const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::AllGather, [45, 181], Protocol::Ll, 2),

@@ -1,21 +1,23 @@
-//! A tuner's table: which algorithm, protocol and number of channels a collective of a given size takes, and its text in a
-//! settings file.
+//! A tuner's table and its text form for a settings file. It maps a collective of a given size to
+//! an algorithm, a protocol and a number of channels.
 //!
 //! ```text
-//! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_reduce@2:49153-98304=ring/simple/4
+//! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_gather@2:1-4096=ring/ll/1
 //! ```
 //!
-//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each row that follows names a collective, a number of
-//! ranks, the sizes from and to which it holds (bytes, both included, as NCCL counts them: of the whole buffer), and the choice.
+//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each following row
+//! names a collective, a number of ranks, the first and last size in bytes (as NCCL counts them: of
+//! the whole buffer), and the choice.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// Ranks of a row; NCCL knows no fewer, and tables for more are not measured.
+/// Largest number of ranks in a row. The smallest is 2, NCCL's minimum; tables for more than this
+/// are not measured.
 pub const MAX_RANKS: usize = 64;
-/// Channels of a row; NCCL has at most 64 (`MAXCHANNELS`).
+/// Largest number of channels in a row, NCCL's maximum (`MAXCHANNELS`).
 pub const MAX_CHANNELS: u32 = 64;
-/// Rows of a table.
+/// Largest number of rows in a table.
 pub const MAX_ROWS: usize = 512;
 
 macro_rules! words {
@@ -25,20 +27,20 @@ macro_rules! words {
         pub enum $name { $($(#[$of])* $variant = $number,)* }
 
         impl $name {
-            /// All of them, in NCCL's order.
+            /// All values, in NCCL's order.
             pub const ALL: &[$name] = &[$($name::$variant,)*];
 
-            /// The name in a table, which is nccl-tests' too.
+            /// Returns the name used in a table, which is also nccl-tests' name.
             pub fn word(self) -> &'static str {
                 match self { $($name::$variant => $word,)* }
             }
 
-            /// NCCL's number for it.
+            /// Returns NCCL's number.
             pub fn number(self) -> usize {
                 self as usize
             }
 
-            /// The one with NCCL's number.
+            /// Returns the value with NCCL's number.
             pub fn of_number(number: i32) -> Option<$name> {
                 match number { $($number => Some($name::$variant),)* _ => None }
             }
@@ -64,7 +66,7 @@ macro_rules! words {
 }
 
 words! {
-    /// A collective that NCCL asks a tuner about (`ncclFunc_t`, nccl_common.h).
+    /// A collective that NCCL passes to a tuner (`ncclFunc_t`, nccl_common.h).
     Collective {
         /// From one rank to all.
         Broadcast = 0 as "broadcast",
@@ -80,7 +82,8 @@ words! {
 }
 
 words! {
-    /// An algorithm that a row may choose (`NCCL_ALGO_*`). NCCL's others need hardware that a Spark does not have.
+    /// An algorithm that a row can choose (`NCCL_ALGO_*`). NCCL's other algorithms need hardware
+    /// that a Spark does not have.
     Algorithm {
         /// Two trees.
         Tree = 0 as "tree",
@@ -101,44 +104,44 @@ words! {
     }
 }
 
-/// What a row chooses.
+/// The choice of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The protocol.
     pub protocol: Protocol,
-    /// Channels, 1 to [`MAX_CHANNELS`]. NCCL takes no more than the communicator has.
+    /// Channels, 1 to [`MAX_CHANNELS`]. NCCL limits them to those of the communicator.
     pub channels: u32,
 }
 
-/// One row.
+/// One row: a choice for a range of sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Row {
-    /// For this collective,
+    /// Collective that the row is for.
     pub collective: Collective,
-    /// over so many ranks,
+    /// Number of ranks.
     pub ranks: usize,
-    /// from so many bytes
+    /// Smallest size in bytes.
     pub from_bytes: u64,
-    /// to so many, both included.
+    /// Largest size in bytes.
     pub to_bytes: u64,
-    /// What it chooses.
+    /// The choice.
     pub choice: Choice,
 }
 
-/// What a learned table was measured on.
+/// Identity of the host that a table was measured on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// The GPU's name as CUDA has it.
+    /// Name of the GPU, from CUDA.
     pub gpu: String,
-    /// How many rails there are, and what they carry together, as in `4x224054` (Mb/s).
+    /// Number of rails and their combined bandwidth in Mb/s, such as `4x224054`.
     pub rails: String,
-    /// NCCL's version, as in `2.28.9`.
+    /// Version of NCCL, such as `2.28.9`.
     pub nccl: String,
 }
 
-/// A table: rows that do not overlap, sorted.
+/// A sorted table of rows that do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Table {
     fingerprint: Option<Fingerprint>,
@@ -146,10 +149,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table that holds where `fingerprint` says, or everywhere.
+    /// Creates a table for hosts with this fingerprint, or for all hosts.
     ///
     /// # Errors
-    /// In words: two rows hold for one size, a row is out of range, or there are more than [`MAX_ROWS`].
+    /// The reason as text: two rows overlap, a row is out of range, or there are more than
+    /// [`MAX_ROWS`].
     pub fn new(fingerprint: Option<Fingerprint>, mut rows: Vec<Row>) -> Result<Self, String> {
         if rows.len() > MAX_ROWS {
             return Err(format!("{} rows; {MAX_ROWS} are allowed", rows.len()));
@@ -176,19 +180,19 @@ impl Table {
         Ok(Self { fingerprint, rows })
     }
 
-    /// What it was measured on; `None` for a table that holds everywhere.
+    /// Returns the host's fingerprint; `None` for a table for all hosts.
     pub fn fingerprint(&self) -> Option<&Fingerprint> {
         self.fingerprint.as_ref()
     }
 
-    /// Its rows, by collective, ranks and size.
+    /// Returns the rows, sorted by collective, ranks and size.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 }
 
 impl Fingerprint {
-    /// As a table has it: without what separates its parts.
+    /// Creates a fingerprint. Separators of the table's text become `_`.
     pub fn new(gpu: &str, rails: &str, nccl: &str) -> Self {
         Self { gpu: plain(gpu), rails: plain(rails), nccl: plain(nccl) }
     }
@@ -210,7 +214,7 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// Without what separates the parts of a table.
+/// Replaces the separators of the table's text by `_`.
 fn plain(text: &str) -> String {
     text.replace([' ', '/', ';', '=', '\t'], "_")
 }
@@ -289,7 +293,7 @@ impl FromStr for Table {
     }
 }
 
-/// A part of a table in an error, cut where it is long.
+/// Quotes a part of a table for an error text, cut if it is long.
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

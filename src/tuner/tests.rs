@@ -55,7 +55,8 @@ fn a_table_of_another_machine_is_not_used_and_said() {
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
     let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
     assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
-    // A port that is down is no other machine: a peer with the same table must find the same hash here.
+    // A host with a port down is the same machine: it must have the same hash as a peer with the
+    // same table.
     let (fewer_rails, warnings) =
         Policy::new(Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() });
     assert_eq!(fewer_rails.hash(), Policy::new(facts()).0.hash());
@@ -143,7 +144,7 @@ fn hosts_that_decide_differently_have_other_hashes() {
         policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
         policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
     ];
-    // The same rules by another way are the same rules.
+    // The same rules from another table have the same hash.
     let anywhere: Table = TABLE.replace("NVIDIA_GB10/4x224054/2.28.9", "*").parse().unwrap();
     assert_eq!(policy(|facts| facts.learned = Some(anywhere)).hash(), hashes[0]);
     assert_eq!(hashes[1], 0);
@@ -161,7 +162,8 @@ fn ring_is_all_that_is_left_where_some_peers_are_reached_by_tcp() {
         let mut costs = before;
         (tuner.decide(collective, 1500, 1, &mut costs), costs)
     };
-    // Without a row for so many ranks, with several ranks on a node, and for collectives that no row can be for.
+    // Without a row for the number of ranks, with several ranks on a node, and for a collective
+    // that no row can have.
     for (ranks, nodes) in [(4, 4), (8, 4)] {
         let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else { panic!("{ranks} ranks") };
         assert!(acting.is_ring_only());
@@ -180,10 +182,10 @@ fn ring_is_all_that_is_left_where_some_peers_are_reached_by_tcp() {
             }
         }
     }
-    // What has no Ring keeps what it has.
+    // A collective without Ring keeps its costs.
     let no_ring: Costs = std::array::from_fn(|place| if is_ring(place) { -1.0 } else { 7.0 });
     assert_eq!(decided(&policy.tuner(4, 4, true), 4, no_ring), (None, no_ring));
-    // Two nodes have one way to each other.
+    // Between two nodes, all algorithms use the same connections.
     let two = [7.0; ALGORITHMS * PROTOCOLS];
     let (channels, costs) = decided(&policy.tuner(2, 2, true), 2, two);
     assert_eq!((channels, costs), (None, two));
@@ -228,8 +230,8 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
 }
 
 proptest! {
-    /// Whatever the table and the costs: at most one entry becomes 0, none that was disabled changes, and two hosts with the same rules
-    /// decide the same.
+    /// For all tables and costs: at most one entry becomes 0, disabled entries do not change, and
+    /// two hosts with the same rules decide the same.
     #[test]
     fn a_decision_touches_what_it_may_and_nothing_else(
         rows in rows(), ll128: bool, ring_tcp: bool, ranks in 2..4usize, collective in -1..7i32, bytes in 0..2000u64,
