@@ -1,11 +1,13 @@
-//! The network interfaces of this process's namespace: the one place that asks the system for them, and that says which of them
-//! has a GID's address.
+//! The network interfaces in this process's network namespace. Only this file queries the system
+//! for them, and it determines which interface has the address of a GID.
 //!
-//! A port's GID table always has the link-local address that follows from its interface's MAC, whether or not the interface has that
-//! address (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`): it has another one under NetworkManager's
-//! stable-privacy, and none with IPv6 off or netplan's `link-local: []`. Nobody answers a neighbour solicitation for such an address.
-//! Connecting a queue pair to it takes the kernel a second (`ETIMEDOUT`) or fails at once (`ENETUNREACH`). [`holder`] tells such GIDs apart
-//! for the survey at init and for each connection alike.
+//! A port's GID table always contains the link-local address derived from its interface's MAC, even
+//! if the interface does not have that address (`ib_cache_gid_set_default_gid` in Linux'
+//! `drivers/infiniband/core/cache.c`). The interface has another link-local address under
+//! NetworkManager's stable-privacy, and none with IPv6 off or netplan's `link-local: []`. Neighbour
+//! solicitations for such an address get no answer. Connecting a queue pair to it takes the kernel
+//! a second (`ETIMEDOUT`) or fails immediately (`ENETUNREACH`). [`holder`] detects such GIDs, for
+//! the survey at init and for each connection.
 
 use crate::error::{Error, Result};
 use nix::ifaddrs::getifaddrs;
@@ -17,17 +19,17 @@ use std::path::Path;
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its index in this network namespace; 0 where the system does not say.
+    /// Index in this network namespace; 0 if the system does not report it.
     pub index: u32,
-    /// Whether it is a loopback.
+    /// True for a loopback interface.
     pub is_loopback: bool,
-    /// Whether it is up.
+    /// True if the interface is up.
     pub is_up: bool,
-    /// Whether it has a carrier.
+    /// True if the interface has a carrier.
     pub is_running: bool,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addresses: Vec<InterfaceAddress>,
 }
 
@@ -36,14 +38,14 @@ pub struct Interface {
 pub struct InterfaceAddress {
     /// The address, with port 0 and, for IPv6, its scope.
     pub address: SocketAddr,
-    /// Length of the subnet's prefix in the address's own bits.
+    /// Length of the subnet prefix, in the address's own bits.
     pub prefix: Option<u8>,
 }
 
-/// All network interfaces that this process sees.
+/// Lists all network interfaces that this process sees.
 ///
 /// # Errors
-/// [`Error::Os`] when `getifaddrs` fails.
+/// [`Error::Os`] if `getifaddrs` fails.
 pub fn all() -> Result<Vec<Interface>> {
     let entries = getifaddrs().map_err(|errno| Error::Os {
         what: "cannot list the network interfaces (getifaddrs)".to_owned(),
@@ -63,7 +65,8 @@ pub fn all() -> Result<Vec<Interface>> {
             });
             found.len() - 1
         });
-        // Each interface has one entry with its link-layer address, which has the index too (`packet(7)`).
+        // Each interface has one entry with its link-layer address, and this entry also has the
+        // index (`packet(7)`).
         if let Some(link) = entry.address.as_ref().and_then(SockaddrStorage::as_link_addr) {
             found[at].index = u32::try_from(link.ifindex()).unwrap_or(0);
         }
@@ -75,38 +78,41 @@ pub fn all() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// An entry of a port's GID table, as verbs reports it.
+/// An entry of a port's GID table, as reported by verbs.
 #[derive(Debug, Clone, Copy)]
 pub struct TableEntry<'a> {
     /// The RDMA device.
     pub device: &'a str,
     /// The port, from 1.
     pub port: u8,
-    /// The entry's place in the table.
+    /// Index in the table.
     pub index: u16,
     /// The GID.
     pub gid: [u8; 16],
-    /// The index of its network interface in the namespace that this is in, which need not be ours; 0 for none.
+    /// Index of the entry's network interface in that interface's namespace, which may differ from
+    /// this process's; 0 for none.
     pub ifindex: u32,
 }
 
-/// Which network interface has the address of a GID.
+/// The network interface that has the address of a GID, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder<'i> {
-    /// This one of this namespace.
+    /// An interface of this namespace.
     Found {
         /// The interface.
         interface: &'i Interface,
-        /// Length of the subnet's prefix in the address's own bits, where the system says it.
+        /// Length of the subnet prefix in the address's own bits, if the system reports it.
         prefix: Option<u8>,
     },
-    /// None that this process sees. The GID's own interface is in another namespace, so it may well have the address.
+    /// No interface that this process sees. The GID's interface is in another namespace and may
+    /// have the address.
     Unseen,
-    /// Nobody: the GID's interface is this one of this namespace, and does not have the address. Only of link-local GIDs.
+    /// No interface. The GID's interface is the given one, in this namespace, and does not have the
+    /// address. Only for link-local GIDs.
     Nobody(&'i Interface),
 }
 
-/// Which of `interfaces` has the address of a GID. `sysfs` is where sysfs is mounted ("/sys").
+/// Finds the interface that has the address of a GID. `sysfs` is the mount point of sysfs ("/sys").
 pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Holder<'i> {
     let gid = Ipv6Addr::from(entry.gid);
     let own = if gid.is_unicast_link_local() { own_interface(sysfs, entry, interfaces) } else { None };
@@ -118,30 +124,34 @@ pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interfac
     if let Some(own) = own {
         return found(own).unwrap_or(Holder::Nobody(own));
     }
-    // The index alone does not tell: it is one of the namespace that the interface is in, and in ours may be some other interface's.
+    // The index alone is not enough: it belongs to the interface's namespace, and another interface
+    // may have it in this one.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
     by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Unseen)
 }
 
-/// The name of the network interface that the kernel has for an entry of a port's GID table.
+/// Returns the name of the network interface that the kernel reports for an entry of a port's GID
+/// table.
 pub fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Option<String> {
     let file = format!("class/infiniband/{device}/ports/{port}/gid_attrs/ndevs/{gid_index}");
     let name = std::fs::read_to_string(sysfs.join(file)).ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Whether an interface is Wi-Fi: cfg80211 gives it a directory that names its radio, the older wireless extensions one of their own
-/// (`net/wireless/core.c` and `net/core/net-sysfs.c` in Linux).
+/// Returns true for a Wi-Fi interface. In sysfs, cfg80211 adds a directory named after its radio,
+/// and the older wireless extensions add one too (`net/wireless/core.c` and `net/core/net-sysfs.c`
+/// in Linux).
 pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
     let folder = sysfs.join("class/net").join(interface);
     ["phy80211", "wireless"].iter().any(|entry| folder.join(entry).exists())
 }
 
-/// What makes each interface of a host answer ARP requests for its own addresses alone, and ask from them (`ip-sysctl` in Linux'
-/// documentation: `arp_ignore`, `arp_announce`).
+/// Command that makes each interface of a host answer ARP requests only for its own addresses, and
+/// send requests from them (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl` documentation).
 pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 
-/// Why a port is of no use whose only GIDs are those that [`Holder::Nobody`] has; the interface is `netdev`.
+/// Explains why a port is unusable if [`Holder::Nobody`] applies to all its GIDs. `netdev` is its
+/// interface.
 pub fn no_address(netdev: &str) -> String {
     format!(
         "its only GIDs are link-local addresses that its interface {netdev} does not have: give it an IPv4 address, or \
@@ -149,7 +159,8 @@ pub fn no_address(netdev: &str) -> String {
     )
 }
 
-/// The interface of a GID, where this namespace has it: both name and index have to agree, as either can be another one's here.
+/// Returns the interface of a GID if it is in this namespace. Both name and index must match,
+/// because another interface may have either of them here.
 fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Option<&'i Interface> {
     let by_index = interfaces.iter().find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
     let name = gid_netdev(sysfs, entry.device, entry.port, entry.index)?;
@@ -169,7 +180,7 @@ fn prefix_bits(mask: IpAddr) -> u8 {
         IpAddr::V4(mask) => mask.to_bits().leading_ones(),
         IpAddr::V6(mask) => mask.to_bits().leading_ones(),
     };
-    // At most 128.
+    // At most 128, so it fits.
     ones as u8
 }
 

@@ -1,4 +1,5 @@
-//! The process's state: settings, verbs library, the merged device; and the counting of init and finalize.
+//! State of the process: the settings, the verbs library, the merged device, and the count of
+//! inits.
 
 use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
@@ -26,24 +27,25 @@ use std::time::{Duration, Instant};
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
 
-/// The device's name. No RDMA device has it: NCCL's topology code looks devices up by name and would otherwise take
-/// this one for one of its rails.
+/// The device's name. It must not be the name of an RDMA device: NCCL's topology code looks devices
+/// up by name and would take this one for one of its rails.
 const DEVICE_NAME: &CStr = c"spark-rails";
 
-/// What NCCL is told of the one device. What is not here does not depend on the machine: the ABI fills it in.
+/// NCCL's description of the merged device, as far as it depends on the machine. The ABI fills in
+/// the rest.
 #[derive(Debug, Clone)]
 pub struct Properties {
     /// The device's name.
     pub name: &'static CStr,
-    /// The same at each start of this machine.
+    /// Identity that stays the same across starts of this machine.
     pub guid: u64,
-    /// What the merged rails carry in payload, in Mb/s.
+    /// Combined payload bandwidth of the merged rails, in Mb/s.
     pub speed_mbps: i32,
-    /// 0: NCCL then uses its own figure for a network's latency.
+    /// 0 lets NCCL use its own figure for a network's latency.
     pub latency_us: f32,
-    /// Connections that the devices' queue pairs suffice for.
+    /// Number of connections that the devices have enough queue pairs for.
     pub max_comms: i32,
-    /// Buffers of one grouped receive.
+    /// Largest number of buffers in one grouped receive.
     pub max_recvs: i32,
     /// Largest point-to-point transfer in bytes.
     pub max_p2p_bytes: usize,
@@ -62,11 +64,13 @@ static INITS: AtomicUsize = AtomicUsize::new(0);
 static TRACE: AtomicBool = AtomicBool::new(false);
 static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators::new());
 
-/// Brings the network up at the first call. After one success it never fails again: NCCL would disable the network on
-/// one rank alone. From v11 on NCCL names the communicator that it does so for; `nccl_version` says which NCCL it is.
+/// Starts the network on the first call. After one success it never fails, because NCCL would then
+/// disable the network on one rank only. Since v11 NCCL passes the id of the communicator.
+/// `nccl_version` determines the version of NCCL.
 ///
 /// # Errors
-/// [`Error::Setting`] for a setting that is not usable; [`Error::Missing`] without a verbs library or a usable rail.
+/// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
+/// usable rail.
 pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
     verbs::watch_for_fork()?;
     PLUGIN.get_or_try_init(|| Plugin::start(nccl_version()))?;
@@ -77,8 +81,8 @@ pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>)
     Ok(())
 }
 
-/// Who decides for a communicator. `comm_id` is the one of [`init`]; NCCL up to 2.27 has none, and then the network that was brought up
-/// counts as the one that carries it.
+/// Returns the tuner of a communicator. `comm_id` is the id passed to [`init`]. NCCL up to 2.27 has
+/// no ids; any communicator then counts as using this network once it was started.
 pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
         return Tuner::Inert { reason: "this network is not initialised".to_owned() };
@@ -88,11 +92,12 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
 }
 
 fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) -> T {
-    // No use of them leaves them half-changed.
+    // No use panics with the set half-changed.
     use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Ends what one `init` began, and says what the communicator has carried. The rails stay open: NCCL may come back, and an open device costs nothing.
+/// Undoes one `init` and logs the totals of closed connections. The rails stay open: NCCL may call
+/// `init` again, and an open device costs nothing.
 pub fn finalize() {
     let one_less = |count: usize| count.checked_sub(1);
     if INITS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
@@ -103,7 +108,7 @@ pub fn finalize() {
     }
 }
 
-/// How many devices NCCL sees: the merged one.
+/// Returns the number of devices that NCCL sees: one, the merged device.
 ///
 /// # Errors
 /// [`Error::Usage`] before a successful `init`.
@@ -111,17 +116,17 @@ pub fn devices() -> Result<i32> {
     plugin().map(|_| 1)
 }
 
-/// What NCCL is told of device `dev`.
+/// Returns NCCL's description of device `dev`.
 ///
 /// # Errors
-/// [`Error::Argument`] for a device that there is not.
+/// [`Error::Argument`] for a device that does not exist.
 pub fn properties(dev: i32) -> Result<&'static Properties> {
     let plugin = device(dev)?;
     communicators(|all| all.confirm(&thread::current().id()));
     Ok(&plugin.properties)
 }
 
-/// Opens a listener; with it, the handle for the peer.
+/// Opens a listener. Also returns the handle for the peer.
 ///
 /// # Errors
 /// As [`Host::listen`].
@@ -129,7 +134,7 @@ pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     device(dev)?.host.listen()
 }
 
-/// Goes on with a connection; `None` while it is not there.
+/// Continues a connection. Returns `None` until it is ready.
 ///
 /// # Errors
 /// As [`Host::connect`].
@@ -137,21 +142,22 @@ pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<
     device(dev)?.host.connect(handle, traffic_class)
 }
 
-/// Whether the user asked NCCL for its most detailed log. Known once `init` has read the settings.
+/// Returns true if the user asked NCCL for its most detailed log. Valid once `init` has read the
+/// settings.
 pub fn wants_trace() -> bool {
     TRACE.load(Ordering::Relaxed)
 }
 
-/// Whether this process was forked from one that uses the network.
+/// Returns true if this process was forked from one that uses the network.
 #[inline]
 pub fn forked() -> bool {
     verbs::forked()
 }
 
-/// What this host has and would merge, without taking it into use.
+/// Surveys this host and the rails that it would merge, without using them.
 ///
 /// # Errors
-/// As [`init`], except that a host without a usable rail is no error here.
+/// As [`init`], except that a host without a usable rail is not an error.
 pub fn survey() -> Result<Survey> {
     let config = Config::from_environment()?;
     let (survey, _) = look_around(&config)?;
@@ -169,7 +175,7 @@ fn device(dev: i32) -> Result<&'static Plugin> {
     }
 }
 
-/// A port, and the open device that it belongs to.
+/// Ports, each with the open device that it belongs to.
 type Ports = Vec<(PortFacts, Arc<Context>)>;
 
 impl Plugin {
@@ -203,7 +209,8 @@ impl Plugin {
     }
 }
 
-/// Takes this host's rails into use as the settings say. `init` does it once for the process; tests bring up several.
+/// Opens this host's rails as the settings require. `init` does so once for the process; tests do
+/// it several times.
 ///
 /// # Errors
 /// As [`init`].
@@ -211,7 +218,7 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
     Plugin::bring_up(config, None).map(|plugin| (plugin.host, plugin.properties))
 }
 
-/// What this host is, as a learned table names it.
+/// Returns the identity of this host, as in a learned table.
 fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
     Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
@@ -230,7 +237,8 @@ fn policy(config: &Config, host: Fingerprint) -> Policy {
     policy
 }
 
-/// What verbs says of this host's ports, without taking them into use; `verbs_library` is as `NCCL_IBVERBS_LIB` names it.
+/// Returns the properties that verbs reports for this host's ports, without using them.
+/// `verbs_library` is a value of `NCCL_IBVERBS_LIB`.
 ///
 /// # Errors
 /// [`Error::Missing`] without a verbs library or a device that can be opened.
@@ -238,7 +246,8 @@ pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
     Ok(ask_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
 }
 
-/// A device may be taken away after it was found and before it is in use: so often at most everything is looked for afresh.
+/// Attempts to survey and open the rails. A device may be removed between the survey and its use,
+/// and then everything is surveyed again.
 const LOOKS: usize = 3;
 
 fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
@@ -253,12 +262,13 @@ fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
     take()
 }
 
-/// How often ports are looked at while none has a link, and how often a warning says so.
+/// Interval between checks of the ports while none has a link, and between warnings about that.
 const LINK_LOOK: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
-/// Waits while no port can be a rail and all lack nothing but a link: cables are plugged in and peers boot after a job has started.
-/// Gives up, without an error of its own, after the time that a connection may take too.
+/// Waits while no port can be a rail and all of them lack only a link, because cables may be
+/// plugged in and peers may boot after a job has started. Returns without an error after the
+/// connection timeout.
 fn await_a_link(config: &Config) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
@@ -270,7 +280,8 @@ fn await_a_link(config: &Config) -> Result<()> {
         if has_others || down.is_empty() {
             return Ok(());
         }
-        // Once for the process: NCCL may call `init` again after a failure, from several threads.
+        // One start time for the process: NCCL may call `init` again after a failure, from several
+        // threads.
         let (waited, limit) = (WAITS_SINCE.get_or_init(Instant::now).elapsed(), config.connect_timeout);
         if waited >= limit {
             return Ok(());
@@ -289,7 +300,7 @@ fn await_a_link(config: &Config) -> Result<()> {
     }
 }
 
-/// This host's rails, in use.
+/// Surveys this host and opens its rails.
 fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     let (survey, ports) = look_around(config)?;
     for refused in &survey.refused {
@@ -312,7 +323,8 @@ fn look_around(config: &Config) -> Result<(Survey, Ports)> {
     ))
 }
 
-/// Opens every device that this process may open, and asks for its ports; logs why others are left out.
+/// Opens every device that this process may open and queries its ports. Logs the reasons for
+/// devices and ports that are left out.
 fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();
@@ -320,7 +332,7 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     for device in library.devices()? {
         let context = match device.open() {
             Ok(context) => context,
-            // Whoever started the container gave it some devices and not others.
+            // The container's device rules exclude this device.
             Err(error @ Error::Os { errno: libc::EPERM, .. }) => {
                 others_devices.push(error.to_string());
                 continue;

@@ -1,4 +1,5 @@
-//! Who may connect to a listener: a client must show the token that NCCL carried to the expected peer. A token is good for one connection.
+//! Admission of clients to a listener. A client must send the token that NCCL carried to the
+//! expected peer. A token is valid for one connection.
 
 use crate::comm::channel::Channel;
 use crate::comm::descriptors::DescriptorWarning;
@@ -11,18 +12,18 @@ use std::net::TcpListener;
 pub struct Admission {
     unauthenticated: Unauthenticated,
     token: [u8; TOKEN_BYTES],
-    /// Whether somebody has shown the token: a handle is for one connection, and who shows its token later has it from listening to the
-    /// first.
+    /// True once a client has sent the token. A handle is for one connection, so a later client
+    /// with the same token has copied it.
     was_shown: bool,
 }
 
 impl Admission {
-    /// Admits one connection that shows `token`. `listener` does not block.
+    /// Creates the admission of one connection with `token`. `listener` must be non-blocking.
     pub fn new(listener: TcpListener, token: [u8; TOKEN_BYTES]) -> Self {
         Self { unauthenticated: Unauthenticated::new(listener), token, was_shown: false }
     }
 
-    /// Why connections cannot be accepted at the moment.
+    /// Returns the reason why connections cannot be accepted at the moment.
     pub fn shortage(&self) -> Option<&str> {
         self.unauthenticated.shortage()
     }
@@ -32,7 +33,8 @@ impl Admission {
         self.unauthenticated.clear();
     }
 
-    /// Accepts connections and reads what they say; the one that shows the token, once, with what it said.
+    /// Accepts connections and reads their first messages. Returns the first one with the token,
+    /// once, with its HELLO.
     pub fn look(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
         admitted.into_iter().find_map(|admitted| match admitted.message {
@@ -41,7 +43,7 @@ impl Admission {
         })
     }
 
-    /// The same for the other streams of the peer that was admitted, which show `token`.
+    /// Like [`look`](Self::look), for the other streams of the admitted peer, which send `token`.
     pub fn look_for_streams(
         &mut self,
         descriptors: &DescriptorWarning,

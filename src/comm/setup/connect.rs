@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause before dialling a peer again that closed the connection before it answered. Such a peer drops
-/// the oldest unauthenticated connection when too many crowd its port. (A peer that has ended refuses
-/// the next connection.)
+/// Pause before dialling a peer again that closed the connection before it answered. Such a peer
+/// drops the oldest unauthenticated connection when too many crowd its port. (A peer that has ended
+/// refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
 /// Text of an internal error: READY is sent when every rail is either connected or left out.
@@ -104,7 +104,8 @@ enum Made {
     Later,
 }
 
-/// Connections that are being made. NCCL calls again for each, with the same handle memory, until it gets the connection.
+/// Connections that are being made. NCCL calls again for each, with the same handle memory, until
+/// it gets the connection.
 #[derive(Default)]
 pub struct PendingConnections {
     table: Mutex<HashMap<u64, Connecting>>,
@@ -112,12 +113,13 @@ pub struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Continues the connection that `handle` asks for. Returns `None` until it has its first rail. From the first call on, the
-    /// handle's last bytes name the connection.
+    /// Continues the connection of `handle`. Returns `None` until it has its first rail. From the
+    /// first call on, the handle's last bytes identify the connection.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a handle of another network or version, or when no rail is in common; [`Error::Network`],
-    /// [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`] when the peer does not answer or gives up.
+    /// [`Error::Usage`] for a handle of another network or version, or if no rail is in common;
+    /// [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`] if the
+    /// peer does not answer or gives up.
     pub fn connect(
         &self,
         setup: &Setup,
@@ -149,8 +151,8 @@ impl PendingConnections {
         }
     }
 
-    /// Takes a half-made connection out of the table. Also drops connections whose time has passed: after an abort NCCL
-    /// never calls again for them.
+    /// Takes a half-made connection out of the table. Also drops connections whose time has passed:
+    /// after an abort NCCL never calls again for them.
     fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
         let mut table = self.lock();
         let taken = table.remove(&ticket);
@@ -164,7 +166,7 @@ impl PendingConnections {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connecting>> {
-        // A panic in a holder leaves the table whole.
+        // No holder panics with the table half-changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -295,7 +297,8 @@ fn redial(address: SocketAddr) -> Stage {
     Stage::Redialling(Instant::now() + REDIAL)
 }
 
-/// True if the peer accepted the connection and then dropped it, which shows that the peer is alive.
+/// True if the peer accepted the connection and then dropped it, which shows that the peer is
+/// alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
@@ -315,7 +318,7 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {
-        // The wait for the answer ends with the error of a closed connection.
+        // The wait for the answer will report the closed connection.
         tracing::debug!("{unsent}");
     }
     Ok(rails)

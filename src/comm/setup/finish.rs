@@ -1,4 +1,5 @@
-//! The last step of the handshake, on both sides: a data path over the agreed rails, watched by the service thread.
+//! The last step of the handshake, on both sides: creates the data path over the agreed rails,
+//! which the service thread watches.
 //!
 //! A connection is handed to NCCL with its first rail. Where no rail carried in the handshake,
 //! recovery continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the
@@ -36,20 +37,20 @@ use std::time::Instant;
 pub struct Agreed {
     /// This side.
     pub role: Role,
-    /// The peer's name, for messages.
+    /// The peer's name, for log lines.
     pub peer: String,
     /// Start of the handshake.
     pub started: Instant,
     /// Priority of the connection's packets.
     pub priority: Priority,
-    /// The largest write.
+    /// Largest write, in bytes.
     pub chunk_bytes: u32,
     /// This side's memory that the peer writes into.
     pub region: Arc<Region>,
     /// Address of the peer's region.
     pub peer_addr: u64,
-    /// The pairs of rails, in an order that both sides share, whether they carry yet or not. At most
-    /// [`MAX_RAILS`](crate::wire::MAX_RAILS).
+    /// The pairs of rails, in an order that both sides share, whether they carry yet or not. At
+    /// most [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
     pub left_out: Vec<(RailId, String)>,
@@ -61,18 +62,19 @@ pub struct AgreedPair {
     pub rail: Arc<Rail>,
     /// Both ends, this side's first.
     pub ends: [End; 2],
-    /// The peer's rail, for messages.
+    /// The peer's rail, for log lines.
     pub peer_rail: String,
-    /// Queue pairs of the connection on it.
+    /// Number of the connection's queue pairs on the rail.
     pub queue_count: u8,
-    /// The way that the handshake tried.
+    /// Address and MTU used in the handshake.
     pub way: Way,
-    /// The connected queue pairs, with the keys of both sides' regions, or the reason why the pair does not carry yet.
+    /// The connected queue pairs, with the keys of both sides' regions, or the reason why the pair
+    /// does not carry yet.
     pub lane: std::result::Result<Lane, String>,
 }
 
 impl AgreedPair {
-    /// The pairs that do not carry, beside the rails that are left out.
+    /// Returns the pairs that do not carry yet, in addition to the rails that are left out.
     pub fn not_yet(pairs: &[Self], mut left_out: Vec<(RailId, String)>) -> Vec<(RailId, String)> {
         let why = |pair: &Self| Some((pair.rail.id, pair.lane.as_ref().err()?.clone()));
         left_out.extend(pairs.iter().filter_map(why));
@@ -90,7 +92,8 @@ impl<P: DataPath> AwaitingRail<P> {
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
-    /// [`Error::Network`] when no rail has carried in time; [`Error::PeerGone`] when the peer has left before that.
+    /// [`Error::Network`] if no rail has carried in time; [`Error::PeerGone`] if the peer has left
+    /// before that.
     pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let (process, peer) = (&endpoint.process, &endpoint.context.peer);
@@ -120,11 +123,12 @@ impl<P: DataPath> Drop for AwaitingRail<P> {
     }
 }
 
-/// Builds the data path of a connection and hands it to the service thread. `first` sends the peer the last message of the
-/// handshake, if there is one, and returns how the TCP connection is replaced when it breaks.
+/// Builds the data path of a connection and hands it to the service thread. `first` sends the peer
+/// the last message of the handshake, if there is one, and returns the method to replace the TCP
+/// connection if it breaks.
 ///
 /// # Errors
-/// [`Error::Os`] when the service thread cannot be started; the error of `first`.
+/// [`Error::Os`] if the service thread cannot be started; the error of `first`.
 pub fn finish<P: DataPath + 'static>(
     setup: &Setup,
     channel: Channel,
@@ -176,7 +180,7 @@ pub fn finish<P: DataPath + 'static>(
     Ok(AwaitingRail { role, endpoint: Some(endpoint) })
 }
 
-/// The records of a connection's lanes.
+/// Creates the counter records of a connection's lanes.
 fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> CountedConnection {
     let lane = |pair: &AgreedPair| CountedLane {
         rail: pair.rail.name(),
@@ -189,7 +193,7 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
         Role::Sender => Direction::Send,
         Role::Receiver => Direction::Receive,
     };
-    // A peer is named by its host and process number.
+    // A peer's name is HOST:PID.
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
     process.counting.connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
 }

@@ -1,13 +1,14 @@
-//! Connects the queue pairs of a new connection by paths that may be dead, without a wait.
+//! Connects the queue pairs of a new connection on paths that may be dead, without blocking.
 //!
-//! [`crate::comm::rail::backoff`] has what this process knows of the path, and decides. A path known
-//! as dead is left out immediately. A path that worked a moment ago is connected here. A path without
-//! any finding is tried by one connection, on a thread of its own, because the kernel may look for the
-//! peer's address for a second. The other connections wait for the result.
-//! Each wait has a limit, and a connection that is dropped takes its claim on the path with it. The
-//! thread ends with the kernel's answer, also where its connection no longer waits.
+//! [`crate::comm::rail::backoff`] keeps this process's knowledge of each path, and decides. A path
+//! known as dead is left out immediately. A path that worked a moment ago is connected in this
+//! call. An unknown path is tried by one connection, on a thread of its own, because the kernel may
+//! search for the peer's address for a second. The other connections wait for the result. Each wait
+//! has a limit, and a dropped connection releases its claim on the path. The thread ends with the
+//! kernel's answer, even if its connection no longer waits.
 //!
-//! A path that is left out here is not given up: recovery tries it again ([`crate::flow::recovery`]).
+//! A path that is left out here is not given up: recovery tries it again
+//! ([`crate::flow::recovery`]).
 
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The route between the two ends of a new lane: a [`Route`] that owns what it needs.
+/// The route between the two ends of a new lane: a [`Route`] that owns its data.
 pub struct NewRoute {
     /// State of this side's rail when the route was agreed.
     pub look: Look,
@@ -50,11 +51,11 @@ pub struct Joining {
 enum Stage {
     /// Asks for permission to use the path.
     Asking(Box<New>),
-    /// A thread connects it.
+    /// A thread connects the queue pairs.
     Connecting(Receiver<Connected>),
 }
 
-/// A lane, not connected.
+/// A lane whose queue pairs are not connected yet.
 struct New {
     lane: Lane,
     route: NewRoute,
@@ -70,21 +71,22 @@ struct Connected {
 pub enum Step {
     /// Call again.
     Waiting(Joining),
-    /// The queue pairs are connected. An accepting side that has the right to try the path keeps it until its test writes are over.
+    /// The queue pairs are connected. An accepting side that holds the trial of the path keeps it
+    /// until its test writes are finished.
     Joined(Lane, Option<Trial>),
-    /// The rail is not used yet, for this reason.
+    /// The rail is left out for now, for this reason.
     LeftOut(NotYet),
 }
 
 impl Joining {
-    /// Begins with a lane that is not connected.
+    /// Starts with a lane that is not connected.
     pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute) -> Self {
         let path = PathId { rail: lane.rail.id, peer_gid: route.way.peer_gid };
         let (mtu_bytes, until) = (route.way.mtu_bytes, Instant::now() + limit(process));
         Self { path, mtu_bytes, role, until, stage: Stage::Asking(Box::new(New { lane, route })) }
     }
 
-    /// Goes as far as it can.
+    /// Continues without blocking.
     pub fn step(mut self, process: &Arc<Process>) -> Step {
         let now = Instant::now();
         let left_out = |why: String| Step::LeftOut(NotYet { why, may_pass: true });
@@ -110,7 +112,7 @@ impl Joining {
         match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
-                // The connection may have waited for another one's trial before.
+                // The connection may have waited for another connection's trial before.
                 self.until = now + limit(process);
                 self.stage = Stage::Connecting(new.start(process, self.role, self.path, trial));
                 Step::Waiting(self)
@@ -126,12 +128,12 @@ impl Joining {
 }
 
 impl New {
-    /// Connects it on a thread of its own.
+    /// Connects the lane on a thread of its own.
     fn start(self: Box<Self>, process: &Arc<Process>, role: Role, path: PathId, trial: Trial) -> Receiver<Connected> {
         let (answer, answers) = sync_channel(1);
         let process = Arc::clone(process);
         threads::detach("spark-connect", move || {
-            // If the connection no longer waits, all of it is dropped here.
+            // If the connection no longer waits, the lane is dropped here.
             drop(answer.send(self.connect(&process, role, path, Some(trial))));
         });
         answers
@@ -145,7 +147,7 @@ impl New {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
             None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),
         }
-        // The connecting side needs the address alone, so its trial ends here.
+        // The connecting side only needs the address, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());
         Connected { lane: self.lane, trial, outcome }
     }
@@ -160,8 +162,8 @@ impl Connected {
     }
 }
 
-/// How long a trial of a path may take, and a connection wait for one: the kernel's search for the address, with room for a busy machine,
-/// and the test writes.
+/// Limit for a trial of a path, and for waiting for one: the kernel's search for the address, with
+/// time to spare on a busy machine, and the test writes.
 fn limit(process: &Process) -> Duration {
     3 * SEARCH + process.config.probe_timeout
 }

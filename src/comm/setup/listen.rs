@@ -129,7 +129,8 @@ enum Probed {
     NotYet(NotYet),
 }
 
-/// Opens a listener on the interface that the settings choose. Also returns the handle for the peer.
+/// Opens a listener on the interface that the settings choose. Also returns the handle for the
+/// peer.
 ///
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
@@ -152,9 +153,9 @@ impl ListenComm {
     /// Continues the handshake of this listener. Returns the connection once it has its first rail.
     ///
     /// # Errors
-    /// [`Error::Usage`] when no rail is in common with the peer; [`Error::Network`] when none carries in time;
-    /// [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`] when the peer fails in the middle of its
-    /// handshake or none comes in time.
+    /// [`Error::Usage`] if no rail is in common with the peer; [`Error::Network`] if none carries
+    /// in time; [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`]
+    /// if the peer fails during its handshake or none connects in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Listening { admission, waiting_since, progress } = &mut *state;
@@ -252,7 +253,7 @@ impl Accepting {
         let Stage::Probing(mut probing) = self.stage else {
             return Err(Error::Internal("connection set-up is in no stage".to_owned()));
         };
-        // Checked first: a peer that has left acknowledges nothing, which is no fault of the paths.
+        // Checked first: a peer that has left acknowledges nothing, and the paths are not at fault.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
@@ -284,7 +285,8 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer's user reads the reason in the peer's log. If it cannot be sent, this side's error remains.
+    // The peer's user reads the reason in the peer's log. If it cannot be sent, this side still
+    // reports its error.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -355,7 +357,7 @@ impl OfferMade {
         Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
     }
 
-    /// Begins to connect this side's queue pairs, which are tested after that.
+    /// Starts to connect this side's queue pairs. They are tested afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             return Err(Error::Protocol(format!(
@@ -404,7 +406,8 @@ fn way(pair: &Pair) -> Way {
     Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
-/// Creates this side's queue pairs for a rail. The inner error is the reason why the pair is left for later.
+/// Creates this side's queue pairs for a rail. The inner error is the reason why the pair is left
+/// for later.
 fn open(
     known: &KnownRail,
     theirs: &RailAdvert,
@@ -425,7 +428,7 @@ fn open(
     }
 }
 
-/// Warns where the two ports have different path MTUs.
+/// Warns if the two ports have different path MTUs.
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
     if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
@@ -437,7 +440,7 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 }
 
 impl ProbedPair {
-    /// Begins the test of connected queue pairs.
+    /// Starts the test of connected queue pairs.
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
         let Way { peer_gid, mtu_bytes } = way(&self.pair);
         let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.probe_timeout);
@@ -445,7 +448,7 @@ impl ProbedPair {
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
     }
 
-    /// Looks at a test under way, and returns the pair's new state.
+    /// Checks a running test and returns the pair's new state.
     fn look(
         &self,
         process: &Process,
@@ -458,7 +461,7 @@ impl ProbedPair {
         match test.look(mailboxes, &process.backoff, buffer, Instant::now()) {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
-            // A device that leaves during the test fails its writes too, and may return.
+            // Writes also fail on a device that is removed during the test and may return.
             Tested::Failed(why) => not_yet(why, self.rail.device.look(self.rail.info.port) != Presence::Here),
             Tested::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);

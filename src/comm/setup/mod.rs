@@ -56,14 +56,14 @@ use std::sync::Arc;
 pub struct Setup {
     /// State that all connections of the process share.
     pub process: Arc<Process>,
-    /// The service thread, which watches over the connections.
+    /// The service thread, which watches the connections.
     pub service: Arc<Service>,
     /// The warning about short descriptors, which is logged once.
     pub descriptors: Arc<DescriptorWarning>,
 }
 
 impl Setup {
-    /// Set-up for connections of this process.
+    /// Creates the set-up for connections of this process.
     pub fn new(process: Arc<Process>) -> Self {
         let (service, descriptors) = Default::default();
         Self { process, service, descriptors }

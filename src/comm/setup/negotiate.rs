@@ -1,5 +1,5 @@
-//! Parts of the handshake that both sides share: the survey of the rails, checks of the peer's settings, and log lines
-//! and errors about rails that are left out.
+//! Parts of the handshake that both sides share: the survey of the rails, checks of the peer's
+//! settings, and log lines and errors about rails that are left out.
 
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
@@ -21,15 +21,17 @@ use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Rate that one queue pair carries at least, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with one, 111.7 with
-/// four). A rail that has to carry more gets more queue pairs.
+/// Minimum rate of one queue pair, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with
+/// one, 111.7 with four). A rail that has to carry more gets more queue pairs.
 const QP_MBPS: f64 = 92_000.0;
-/// Queue pairs of a connection on one rail when nothing is set: channels bring parallelism too.
+/// Largest number of queue pairs of a connection on one rail, unless the settings choose one:
+/// NCCL's channels add parallelism too.
 const MOST_QPS: u8 = 4;
-/// Largest chunk, so that a 32-bit completion holds its size.
+/// Largest chunk, limited so that a 32-bit completion can hold its size.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
-/// Refuses a peer whose tuner follows another policy, because collectives would hang when the two choose differently.
+/// Refuses a peer whose tuner has another policy, because collectives would hang if the two choose
+/// differently.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -52,7 +54,8 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
     )))
 }
 
-/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`: the tuners depend on it, whatever rails this connection has.
+/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`. The tuners depend on the setting,
+/// regardless of the rails of this connection.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -88,10 +91,10 @@ pub struct KnownRail {
 }
 
 impl Rails {
-    /// Looks at every rail.
+    /// Queries every rail.
     ///
     /// # Errors
-    /// [`Error::Os`] when the interfaces cannot be listed.
+    /// [`Error::Os`] if the interfaces cannot be listed.
     pub fn look(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
         let interfaces = interfaces::all()?;
@@ -113,14 +116,15 @@ impl Rails {
         Ok(Self { known, adverts, unknown })
     }
 
-    /// Largest chunk that every rail can send as one write, in bytes.
+    /// Returns the largest chunk that every rail can send as one write, in bytes.
     pub fn chunk_bytes(&self) -> u32 {
         let most = self.known.iter().map(|known| known.look.port.max_message_bytes).min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
 
-    /// Both ends of a pair. `place` is the index of this side's rail, `their_place` that of the peer's.
+    /// Returns both ends of a pair. `place` is the index of this side's rail, `their_place` that of
+    /// the peer's.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
@@ -129,14 +133,14 @@ impl Rails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// The reason why TCP may not replace rails now, if there is one: a rail whose address is not known may be the one that
-    /// reaches the peer.
+    /// Returns the reason why TCP may not replace rails now, if there is one: a rail with an
+    /// unknown address may be the one that reaches the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
         (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
-    /// This side's offer of connections by TCP, for HELLO.
+    /// Returns this side's offer of connections by TCP, for HELLO.
     pub fn by_tcp(&self, config: &Config) -> ByTcp {
         match self.why_not_by_tcp() {
             _ if !config.ring_tcp => ByTcp::Off,
@@ -145,7 +149,8 @@ impl Rails {
         }
     }
 
-    /// Error text for hosts that have no rail in common. The peer shows it too, so this side is named: `host`.
+    /// Returns the error text for hosts that have no rail in common. The peer shows it too, so it
+    /// names this side: `host`.
     pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
@@ -159,12 +164,14 @@ impl Rails {
     }
 }
 
-/// Number of queue pairs per rail that the settings ask for; 0 leaves the choice to [`queue_pairs`].
+/// Returns the number of queue pairs per rail that the settings ask for; 0 leaves the choice to
+/// [`queue_pairs`].
 pub fn qps_wanted(config: &Config) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// Number of queue pairs for each path: the wanted number, or as many as carry the path's part of the traffic.
+/// Returns the number of queue pairs for each path: the wanted number, or as many as carry the
+/// path's part of the traffic.
 pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
@@ -172,7 +179,7 @@ pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     paths.even_rates().map(qps_for)
 }
 
-/// Largest number of queue pairs that a connection gets on a rail of this kind.
+/// Returns the largest number of queue pairs that a connection gets on a rail of this kind.
 pub fn most_queue_pairs(config: &Config, attachment: &Attachment) -> u8 {
     config.qps_per_rail.unwrap_or_else(|| {
         let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
@@ -184,12 +191,13 @@ fn qps_for(mbps: f64) -> u8 {
     (mbps / QP_MBPS).ceil().clamp(1.0, f64::from(MOST_QPS)) as u8
 }
 
-/// Striping for one direction of a new connection.
+/// Creates the striping for one direction of a new connection.
 pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
     Striping::new(&Paths::new(paths), process.config.min_share_bytes)
 }
 
-/// Logs the rails of a connection that has its first one, once for all connections with the peer that have the same.
+/// Logs the rails of a connection that has its first one. Logged once for all connections with the
+/// peer that have the same rails.
 pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane]) {
     let live = lanes.iter().filter(|lane| lane.is_open());
     let rails: Vec<String> = live.map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
@@ -206,8 +214,9 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
     }
 }
 
-/// Logs a line for each rail that a connection leaves out, or that does not carry yet, once for all connections with the peer: a warning
-/// where its twin works and the two would carry more. `ends` are those of the lanes, this side's first.
+/// Logs a line for each rail that a connection leaves out or that does not carry yet, once for all
+/// connections with the peer. It is a warning if the rail's twin works and both would carry more.
+/// `ends` are those of the lanes, this side's first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,
@@ -234,23 +243,23 @@ pub fn report_left_out(
     }
 }
 
-/// The reason why a pair of rails does not carry yet, where a call has failed with `error`.
+/// Describes why a pair of rails does not carry yet, after a call has failed with `error`.
 pub fn not_yet(error: &Error) -> NotYet {
     NotYet { why: error.to_string(), may_pass: error.may_pass() }
 }
 
-/// As [`not_yet`], for a call on a rail's device, which may be away.
+/// Like [`not_yet`], for a call on a rail's device, which may have been removed.
 pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
     let NotYet { why, may_pass } = not_yet(error);
     NotYet { why, may_pass: may_pass || rail.device.presence() != Presence::Here }
 }
 
-/// The reason why a path is left out for now, if it is known as dead.
+/// Returns the reason why a path is left out for now, if it is known as dead.
 pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// Rails without a pair, each with the reason.
+/// Returns the rails without a pair, each with the reason.
 pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
     for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
@@ -268,8 +277,8 @@ pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, Str
     all
 }
 
-/// The reason why a rail has no pair. Only the accepting side knows it, because it does the pairing. The connecting side learns the
-/// pairs alone.
+/// Returns the reason why a rail has no pair. Only the accepting side knows it, because it does the
+/// pairing; the connecting side learns only the pairs.
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
@@ -280,14 +289,14 @@ fn why_alone(advert: &RailAdvert, role: Role) -> String {
     }
 }
 
-/// Names of rails that are left out, each with its reason, for a message.
+/// Formats the names of rails that are left out, each with its reason.
 pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String {
     let name = |id: RailId| process.rails.get(id.index()).map_or_else(|| format!("rail {id}"), |rail| rail.name());
     let one = |(id, why): &(RailId, String)| format!("{} ({why})", name(*id));
     left_out.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// The error of a connection without a rail.
+/// Returns the error for a connection without a rail.
 pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String)]) -> Error {
     Error::Network(format!("no usable rail to {peer}: {}", left_out_text(process, left_out)))
 }
@@ -307,16 +316,16 @@ pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result
     )))
 }
 
-/// Receives a message from the peer; `None` while there is none.
+/// Receives a message from the peer, `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Usage`] when the peer refuses the connection; else what the channel says.
+/// [`Error::Usage`] if the peer refuses the connection; otherwise the error of the channel.
 pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
     let received = channel.receive()?;
     understood(channel, received)
 }
 
-/// Turns what the channel received into a message; `None` while there is none.
+/// Converts the channel's result to a message, `None` if there is none.
 ///
 /// # Errors
 /// The errors of [`receive`].
@@ -334,7 +343,7 @@ pub fn understood(channel: &Channel, received: Received) -> Result<Option<Messag
     }
 }
 
-/// The error for a message that the handshake does not expect now.
+/// Returns the error for a message that the handshake does not expect now.
 pub fn out_of_turn(channel: &Channel, message: &Message) -> Error {
     Error::Protocol(format!(
         "{} sent an unexpected {} message during connection set-up",

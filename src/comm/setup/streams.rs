@@ -1,4 +1,5 @@
-//! Connections over TCP streams, for a peer that no rail reaches: what both sides do once the accepting side has answered HELLO with STREAMS.
+//! Set-up of a connection over TCP streams, on both sides. It starts when the accepting side
+//! answers HELLO with STREAMS because no rail reaches the peer.
 
 use super::Setup;
 use super::admission::Admission;
@@ -25,22 +26,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Streams of a connection. One fills a 10 Gb/s network while it loses nothing; each of several recovers its own losses, and on a host with
-/// many cores they are received by more than one.
+/// Streams of a connection. One stream fills a 10 Gb/s network as long as no packet is lost. With
+/// several, each recovers its own losses, and a host with many cores receives them on more than one
+/// core.
 const STREAMS: usize = 4;
 
 const _: () = assert!(STREAMS <= MAX_STREAMS);
 
-/// How long to wait before a stream is dialled again that the peer has dropped: unauthenticated connections crowd its port.
+/// Pause before a stream that the peer has dropped is dialled again. The peer drops connections
+/// when too many unauthenticated ones crowd its port.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Decides about a peer with which no rails pair.
+/// Checks that both sides allow TCP with a peer with which no rails pair.
 ///
 /// # Errors
-/// [`Error::Usage`] where both sides do not allow TCP, with what would.
+/// [`Error::Usage`] if they do not, with the remedy.
 pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
     let nothing = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
-    // That both sides have the setting alike was looked at before.
+    // `check_ring_tcp` has made sure that both sides have the same setting.
     let (host, why) = match (rails.by_tcp(&process.config), &hello.by_tcp) {
         (ByTcp::Withheld(why), _) => (&process.name, why),
         (ByTcp::Allowed, ByTcp::Withheld(why)) => (&hello.name, why.clone()),
@@ -60,13 +63,13 @@ pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
 /// The accepting side: waits for the other streams of a connection.
 pub struct Gathering {
     token: [u8; TOKEN_BYTES],
-    /// Those beside the HELLO's.
+    /// The streams other than the one of HELLO.
     channels: [Option<Channel>; STREAMS - 1],
     was_answered: bool,
 }
 
 impl Gathering {
-    /// What is waited for, and the answer to HELLO.
+    /// Starts to wait for the streams. Also returns the answer to HELLO.
     ///
     /// # Errors
     /// [`Error::Missing`] without random numbers.
@@ -77,7 +80,8 @@ impl Gathering {
         Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
     }
 
-    /// Takes in streams that have come. One that comes again takes the place of the one before: the peer has given that up.
+    /// Adds streams that have connected. A stream that connects again replaces the earlier one,
+    /// which the peer has given up.
     pub fn look(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
         for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
             if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
@@ -86,7 +90,8 @@ impl Gathering {
         }
     }
 
-    /// Says CARRIES once all are there; whether that is with the kernel.
+    /// Sends CARRIES once all streams are connected. Returns true when the kernel has taken all of
+    /// it.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -100,10 +105,10 @@ impl Gathering {
         first.is_flushed()
     }
 
-    /// Takes the connection into use.
+    /// Creates the connection's data path.
     ///
     /// # Errors
-    /// The system's, where a socket cannot be taken into use.
+    /// [`Error::Os`] if a socket cannot be set up.
     pub fn finish(self, setup: &Setup, first: Channel, peer: String) -> Result<RecvComm> {
         let channels = std::iter::once(first).chain(self.channels.into_iter().flatten()).collect();
         let comm = finish(setup, channels, peer, StreamRecvPath::new)?;
@@ -113,7 +118,7 @@ impl Gathering {
 
 /// The connecting side: opens the other streams of a connection.
 pub struct Opening {
-    /// The peer, for messages.
+    /// The peer, for log lines.
     peer: String,
     token: [u8; TOKEN_BYTES],
     address: SocketAddr,
@@ -122,15 +127,15 @@ pub struct Opening {
 
 /// A stream that is being opened.
 enum Line {
-    /// It is dialled then.
+    /// To be dialled at this time.
     Waiting(Instant),
     Dialling(Channel),
-    /// It has said STREAM.
+    /// STREAM has been sent.
     Said(Channel),
 }
 
 impl Opening {
-    /// As many streams as the accepting side asks for, at the address of its handle.
+    /// Prepares as many streams as the accepting side asks for, to the address of its handle.
     ///
     /// # Errors
     /// As [`in_own_scope`].
@@ -141,10 +146,11 @@ impl Opening {
         Ok(Self { peer, token, address: in_own_scope(address, &process.config)?, lines })
     }
 
-    /// Goes on with all of them; whether the peer has said that it has them.
+    /// Continues with all streams. Returns true once the peer has confirmed them.
     ///
     /// # Errors
-    /// [`Error::Network`] when the peer cannot be reached, [`Error::Protocol`] when it says something else; [`Error::Os`].
+    /// [`Error::Network`] if the peer cannot be reached, [`Error::Protocol`] if it sends another
+    /// message; [`Error::Os`].
     pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
         let Self { token, address, lines, .. } = self;
         for (number, line) in (1..).zip(lines) {
@@ -158,10 +164,11 @@ impl Opening {
         }
     }
 
-    /// Takes the connection into use.
+    /// Creates the connection's data path.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where the peer cannot have all streams; [`Error::Os`] where a socket cannot be taken into use.
+    /// [`Error::Protocol`] if the peer cannot have all streams; [`Error::Os`] if a socket cannot be
+    /// set up.
     pub fn finish(self, setup: &Setup, first: Channel) -> Result<SendComm> {
         let mut channels = vec![first];
         for line in self.lines {
@@ -194,7 +201,7 @@ impl Line {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // Dropped unheard, or the kernel's last bytes of it are still under way.
+            // Dropped before the peer read STREAM, or the kernel still has to send its last bytes.
             Self::Said(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Said(channel)),
                 Received::Closed => again(),
@@ -205,10 +212,11 @@ impl Line {
     }
 }
 
-/// Takes a connection over streams into use, on both sides. `path` is made with what has come by each stream already.
+/// Creates a connection over streams, on both sides. `path` receives the bytes that have already
+/// arrived on each stream.
 ///
 /// # Errors
-/// [`Error::Os`] when a socket cannot be set up.
+/// [`Error::Os`] if a socket cannot be set up.
 fn finish<P>(
     setup: &Setup,
     channels: Vec<Channel>,
@@ -231,7 +239,7 @@ fn finish<P>(
     Ok(StreamEndpoint { context, process, service: Arc::clone(&setup.service), path })
 }
 
-/// The interface that has an address, or the address.
+/// Returns the name of the interface with this address, or the address.
 fn interface_with(ip: IpAddr) -> String {
     let all = interfaces::all().unwrap_or_else(|error| {
         tracing::debug!("{error}");
@@ -241,7 +249,7 @@ fn interface_with(ip: IpAddr) -> String {
     all.iter().find(has).map_or_else(|| ip.to_string(), |interface| interface.name.clone())
 }
 
-/// Logs how a connection came up, once for all connections with the peer.
+/// Logs the new connection, once for all connections with the peer.
 fn report(process: &Process, sockets: &Sockets) {
     let Sockets { peer, interface, .. } = sockets;
     let line = format!(
