@@ -1,4 +1,5 @@
-//! The bootstrap's TCP channel: the handshake, then control frames. Framed, non-blocking, bounded.
+//! The bootstrap's TCP channel, for the handshake and then control frames. Framed, non-blocking,
+//! with bounded buffers.
 
 use crate::error::{Error, Result};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
@@ -8,13 +9,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// How long the kernel tries to deliver bytes before it gives the channel up: a network that is out for longer counts as a peer
-/// that is gone.
+/// Time that the kernel tries to deliver bytes before it fails the channel. A network outage longer
+/// than this counts as a lost peer.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a channel may be silent before the kernel asks whether the peer's host is still there, and then how often.
+/// Idle time before the kernel checks that the peer's host is still reachable, and the interval
+/// between further checks.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// What may wait to be sent to a peer that reads nothing: beyond it nothing more is taken.
+/// Limit of bytes queued for a peer that reads nothing. Beyond it [`Channel::offer`] refuses
+/// messages.
 const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 
 /// One end of a channel.
@@ -23,25 +26,26 @@ pub struct Channel {
     stream: TcpStream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// What broke it, once something has: the socket tells only once.
+    /// The error that broke the channel. Kept because the socket reports it only once.
     broken: Option<ErrorKind>,
 }
 
-/// What a look at the channel found.
+/// Result of reading from a channel.
 #[derive(Debug)]
 pub enum Received {
     /// A message.
     Message(Message),
-    /// Nothing yet.
+    /// No complete message yet.
     Nothing,
     /// The peer closed its end, or its process ended.
     Closed,
-    /// The network between carries no more; the peer may be well. In words.
+    /// The network to the peer has failed; the peer itself may be well. The text describes the
+    /// error.
     Unreachable(String),
 }
 
 impl Channel {
-    /// Starts to connect; [`Channel::connected`] tells when it is done.
+    /// Starts to connect. [`Channel::connected`] tells when the connection is established.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -58,7 +62,7 @@ impl Channel {
         }
     }
 
-    /// Takes an accepted or dialled stream.
+    /// Creates a channel from an accepted or dialled stream.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -72,7 +76,7 @@ impl Channel {
         Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new(), broken: None })
     }
 
-    /// Whether dialling is done.
+    /// Returns true once the connection is established.
     ///
     /// # Errors
     /// The reason why the peer cannot be reached.
@@ -87,20 +91,20 @@ impl Channel {
         }
     }
 
-    /// The peer's address, for messages.
+    /// Returns the peer's address, for log lines.
     pub fn peer(&self) -> String {
         self.stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string())
     }
 
-    /// Both ends' addresses, this side's first.
+    /// Returns the addresses of both ends, this side's first.
     ///
     /// # Errors
-    /// Why there is none: it was closed already.
+    /// The error of the system call, for example because the connection is closed.
     pub fn addresses(&self) -> std::io::Result<[SocketAddr; 2]> {
         Ok([self.stream.local_addr()?, self.stream.peer_addr()?])
     }
 
-    /// Whether all that was queued is with the kernel.
+    /// Sends queued bytes. Returns true once the kernel has all of them.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -109,8 +113,9 @@ impl Channel {
         Ok(self.outbox.is_empty())
     }
 
-    /// Gives the stream up for bytes of another kind, with those that came behind the last message. From here on the kernel does not end it
-    /// because the peer reads nothing for long; on an idle one it asks after the peer as before, and gives up after three asks in vain.
+    /// Releases the stream for other data, with the bytes received after the last message. From now
+    /// on the kernel no longer fails the stream because the peer reads nothing for a long time. It
+    /// still checks an idle peer, and gives up after three failed checks.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -123,19 +128,21 @@ impl Channel {
         Ok((self.stream, self.inbox))
     }
 
-    /// Queues a message and sends what the socket takes.
+    /// Queues a message and sends as much as the socket accepts.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when the peer has closed its end; [`Error::Network`] when the channel has failed.
+    /// [`Error::PeerGone`] if the peer has closed its end; [`Error::Network`] if the channel has
+    /// failed.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
         self.push().map_err(|e| self.failed(&e))
     }
 
-    /// As [`Channel::send`], unless too much waits to be read by the peer already; whether it was taken.
+    /// Like [`Channel::send`], but refuses the message if too many bytes are queued already.
+    /// Returns true if it was queued.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::send`].
     pub fn offer(&mut self, message: &Message) -> Result<bool> {
         if self.outbox.len() >= MOST_WAITING_BYTES {
             self.push().map_err(|e| self.failed(&e))?;
@@ -146,7 +153,7 @@ impl Channel {
         self.send(message).map(|()| true)
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Sends as many queued bytes as the socket accepts.
     fn push(&mut self) -> std::io::Result<()> {
         while !self.outbox.is_empty() {
             match self.stream.write(&self.outbox) {
@@ -162,11 +169,12 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, if one has arrived whole. It may have been read from the socket with the one before it: ask until there is
-    /// nothing. Never keeps more than the largest message and a little.
+    /// Returns the next message if it has arrived completely. Several messages may be read from the
+    /// socket together, so call again until there is nothing. Buffers at most the largest message
+    /// plus one read.
     ///
     /// # Errors
-    /// [`Error::Protocol`] when the peer speaks something else.
+    /// [`Error::Protocol`] if the peer does not follow the protocol.
     pub fn receive(&mut self) -> Result<Received> {
         let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
@@ -273,7 +281,7 @@ mod tests {
     fn a_peer_that_reads_nothing_fills_no_memory() {
         let (mut channel, _stream) = pair();
         let frame = ControlFrame { number: 1, heard: 0, asks: true, message: vec![7; 2000] };
-        // Far more than the kernel keeps for a socket.
+        // Far more than the kernel buffers for a socket.
         let taken = (0..100_000).filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap()).count();
         assert!(taken < 50_000, "{taken} frames were taken");
         assert!(channel.outbox.len() < MOST_WAITING_BYTES + 4096, "{} bytes wait", channel.outbox.len());

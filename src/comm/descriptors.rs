@@ -1,20 +1,21 @@
-//! Out of descriptors or memory: others may give some back, so what can wait does, and the user is told once what the limit is.
+//! Shortage of descriptors or memory. Other users may free some, so work that can wait is retried,
+//! and the user is warned once, with the limit.
 
 use crate::error::Error;
 use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the user has been told of it.
+/// The warning about a shortage, logged once.
 #[derive(Debug, Default)]
 pub struct DescriptorWarning(AtomicBool);
 
 impl DescriptorWarning {
-    /// Says what cannot be done and why: to the user once in the life of a process, however many listeners it has and however often
-    /// they try; then only to who debugs.
+    /// Logs an operation that failed and the reason: as a warning once in the life of a process,
+    /// for all its listeners and retries, and afterwards at DEBUG level.
     #[cold]
     pub fn tell(&self, cannot: &str, why: &str) {
-        // Relaxed: two that say it at the same moment do no harm.
+        // Relaxed: a duplicated warning is harmless.
         if self.0.swap(true, Ordering::Relaxed) {
             tracing::debug!("{cannot}: {why}");
         } else {
@@ -23,7 +24,8 @@ impl DescriptorWarning {
     }
 }
 
-/// Whether a connection could not be taken in for want of something, and why; else the trouble is another.
+/// Describes the shortage that made accepting a connection fail, or returns `None` for another
+/// error.
 pub fn shortage_text(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::EMFILE => Some(format!("the process is out of file descriptors ({}); raise the limit", limit_text())),
@@ -33,7 +35,7 @@ pub fn shortage_text(error: &io::Error) -> Option<String> {
     }
 }
 
-/// As [`shortage_text`], of an error that others may end by giving descriptors back.
+/// Like [`shortage_text`], for an error that may pass when others free descriptors.
 pub fn waits_for_descriptors(error: &Error) -> Option<String> {
     let Error::Os { what, errno } = error else { return None };
     let why = shortage_text(&io::Error::from_raw_os_error(*errno)).filter(|_| error.is_shortage())?;
@@ -60,7 +62,8 @@ mod tests {
         assert!(of(libc::ENOBUFS).is_some() && of(libc::ECONNABORTED).is_none() && of(libc::EAGAIN).is_none());
         let failed = |errno| Error::Os { what: "getifaddrs".to_owned(), errno };
         assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().starts_with("getifaddrs: the process"));
-        // A device that has no memory for a queue pair has none later either: it is told as what it is.
+        // A device without memory for a queue pair will not have any later, so its error is
+        // reported directly.
         assert!(waits_for_descriptors(&failed(libc::ENOMEM)).is_none());
     }
 }

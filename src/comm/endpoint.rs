@@ -1,4 +1,4 @@
-//! One end of a connection, as NCCL's calls see it: its data path, and the way to close it.
+//! One end of a connection, as NCCL uses it: its data path, and closing it.
 
 #![deny(clippy::disallowed_types)]
 
@@ -21,46 +21,47 @@ use crate::verbs::HostMemory;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One end of a connection with a data path of either direction. The calls of the data path come from one thread at a time;
-/// `register` from any.
+/// One end of a connection, with the data path of one direction. Calls of the data path come from
+/// one thread at a time, `register` from any thread.
 pub struct Endpoint<P> {
-    /// What the data path works with.
+    /// Context of the data path.
     pub(super) context: Arc<PathContext>,
-    /// What this process's connections share.
+    /// State shared by all connections of this process.
     pub(super) process: Arc<Process>,
-    /// Watches over the connection.
+    /// The service thread, which watches the connection.
     pub(super) service: Arc<Service>,
-    /// The connection's number there.
+    /// The connection's number in the service.
     pub(super) watch: WatchId,
-    /// The data path; the service thread shares it.
+    /// The data path, shared with the service thread.
     pub(super) path: Arc<TryCell<P>>,
-    /// The records of its lanes.
+    /// Counter records of the connection's lanes.
     pub(super) counted: CountedConnection,
 }
 
-/// A connection that sends, over rails.
+/// A send connection over rails.
 pub type RailSendComm = Endpoint<SendPath>;
-/// A connection that receives, over rails.
+/// A receive connection over rails.
 pub type RailRecvComm = Endpoint<RecvPath>;
 
-/// One end of a connection over TCP streams, for a peer that no rail reaches. Called as [`Endpoint`] is.
+/// One end of a connection over TCP streams, for a peer that no rail reaches. Used like
+/// [`Endpoint`].
 pub struct StreamEndpoint<P> {
-    /// What the data path works with.
+    /// Context of the data path.
     pub(super) context: StreamContext,
-    /// What this process's connections share.
+    /// State shared by all connections of this process.
     pub(super) process: Arc<Process>,
-    /// Has the streams when the connection is closed.
+    /// The service, which takes over the streams of a closed connection.
     pub(super) service: Arc<Service>,
-    /// The data path, which nobody shares: the cell keeps what a panic went through from being used again.
+    /// The data path. It is not shared; the cell prevents its use after a panic.
     pub(super) path: TryCell<P>,
 }
 
-/// A connection that sends, over TCP streams.
+/// A send connection over TCP streams.
 pub type StreamSendComm = StreamEndpoint<StreamSendPath>;
-/// A connection that receives, over TCP streams.
+/// A receive connection over TCP streams.
 pub type StreamRecvComm = StreamEndpoint<StreamRecvPath>;
 
-/// A connection that sends.
+/// A send connection.
 pub enum SendComm {
     /// Over rails.
     Rails(Box<RailSendComm>),
@@ -68,7 +69,7 @@ pub enum SendComm {
     Streams(Box<StreamSendComm>),
 }
 
-/// A connection that receives.
+/// A receive connection.
 pub enum RecvComm {
     /// Over rails.
     Rails(Box<RailRecvComm>),
@@ -77,8 +78,8 @@ pub enum RecvComm {
 }
 
 impl<P: DataPath> Endpoint<P> {
-    /// Closes the connection, and sends BYE to the peer, which need not be there. A data path that a panic went through is not
-    /// touched. To be called once, as the last.
+    /// Closes the connection and sends BYE to the peer, which may be gone already. A data path that
+    /// a panic has interrupted is not touched. Must be the last call, made once.
     pub fn close(&self) {
         leave(&*self.path, &self.context.peer);
         self.counted.end();
@@ -88,7 +89,7 @@ impl<P: DataPath> Endpoint<P> {
 }
 
 impl RailSendComm {
-    /// Registers memory on every rail, to send it.
+    /// Registers memory on every rail, for sends.
     ///
     /// # Errors
     /// As [`super::rail::registration::Registrations::register`].
@@ -96,10 +97,11 @@ impl RailSendComm {
         self.process.register(memory, Purpose::Send)
     }
 
-    /// As [`SendPath::isend`]. The answer is "not yet" while the service thread has the data path.
+    /// As [`SendPath::isend`]. Returns `None` ("not yet") while the service thread uses the data
+    /// path.
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendPath::isend`].
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -108,10 +110,11 @@ impl RailSendComm {
         done
     }
 
-    /// As [`SendPath::test`]. The answer is "not yet" while the service thread has the data path.
+    /// As [`SendPath::test`]. Returns `None` ("not yet") while the service thread uses the data
+    /// path.
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendPath::test`].
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -122,7 +125,7 @@ impl RailSendComm {
 }
 
 impl RailRecvComm {
-    /// Registers memory on every rail, to receive into it.
+    /// Registers memory on every rail, for receives.
     ///
     /// # Errors
     /// As [`super::rail::registration::Registrations::register`].
@@ -130,10 +133,11 @@ impl RailRecvComm {
         self.process.register(memory, Purpose::Receive)
     }
 
-    /// As [`RecvPath::irecv`]. The answer is "not yet" while the service thread has the data path.
+    /// As [`RecvPath::irecv`]. Returns `None` ("not yet") while the service thread uses the data
+    /// path.
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvPath::irecv`].
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -142,10 +146,11 @@ impl RailRecvComm {
         done
     }
 
-    /// As [`RecvPath::test`]. The answer is "not yet" while the service thread has the data path.
+    /// As [`RecvPath::test`]. Returns false ("not yet") while the service thread uses the data
+    /// path.
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvPath::test`].
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
@@ -173,7 +178,7 @@ impl<P: Last> StreamEndpoint<P> {
 }
 
 impl StreamSendComm {
-    /// Takes note of memory, to send it: no device has to know it.
+    /// Records memory for sends. It is not registered with a device.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
@@ -184,7 +189,7 @@ impl StreamSendComm {
     /// As [`StreamSendPath::isend`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`StreamSendPath::isend`].
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.isend(&self.context, addr, bytes, tag, memory);
@@ -195,7 +200,7 @@ impl StreamSendComm {
     /// As [`StreamSendPath::test`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`StreamSendPath::test`].
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.test(&self.context, request);
@@ -205,7 +210,7 @@ impl StreamSendComm {
 }
 
 impl StreamRecvComm {
-    /// Takes note of memory, to receive into it: no device has to know it.
+    /// Records memory for receives. It is not registered with a device.
     ///
     /// # Errors
     /// As [`StreamSendComm::register`].
@@ -216,7 +221,7 @@ impl StreamRecvComm {
     /// As [`StreamRecvPath::irecv`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`StreamRecvPath::irecv`].
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.irecv(&self.context, parts, optional);
@@ -227,7 +232,7 @@ impl StreamRecvComm {
     /// As [`StreamRecvPath::test`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`StreamRecvPath::test`].
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
         let done = path.test(&self.context, request, tell);

@@ -1,4 +1,4 @@
-//! The network of this host, as NCCL's calls see it.
+//! The network of this host, as NCCL uses it.
 
 use super::endpoint::SendComm;
 use super::process::{Process, TunerIdentity};
@@ -12,24 +12,26 @@ use crate::error::Result;
 use crate::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
 
-/// The rails of this host in use, and its connections.
+/// The open rails of this host, and its connections.
 pub struct Host {
     setup: Arc<Setup>,
     pending: PendingConnections,
 }
 
 impl Host {
-    /// Takes rails into use.
+    /// Creates the network over open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let process = Arc::new(Process::new(config, rails, tuner));
-        // From here on a rail's addresses are known, so that a connection that comes up without it can have it later.
+        // Records the addresses of each rail, so that a connection that starts without a rail can
+        // pair it for later.
         if let Err(error) = Rails::look(&process) {
             tracing::debug!("rails not looked at yet: {error}");
         }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
     }
 
-    /// Opens a listener on the interface that the settings choose; with it, the handle for the peer.
+    /// Opens a listener on the interface that the settings choose. Also returns the handle for the
+    /// peer.
     ///
     /// # Errors
     /// As [`setup::listen::listen`].
@@ -37,7 +39,7 @@ impl Host {
         setup::listen::listen(&self.setup)
     }
 
-    /// Goes on with the connection that `handle` asks for; `None` while it is not there.
+    /// Continues the connection of `handle`. Returns `None` until it is ready.
     ///
     /// # Errors
     /// As [`PendingConnections::connect`].
@@ -45,12 +47,12 @@ impl Host {
         self.pending.connect(&self.setup, handle, traffic_class)
     }
 
-    /// What its connections share, and what makes and watches them.
+    /// Returns everything that connection set-up needs.
     pub fn setup(&self) -> &Arc<Setup> {
         &self.setup
     }
 
-    /// What its connections share.
+    /// Returns the state that all connections share.
     pub fn process(&self) -> &Arc<Process> {
         &self.setup.process
     }

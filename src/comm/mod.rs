@@ -1,20 +1,24 @@
-//! Connections: joins the pure state of `flow` with the queue pairs of `verbs`.
+//! Connections: combines the I/O-free state of `flow` with the queue pairs of `verbs`.
 //!
-//! Each room imports from those below it, never from above:
+//! Each room imports only from those below it:
 //!
-//! | room | what it is |
+//! | room | content |
 //! |---|---|
-//! | `host` | the network of this host, as NCCL's calls see it |
+//! | `host` | the network of this host, as NCCL uses it |
 //! | `setup` | makes connections: the handshake of both sides, over a TCP `channel` |
-//! | `endpoint` | one end of a connection, as NCCL's calls see it |
-//! | `recovery` | the service thread, and the driver that executes the actions of `flow::recovery` |
-//! | `process` | what all connections of this process share, and what the kernel is asked for while there are any |
+//! | `endpoint` | one end of a connection, as NCCL uses it |
+//! | `recovery` | the service thread, and the driver for the actions of `flow::recovery` |
+//! | `process` | state shared by all connections, and the CPU latency request while there are any |
 //! | `streams` | connections by TCP, for peers that no cable joins |
-//! | `datapath` | `isend`, `irecv` and `test`: no allocation, lock, system call or formatting while messages go well |
-//! | `rail` | a rail of this host: its memory registrations, the quality of its paths, back-off where a path is dead |
-//! | `unauthenticated` | the connections at a TCP port that have not shown a token |
-//! | `channel`, `log`, `descriptors` | the bootstrap's TCP connection; one line for an event that affects many connections; out of file descriptors |
+//! | `datapath` | `isend`, `irecv` and `test` |
+//! | `rail` | a rail of this host: registrations, quality of its paths, back-off for dead paths |
+//! | `unauthenticated` | connections at a TCP port that have not sent a token |
+//! | `channel` | the bootstrap's TCP connection |
+//! | `log` | one line for an event that affects many connections |
+//! | `descriptors` | shortage of file descriptors |
 //! | `threads` | starts the plugin's own threads |
+//!
+//! While messages run normally, `datapath` does not allocate, lock, format or make system calls.
 
 pub mod channel;
 pub mod datapath;

@@ -1,4 +1,4 @@
-//! What all connections of this process share.
+//! State shared by all connections of this process.
 
 mod cpu_latency;
 
@@ -19,33 +19,34 @@ use cpu_latency::CpuLatency;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What all connections of this process share. Nothing here knows how a connection is made, watched or used.
+/// State shared by all connections of this process. It has no code to make, watch or use a
+/// connection.
 pub struct Process {
     /// The settings.
     pub config: Config,
     /// The rails in use.
     pub rails: Vec<Arc<Rail>>,
-    /// Host name and process, for messages.
+    /// Host name and process id, for log lines.
     pub name: String,
     /// Identity of this host's tuner.
     pub tuner: TunerIdentity,
-    /// The memory that is registered.
+    /// Memory registered with devices.
     pub registrations: Arc<Registrations>,
-    /// The memory of connections over streams, which no device has to know.
+    /// Memory of connections over streams, which is not registered with devices.
     for_streams: Registrations,
-    /// What has been sent by streams.
+    /// Totals of data sent over streams.
     pub by_streams: Arc<Totals>,
     /// Back-off for unreachable paths.
     pub backoff: Backoff,
-    /// The outages of rails, each with one line in the log.
+    /// Outages of rails, each with one line in the log.
     pub outages: Arc<Outages>,
-    /// The peers that there is no TCP with, each with one line in the log.
+    /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
-    /// What was logged about peers.
+    /// Subjects already logged about peers.
     pub log: Arc<LogOnce>,
-    /// What all sends may have in flight together, where the settings bound it.
+    /// Limit of bytes in flight for all sends together, if the settings have one.
     pub bound: Option<Arc<Bound>>,
-    /// What counts for all connections.
+    /// Counters of all connections.
     pub counting: Arc<Counting>,
     open: Mutex<Open>,
 }
@@ -53,20 +54,20 @@ pub struct Process {
 /// Identity of a host's tuner, which the two sides of a connection compare.
 #[derive(Debug, Clone, Default)]
 pub struct TunerIdentity {
-    /// Number of the policy ([`crate::tuner::Policy::hash`]); 0 where the tuner leaves all to NCCL.
+    /// Hash of the policy ([`crate::tuner::Policy::hash`]); 0 if NCCL keeps every choice.
     pub hash: u64,
-    /// Name of this host's GPU, which the policy depends on; for messages.
+    /// Name of this host's GPU, which the policy depends on; for log lines.
     pub gpu: String,
 }
 
-/// The connections that are open, and what is held while there are any.
+/// The number of open connections, and the resource held while there are any.
 struct Open {
     connections: u64,
     cpu_latency: CpuLatency,
 }
 
 impl Process {
-    /// Takes rails into use.
+    /// Creates the state for open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
@@ -92,8 +93,9 @@ impl Process {
         }
     }
 
-    /// Priority of the packets of a connection, for which NCCL chose `traffic_class`. The variable wins over the communicator's
-    /// class, as in NCCL's own transport (net_ib, connect.cc).
+    /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
+    /// communicator; the environment variable overrides it, as in NCCL's own transport (net_ib,
+    /// connect.cc).
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
         let traffic_class = self.config.traffic_class.or(traffic_class).unwrap_or(0);
         Priority { traffic_class, service_level: self.config.service_level.unwrap_or(0) }
@@ -107,7 +109,7 @@ impl Process {
         self.registrations.register(&self.rails, memory, purpose)
     }
 
-    /// Takes note of memory of connections over streams.
+    /// Records memory of connections over streams.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
@@ -115,12 +117,14 @@ impl Process {
         self.for_streams.register(&[], memory, purpose)
     }
 
-    /// Opens devices that were removed and are there again, and registers with them what is registered; the rails that are back.
+    /// Reopens removed devices that have returned, and registers all registered memory with them.
+    /// Returns the rails that are back.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
         self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
     }
 
-    /// The same for one rail, which may be one whose device answers again. True if it is back.
+    /// Like [`Self::look_for_returned`], for one rail, whose device may also have started to answer
+    /// again. Returns true if it is back.
     pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
         let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
         match &back {
@@ -134,7 +138,7 @@ impl Process {
         back == Ok(true)
     }
 
-    /// One more connection.
+    /// Counts a new connection.
     pub fn opened(&self, peer: &str) {
         self.log.opened(peer);
         let mut open = self.open();
@@ -142,7 +146,7 @@ impl Process {
         open.cpu_latency.hold();
     }
 
-    /// One connection less; after the last one, what the rails have carried is logged.
+    /// Counts a closed connection. After the last one, logs the totals of the rails.
     pub fn closed(&self, peer: &str) {
         tracing::debug!("connection with {peer} closed");
         self.log.closed(peer);
@@ -159,8 +163,9 @@ impl Process {
         }
     }
 
-    /// Logs what the connections have carried that were closed since this was last called. NCCL closes a communicator's connections before it
-    /// finalizes it; where others go on, that is its end, and else the close of its last connection.
+    /// Logs the totals of connections closed since the last call. NCCL closes a communicator's
+    /// connections before it finalizes it. So the lines appear at the end of a communicator if
+    /// others continue, and otherwise when the last connection is closed.
     pub fn log_summary(&self) {
         self.counting.log_summary(self.by_streams.take());
     }

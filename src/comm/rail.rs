@@ -1,10 +1,10 @@
-//! A rail of this host: what all connections over it share.
+//! A rail of this host: state shared by all connections over it.
 //!
 //! - `device`: the rail's device, which can be removed and return.
 //! - `registration`: memory that is registered on every rail.
-//! - `path_quality`: the measured quality of its paths; `backoff`: pauses for dead paths.
-//! - `interfaces`: where the bootstrap listens; `neighbours`: the peer's hardware address, for
-//!   messages.
+//! - `path_quality`: measured quality of its paths; `backoff`: pauses for dead paths.
+//! - `interfaces`: the interface on which the bootstrap listens; `neighbours`: the peer's hardware
+//!   address, for log lines.
 
 pub mod backoff;
 pub mod device;
@@ -25,57 +25,60 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What does not change about a rail while the process runs.
+/// Properties of a rail that do not change while the process runs.
 #[derive(Debug, Clone)]
 pub struct RailInfo {
     /// RDMA device.
     pub device: String,
-    /// Port of it, from 1.
+    /// Port of the device, from 1.
     pub port: u8,
-    /// The network interface, where one is visible.
+    /// The network interface, if one is visible.
     pub netdev: Option<String>,
-    /// `phys_port_name`, where the kernel tells.
+    /// `phys_port_name`, if the kernel reports it.
     pub phys_port: Option<String>,
-    /// What it hangs on.
+    /// PCIe link and cable of the rail.
     pub attachment: Attachment,
-    /// What it can carry when the others on its PCIe link are busy too, in Mb/s.
+    /// Bandwidth in Mb/s while the other rails on its PCIe link are equally busy.
     pub speed_mbps: u32,
 }
 
-/// A rail, open.
+/// An open rail.
 pub struct Rail {
-    /// Its number on this host.
+    /// Number of the rail on this host.
     pub id: RailId,
-    /// What it is.
+    /// Properties of the rail.
     pub info: RailInfo,
-    /// Its device, which may be taken away.
+    /// The rail's device, which may be removed.
     pub device: Arc<RailDevice>,
-    /// Whether bulk data is registered a second time, with relaxed ordering.
+    /// True if bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
-    /// What connections measured of the paths from here.
+    /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
-    /// As it was when it could last be used.
+    /// State of the rail when it could last be used.
     last_look: Mutex<Option<Look>>,
-    /// True once a send was registered here with local write access, because the device refused it without.
+    /// True once a send was registered here with local write access, because the device refused it
+    /// without.
     needed_local_write: AtomicBool,
-    /// Whether a WARN has said that `NCCL_IB_GID_INDEX` chooses nothing here.
+    /// True once a WARN has said that `NCCL_IB_GID_INDEX` selects no address here.
     was_warned_of_index: AtomicBool,
-    /// Bytes of large writes posted and not confirmed, of all connections.
+    /// Bytes of large writes posted and not confirmed, over all connections.
     backlog_bytes: AtomicU64,
-    /// Bytes of large writes that were posted since that was 0.
+    /// Bytes of large writes posted since `backlog_bytes` was last 0.
     busy_bytes: AtomicU64,
 }
 
 impl Rail {
-    /// Takes a device's protection domain into use.
+    /// Creates a rail on a device's protection domain.
     ///
     /// # Errors
-    /// [`Error::Os`] when relaxed ordering was asked for and the device refuses it, or when the device has left.
+    /// [`Error::Os`] if relaxed ordering was requested and the device refuses it, or if the device
+    /// was removed.
     pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
-            // A device that is not there refuses everything, which says nothing of its return.
+            // A removed device refuses everything, so the refusal says nothing about relaxed
+            // ordering.
             RelaxedOrdering::Auto => match takes_relaxed_ordering(&pd) {
                 Ok(()) => true,
                 Err(_) => pd.context().port(info.port).map(|_| false)?,
@@ -99,22 +102,22 @@ impl Rail {
         })
     }
 
-    /// Device and port, as `NCCL_IB_HCA` would name it.
+    /// Returns device and port, in the form of `NCCL_IB_HCA`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.info.device, self.info.port)
     }
 
-    /// Its port, asked afresh.
+    /// Queries the port.
     fn port(&self) -> Result<PortInfo> {
         let port = self.info.port;
         self.device.query(move |context| context.port(port))
     }
 
-    /// The rail as it is now: its state, its addresses (looked up afresh, because GID indices drift), and the index
-    /// of each. A link-local GID whose address its interface is seen not to have is none of them.
+    /// Queries the rail's present state, its addresses with their GID indices (which drift, so they
+    /// are read each time). Leaves out link-local GIDs whose interface visibly lacks the address.
     ///
     /// # Errors
-    /// [`Error::Missing`] says why the rail is of no use now.
+    /// [`Error::Missing`] with the reason why the rail cannot be used now.
     pub fn look(&self, config: &Config, interfaces: &[Interface]) -> Result<Look> {
         let port = self.port()?;
         if port.state != PortState::Active {
@@ -155,8 +158,9 @@ impl Rail {
         }))
     }
 
-    /// Leaves the address that `NCCL_IB_GID_INDEX` chooses. Where it chooses none that can be used (indices differ between functions and hosts, and
-    /// drift when addresses change) all stay, and a WARN says so once.
+    /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one
+    /// (indices differ between functions and hosts, and drift when addresses change), all stay, and
+    /// a WARN says so once.
     fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, u16)>) {
         if found.iter().any(|(_, known)| *known == index) {
             found.retain(|(_, known)| *known == index);
@@ -176,12 +180,12 @@ impl Rail {
         holder(Path::new(&config.sysfs), TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
     }
 
-    /// The rail as it was when it could last be used; `None` if it never was looked at.
+    /// Returns the state of the rail when it could last be used; `None` if it never could.
     pub fn last_look(&self) -> Option<Look> {
         self.last_look.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What a peer must know of the rail.
+    /// Returns the description of the rail for a peer.
     pub fn advert(&self, look: &Look) -> RailAdvert {
         RailAdvert {
             name: self.name(),
@@ -194,55 +198,57 @@ impl Rail {
         }
     }
 
-    /// Bytes of large writes posted and not confirmed, of all connections of this process.
+    /// Returns the bytes of large writes posted and not confirmed, over all connections of this
+    /// process.
     #[inline]
     pub fn backlog_bytes(&self) -> u64 {
-        // Relaxed: a hint for the planner, no other memory hangs on it.
+        // Relaxed: a hint for the planner; no other memory depends on it.
         self.backlog_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of large writes that were posted since none was under way.
+    /// Returns the bytes of large writes posted since none was outstanding.
     #[inline]
     pub fn busy_bytes(&self) -> u64 {
-        // Relaxed: as above.
+        // Relaxed: a hint for the planner; no other memory depends on it.
         self.busy_bytes.load(Ordering::Relaxed)
     }
 
-    /// A large write was posted.
+    /// Records that a large write was posted.
     #[inline]
     pub fn posted(&self, bytes: u64) {
         let before = self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
         let busy = if before == 0 { 0 } else { self.busy_bytes() };
-        // Two threads may lose one of their writes here. It is a hint, and a locked instruction less.
+        // Two threads may lose one of their writes here. The value is only a hint, and this saves a
+        // locked instruction.
         self.busy_bytes.store(busy + bytes, Ordering::Relaxed);
     }
 
-    /// A large write was confirmed, or never will be because its connection ends.
+    /// Records that a large write was confirmed, or never will be because its connection ends.
     #[inline]
     pub fn settled(&self, bytes: u64) {
         self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// A rail as it was just now.
+/// State of a rail at one moment.
 #[derive(Debug, Clone)]
 pub struct Look {
     /// The port.
     pub port: PortInfo,
-    /// Its addresses.
+    /// The rail's addresses.
     pub addresses: Vec<Address>,
     gid_indices: Vec<u16>,
 }
 
 impl Look {
-    /// The GID table index of one of the addresses.
+    /// Returns the GID table index of one of the addresses.
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
         let at = self.addresses.iter().position(|address| address.gid == *gid)?;
         self.gid_indices.get(at).copied()
     }
 }
 
-/// Tries a small registration: whether a device takes the flag is nowhere to be asked.
+/// Tries a small registration, because no query tells if a device supports the flag.
 fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
     let region = Region::new(4096)?;
     region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())

@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 
-/// Starts a thread that takes none of the application's signals, and that may run on the processors that the
-/// process may run on, whatever the caller is pinned to.
+/// Starts a thread that blocks all signals and may run on all processors of the process, even if
+/// the caller is pinned.
 ///
-/// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin these to one core, on which NCCL's
-/// progress thread spins: a thread with the caller's mask would wait for it. The process's mask is its main
-/// thread's: a launcher binds the process before it starts, and NCCL pins its own threads only.
+/// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, on
+/// which NCCL's progress thread spins, and a thread with the caller's mask would have to wait for
+/// that. The mask of the process is its main thread's: a launcher binds the process before it
+/// starts, and NCCL pins only its own threads.
 ///
 /// # Errors
-/// The reason why there is no thread.
+/// The reason why the thread could not be started.
 pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let start = move || {
         if let Err(error) = SigSet::all().thread_block() {
@@ -34,20 +35,20 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
 /// True after [`work_in_place`].
 static IN_PLACE: AtomicBool = AtomicBool::new(false);
 
-/// Lets [`detach`] do all later work of this process itself. For a simulation, whose runs must repeat exactly, and whose
-/// devices always answer.
+/// Makes [`detach`] run all later work of this process on the calling thread. For a simulation,
+/// whose runs must repeat exactly and whose devices always answer.
 pub fn work_in_place() {
     IN_PLACE.store(true, Ordering::Relaxed);
 }
 
-/// Does `work` on a thread of its own, or here if no thread can be started. The work may block, so nobody waits for the
-/// thread without a limit.
+/// Runs `work` on a thread of its own, or on the calling thread if none can be started. The work
+/// may block, so every wait for the thread needs a limit.
 pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
-    // Relaxed: it is set before there is any work.
+    // Relaxed: set before there is any work.
     if IN_PLACE.load(Ordering::Relaxed) {
         return work();
     }
-    // The work is handed over to a thread that is there: a failed start would drop it.
+    // The work is sent to the thread once it runs: a failed start would drop it.
     let (hand, task) = sync_channel(1);
     let take = move || {
         if let Ok(work) = task.recv() {

@@ -1,8 +1,10 @@
-//! The connections at a listener that have not shown a token: a TCP port of the bootstrap is open to the network.
+//! Connections at a listener that have not sent a token. A TCP port of the bootstrap is open to the
+//! network.
 //!
-//! A client must say, in one well-formed message and within a time limit, what the listener's owner admits it for; every other client is
-//! dropped without disturbing those that are admitted. What an owner admits is its own affair: [`super::setup::admission`] the peer of a
-//! handle, [`super::recovery::redial`] peers whose TCP connection was given up.
+//! A client must send one well-formed message within a time limit, and the listener's owner admits
+//! it by that message. Every other client is dropped without disturbing those that are admitted.
+//! The owners have different rules: [`super::setup::admission`] admits the peer of a handle,
+//! [`super::recovery::redial`] peers whose TCP connection was lost.
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
@@ -10,47 +12,49 @@ use crate::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Unauthenticated connections at a time. One more and one of them makes room: of the address that most of them come from, the oldest.
+/// Largest number of unauthenticated connections. A further one replaces the oldest connection from
+/// the address that has the most.
 const MOST_UNAUTHENTICATED: usize = 64;
-/// How long a connection may take to show the token.
+/// Time limit for sending the token.
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
-/// How often a listener that is open as long as the job runs tells the user of connections that it rejected.
+/// Shortest interval between log lines about rejected connections at a listener that is open as
+/// long as the job runs.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// A listening socket, and the connections there that have not shown a token.
+/// A listening socket and its connections that have not sent a token.
 pub struct Unauthenticated {
     listener: TcpListener,
     connections: Vec<Connection>,
-    /// What there is too little of to accept connections.
+    /// The resource that is lacking to accept connections, if any.
     shortage: Option<String>,
     rejections: Rejections,
 }
 
-/// How the user is told of connections that were rejected.
+/// Logging of rejected connections.
 enum Rejections {
     /// Each has a line.
     Each,
-    /// A line in [`QUIET`] at most; the others are counted.
+    /// At most one line in each [`QUIET`]; the others are counted.
     Seldom { said: Option<Instant>, others: u64 },
 }
 
-/// What a listener's owner does with a client's first message.
+/// The owner's decision about a client's first message.
 pub enum Verdict {
-    /// It is let in.
+    /// Admits the client.
     Admit,
-    /// It is dropped: its message is not one that shows a token.
+    /// Drops the client: its message has no token.
     Reject,
-    /// It is dropped, and told why.
+    /// Drops the client and sends it the reason.
     Refuse(&'static str),
-    /// It is dropped.
+    /// Drops the client silently.
     Drop,
 }
 
-/// A connection that was let in.
+/// An admitted connection.
 pub struct Admitted {
     /// The channel to the peer.
     pub channel: Channel,
-    /// What it said.
+    /// Its first message.
     pub message: Message,
 }
 
@@ -60,32 +64,34 @@ struct Connection {
     channel: Channel,
 }
 
-/// Says of a client's first message whether the client is let in, and logs why it is dropped or refused. With the client's channel, for its name.
+/// Decides about a client's first message, and logs the reason of [`Verdict::Refuse`] and
+/// [`Verdict::Drop`]. The client's channel is passed for its name.
 pub type Judge<'a> = &'a mut dyn FnMut(&Message, &Channel) -> Verdict;
 
 impl Unauthenticated {
-    /// At a listener that does not block.
+    /// Creates the set for a non-blocking listener.
     pub fn new(listener: TcpListener) -> Self {
         Self { listener, connections: Vec::new(), shortage: None, rejections: Rejections::Each }
     }
 
-    /// At one that is open as long as the job runs: whoever talks to it shall not fill the log.
+    /// Creates the set for a listener that is open as long as the job runs. Log lines are limited,
+    /// so that clients cannot fill the log.
     pub fn lasting(listener: TcpListener) -> Self {
         Self { rejections: Rejections::Seldom { said: None, others: 0 }, ..Self::new(listener) }
     }
 
-    /// Why connections cannot be accepted at the moment.
+    /// Returns the reason why connections cannot be accepted at the moment.
     pub fn shortage(&self) -> Option<&str> {
         self.shortage.as_deref()
     }
 
-    /// Drops all of them.
+    /// Drops all connections.
     pub fn clear(&mut self) {
         self.connections.clear();
     }
 
-    /// Accepts connections and reads what they say; those that `judge` lets in, in the order in which they connected. What goes wrong with
-    /// the others is logged.
+    /// Accepts connections and reads their messages. Returns those that `judge` admits, in the
+    /// order in which they connected, and logs errors of the others.
     pub fn look(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         self.accept(descriptors, judge, &mut admitted);
@@ -120,8 +126,8 @@ impl Unauthenticated {
                     break;
                 }
                 Err(e) => match shortage_text(&e) {
-                    // Out of descriptors or memory: another connection makes room. Without one the peer stays in the backlog, and the
-                    // next call tries again.
+                    // Out of descriptors or memory: an older connection makes room. If there is
+                    // none, the peer stays in the backlog, and the next call tries again.
                     Some(why) => {
                         descriptors.tell("cannot accept connections on the bootstrap port", &why);
                         self.shortage = Some(why);
@@ -130,18 +136,19 @@ impl Unauthenticated {
                         }
                         admitted.extend(self.make_room(judge));
                     }
-                    // The others are errors of the one connection (reset before it was taken, say), not of the port.
+                    // Other errors concern this connection (for example, it was reset before it was
+                    // accepted), not the port.
                     None => tracing::debug!("bootstrap connection failed at once: {e}"),
                 },
             }
         }
     }
 
-    /// Drops one of them, unless it has just now shown a token.
+    /// Drops one connection, unless it has just sent a token.
     fn make_room(&mut self, judge: Judge<'_>) -> Option<Admitted> {
         let all = &self.connections;
         let many = |one: &Connection| all.iter().filter(|other| other.from == one.from).count();
-        // Of several with the most the last is taken, so from the back it is the oldest.
+        // `max_by_key` returns the last maximum, which is the oldest connection in reverse order.
         let crowding = (0..all.len()).rev().max_by_key(|at| many(&all[*at]))?;
         let connection = self.connections.remove(crowding);
         match ask(connection, judge, &mut self.rejections) {
@@ -156,12 +163,12 @@ impl Unauthenticated {
     }
 }
 
-/// What came of asking a connection for the token.
+/// Result of reading a connection's first message.
 enum Asked {
     Admitted(Admitted),
-    /// It has said nothing yet, and has time left.
+    /// No message yet, within the time limit.
     Silent(Connection),
-    /// It said something else, took too long or is gone.
+    /// Another message, a timeout, or a closed connection.
     Dropped,
 }
 

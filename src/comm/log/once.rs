@@ -1,32 +1,33 @@
-//! What all connections with a peer have to say alike is logged once.
+//! Logs once what all connections with a peer would report.
 //!
-//! Called while connections are made, by the service thread, and by a request that has not moved for a minute: never while messages
+//! Called while connections are made, by the service thread, and by a request that has not
+//! progressed for a minute, but never while messages run normally. Takes a lock.
 //! go well. It locks.
 
 use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What was logged about the peers that this process is connected with.
+/// Subjects already logged about the peers that this process is connected with.
 #[derive(Debug, Default)]
 pub struct LogOnce(Mutex<Vec<About>>);
 
-/// What is logged once for all connections with a peer.
+/// A subject that is logged once for all connections with a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// The connection is there: the line.
+    /// The connection is ready. Holds the log line.
     Connected(String),
-    /// No rail has carried yet, so many seconds after the connection was agreed.
+    /// No rail has carried yet, this number of seconds after the handshake.
     NoRailYet(u64),
-    /// Packets of the ports' size get lost on a rail of this host, so it uses a smaller path MTU.
+    /// Packets of the ports' MTU get lost on a rail of this host, so it uses a smaller path MTU.
     SmallPathMtu(RailId),
     /// A rail of this host is not used.
     NotUsed(RailId),
     /// The two ports of a rail of this host have different path MTUs.
     PathMtu(RailId),
-    /// The network by which there is TCP with the peer is wireless.
+    /// TCP with the peer uses a wireless network.
     Wireless,
-    /// The peer, whose TCP was closed, has answered.
+    /// The peer has answered after its TCP connection was closed.
     Answered,
     /// The connection has failed.
     Failed,
@@ -35,9 +36,9 @@ pub enum Subject {
 /// The direction of a request that makes no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// To the peer.
+    /// Data to the peer.
     Send,
-    /// From it.
+    /// Data from the peer.
     Receive,
 }
 
@@ -50,7 +51,7 @@ struct About {
 }
 
 impl LogOnce {
-    /// Whether nothing was logged about this since there are connections with the peer.
+    /// Returns true if `subject` was not logged since the first present connection with the peer.
     pub fn is_first(&self, peer: &str, subject: Subject) -> bool {
         self.about(peer, |about| {
             let is_first = !about.logged.contains(&subject);
@@ -61,7 +62,8 @@ impl LogOnce {
         })
     }
 
-    /// Warns once that packets of the ports' size get lost on a rail of this host (`why`), so that it uses a smaller path MTU.
+    /// Warns once that packets of the ports' MTU get lost on a rail of this host (reason `why`), so
+    /// it uses a smaller path MTU.
     pub fn warn_of_small_packets(&self, peer: &str, (id, rail): (RailId, &str), peer_rail: &str, why: &str) {
         if self.is_first(peer, Subject::SmallPathMtu(id)) {
             tracing::warn!(
@@ -71,7 +73,7 @@ impl LogOnce {
         }
     }
 
-    /// Whether no stall in this direction was logged within `window`.
+    /// Returns true if no stall in this direction was logged within `window`.
     pub fn is_first_stall(&self, peer: &str, direction: Direction, window: Duration, now: Instant) -> bool {
         self.about(peer, |about| {
             about.stalls.retain(|(_, logged)| now.saturating_duration_since(*logged) < window);
@@ -83,12 +85,12 @@ impl LogOnce {
         })
     }
 
-    /// One more connection with the peer.
+    /// Counts a new connection with the peer.
     pub fn opened(&self, peer: &str) {
         self.about(peer, |about| about.connections += 1);
     }
 
-    /// One connection less. After the last one, all may be logged again.
+    /// Counts a closed connection. After the last one, every subject may be logged again.
     pub fn closed(&self, peer: &str) {
         self.about(peer, |about| about.connections = about.connections.saturating_sub(1));
         self.lock().retain(|about| about.peer != peer || about.connections > 0);
@@ -105,7 +107,7 @@ impl LogOnce {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<About>> {
-        // A panic in a holder leaves the list whole.
+        // No holder panics with the list half-changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,35 +1,38 @@
-//! One log line for the loss of a rail, whatever the number of connections that lose it.
+//! One log line for the loss of a rail, regardless of the number of connections that lose it.
 //!
-//! NCCL opens many connections to a peer over the same rails (two for each channel), and a pulled cable affects all of them. There is
-//! one thing to do about it, so one line says it.
+//! NCCL opens many connections to a peer over the same rails (two for each channel), and a pulled
+//! cable affects all of them. The user has one problem to solve, so there is one line.
 //!
-//! [`Outages`] promises, for each pair of a rail of this host and a rail of a peer's host:
-//! - The first connection that loses it writes a WARN. The others of the same outage write DEBUG lines.
-//! - The last one that has it back writes the WARN that ends it. Written by the first, it would be untrue for the others, and
-//!   a connection that never has it back would show nowhere.
-//! - Where some have it back and others do not, a WARN says so [`SETTLED`] after the last recovery. A loss after that is a new
-//!   outage, with a WARN of its own.
-//! - A connection that has failed, that was closed, or whose peer is gone is not waited for.
+//! [`Outages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
+//! - The first connection that loses the rail writes a WARN. The other connections in the same
+//!   outage write DEBUG lines.
+//! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
+//!   one wrote it, it would be untrue for the others, and a connection that never recovers the rail
+//!   would not be visible.
+//! - If some connections recover the rail and others do not, a WARN says so [`SETTLED`] after the
+//!   last recovery. A later loss is a new outage, with a WARN of its own.
+//! - Connections that have failed, were closed, or whose peer is gone do not delay these lines.
 //!
-//! Called while connections are made and by the service thread, never while messages go well. It locks.
+//! Called while connections are made and by the service thread, but never while messages run
+//! normally. Takes a lock.
 
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long after the last recovery other connections may be without the rail before a line says so: longer than an attempt takes
-/// whose peer does not answer.
+/// Time after the last recovery until a line reports the connections still without the rail. Longer
+/// than an attempt whose peer does not answer.
 pub const SETTLED: Duration = Duration::from_secs(15);
 
-/// The rail outages that connections of this process have now.
+/// The present rail outages of this process's connections.
 #[derive(Debug, Default)]
 pub struct Outages {
     open: Mutex<Vec<Outage>>,
     members: AtomicU64,
 }
 
-/// A rail of this host and the peer's rail that it is paired with, on any process of the peer's host.
+/// A rail of this host and the peer's rail paired with it, for all processes of the peer's host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Path {
     rail: String,
@@ -40,14 +43,14 @@ struct Path {
 #[derive(Debug)]
 struct Outage {
     path: Path,
-    /// As the connection names it that lost the rail first.
+    /// Name of the peer in the connection that lost the rail first.
     peer: String,
     since: Instant,
-    /// The connections that lost the rail and do not have it back.
+    /// Connections that have lost the rail and not recovered it.
     without: Vec<u64>,
     recovered: Vec<u64>,
     last_recovery: Instant,
-    /// A line has said that only some have it back.
+    /// True once a line has said that only some connections have recovered.
     is_settled: bool,
 }
 
@@ -58,13 +61,13 @@ pub struct Member {
     id: u64,
     peer: String,
     paths: Vec<Path>,
-    /// How long it may be without any rail before it fails.
+    /// Time without any rail until the connection fails.
     loss_timeout: Duration,
     is_without_one: bool,
 }
 
 impl Outages {
-    /// Says where only some connections have a rail back.
+    /// Logs outages that only some connections have recovered from.
     pub fn tick(&self, now: Instant) {
         for outage in self.lock().iter_mut() {
             let is_over_for_some = !outage.recovered.is_empty() && !outage.is_settled;
@@ -80,7 +83,7 @@ impl Outages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Outage>> {
-        // A panic in a holder leaves a list of outages, each whole.
+        // No holder panics with an outage half-changed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,7 +94,7 @@ impl Outage {
         Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, is_settled }
     }
 
-    /// One more connection loses the rail; whether that is a new outage.
+    /// Adds a connection that has lost the rail. Returns true if that starts a new outage.
     fn lost_by(&mut self, connection: u64, now: Instant) -> bool {
         self.recovered.retain(|other| *other != connection);
         if !self.without.contains(&connection) {
@@ -105,7 +108,7 @@ impl Outage {
         is_new
     }
 
-    /// Takes a connection off those without the rail; whether it was among them.
+    /// Removes a connection from those without the rail. Returns true if it was one of them.
     fn forget(&mut self, connection: u64) -> bool {
         let before = self.without.len();
         self.without.retain(|other| *other != connection);
@@ -118,14 +121,14 @@ impl Outage {
 }
 
 impl Member {
-    /// A connection with `peer` over these pairs of rails, this host's first.
+    /// Adds a connection with `peer` over these pairs of rails, this host's first.
     pub fn new(
         outages: &Arc<Outages>,
         peer: &str,
         loss_timeout: Duration,
         rails: impl Iterator<Item = (String, String)>,
     ) -> Self {
-        // A process is named by its host and number.
+        // A peer's name is HOST:PID.
         let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
         let path = |(rail, peer_rail)| Path { rail, peer_host: host.to_owned(), peer_rail };
         let (paths, peer) = (rails.map(path).collect(), peer.to_owned());
@@ -133,7 +136,8 @@ impl Member {
         Self { outages: Arc::clone(outages), id, peer, paths, loss_timeout, is_without_one: false }
     }
 
-    /// The connection has lost a rail. `next` says what is done about it.
+    /// Records that the connection has lost a rail. `next` describes the next step for the log
+    /// line.
     pub fn lost(&mut self, lane: LaneId, why: &str, next: &str, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
@@ -160,7 +164,7 @@ impl Member {
         tracing::warn!("rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}");
     }
 
-    /// The connection came up without a rail, and a line has said so.
+    /// Records that the connection started without a rail, which has been logged.
     pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
@@ -171,7 +175,7 @@ impl Member {
         }
     }
 
-    /// The connection has a lost rail back.
+    /// Records that the connection has recovered a lost rail.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         let mut open = self.outages.lock();
@@ -196,7 +200,8 @@ impl Member {
         );
     }
 
-    /// The connection uses no rail any more: it has failed or was closed, or its peer is gone.
+    /// Records that the connection uses no rails any longer: it has failed or was closed, or its
+    /// peer is gone.
     pub fn ended(&mut self) {
         if !std::mem::take(&mut self.is_without_one) {
             return;
@@ -218,8 +223,8 @@ impl Member {
         }
     }
 
-    /// Number of rails that this connection has not lost. An outage of other connections alone does
-    /// not count.
+    /// Returns the number of rails that this connection has not lost. Outages of other connections
+    /// do not count.
     fn in_use(&self, open: &[Outage]) -> usize {
         let is_lost = |path: &Path| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
         self.paths.iter().filter(|path| !is_lost(path)).count()

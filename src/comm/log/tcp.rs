@@ -1,25 +1,28 @@
-//! One log line for the loss of the bootstrap's TCP to a peer and one for its return, whatever the number of connections that lose it.
+//! One log line for the loss of the bootstrap's TCP connections to a peer and one for their return,
+//! regardless of the number of connections that lose them.
 //!
-//! [`TcpOutages`] promises, for each peer:
-//! - The first connection that is without TCP for [`LASTING`] writes a line; the others of the same outage write DEBUG lines. What is
-//!   dialled again sooner is DEBUG alone.
-//! - Once no connection is without TCP, and none was for [`SETTLED`], a line ends an outage that had one. A loss before that belongs to the
-//!   same outage: a network that breaks connections one after another is one event.
-//! - A connection that has failed, that was closed, or whose peer is gone is not waited for.
+//! [`TcpOutages`] guarantees for each peer:
+//! - The first connection that is without TCP for [`LASTING`] writes a line; the other connections
+//!   in the same outage write DEBUG lines. If TCP is redialled sooner, there are only DEBUG lines.
+//! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
+//!   before that belongs to the same outage: a network that breaks connections one after another is
+//!   one event.
+//! - Connections that have failed, were closed, or whose peer is gone do not delay these lines.
 //!
-//! Called by the service thread alone. It locks.
+//! Called only by the service thread. Takes a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a connection is without TCP before a line says so: longer than a peer whose TCP was closed has to show that it is there, which is
-/// how long it is not known whether connections continue.
+/// Time without TCP until a line is written. Longer than the time that a peer has to answer after
+/// its TCP connection was closed: until then it is not known if the connections continue.
 pub const LASTING: Duration = Duration::from_secs(3);
-/// How long all connections have TCP again before a line says so. Longer than the pauses between the attempts of the first ten seconds.
+/// Time that all connections must have TCP again before a line says so. Longer than the pauses
+/// between attempts in the first ten seconds.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
-/// The peers that connections of this process have no TCP with.
+/// The peers to which connections of this process have lost TCP.
 #[derive(Debug, Default)]
 pub struct TcpOutages {
     open: Mutex<Vec<Outage>>,
@@ -32,9 +35,9 @@ struct Outage {
     since: Instant,
     /// The connections without TCP.
     without: Vec<Without>,
-    /// When one had it again last.
+    /// Time of the last return of TCP to a connection.
     last_return: Option<Instant>,
-    /// Whether a line has said that it is lost.
+    /// True once a line has reported the loss.
     was_logged: bool,
 }
 
@@ -45,7 +48,7 @@ struct Without {
     why: String,
 }
 
-/// One connection's part in them.
+/// One connection's part in the outages.
 #[derive(Debug)]
 pub struct Member {
     outages: Arc<TcpOutages>,
@@ -54,7 +57,7 @@ pub struct Member {
 }
 
 impl TcpOutages {
-    /// Says what has lasted, and what is over.
+    /// Logs outages that have lasted or ended.
     pub fn tick(&self, now: Instant) {
         let mut open = self.lock();
         open.iter_mut().for_each(|outage| outage.tick(now));
@@ -62,7 +65,7 @@ impl TcpOutages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Outage>> {
-        // A panic in a holder leaves a list of outages, each whole.
+        // No holder panics with an outage half-changed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -83,7 +86,7 @@ impl Outage {
         }
     }
 
-    /// Whether it has ended; then the line that says so is written.
+    /// Returns true if the outage has ended, after logging that.
     fn is_over(&self, now: Instant) -> bool {
         let Some(last) = self.last_return else { return self.without.is_empty() };
         if !self.without.is_empty() || now.saturating_duration_since(last) < SETTLED {
@@ -102,7 +105,7 @@ impl Outage {
         }
     }
 
-    /// Takes a connection off those without TCP; whether it was among them.
+    /// Removes a connection from those without TCP. Returns true if it was one of them.
     fn forget(&mut self, connection: u64) -> bool {
         let before = self.without.len();
         self.without.retain(|one| one.connection != connection);
@@ -111,13 +114,13 @@ impl Outage {
 }
 
 impl Member {
-    /// A connection with `peer`.
+    /// Adds a connection with `peer`.
     pub fn new(outages: &Arc<TcpOutages>, peer: &str) -> Self {
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
         Self { outages: Arc::clone(outages), id, peer: peer.to_owned() }
     }
 
-    /// The connection has no TCP any more.
+    /// Records that the connection has lost TCP.
     pub fn lost(&mut self, why: &str, now: Instant) {
         tracing::debug!("{why}; a connection with {} is without TCP", self.peer);
         let mut open = self.outages.lock();
@@ -131,7 +134,7 @@ impl Member {
         }
     }
 
-    /// The connection has TCP again.
+    /// Records that the connection has TCP again.
     pub fn returned(&mut self, now: Instant) {
         let mut open = self.outages.lock();
         if let Some(outage) = open.iter_mut().find(|outage| outage.peer == self.peer)
@@ -142,7 +145,8 @@ impl Member {
         }
     }
 
-    /// The connection has no use for TCP any more: it has failed or was closed, or its peer is gone.
+    /// Records that the connection no longer needs TCP: it has failed or was closed, or its peer is
+    /// gone.
     pub fn ended(&mut self) {
         let mut open = self.outages.lock();
         open.iter_mut().filter(|outage| outage.peer == self.peer).for_each(|outage| _ = outage.forget(self.id));
@@ -152,7 +156,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.ended();
-        // The thread that would look again may end with this connection.
+        // The service thread may end with this connection, so no later `tick` might log the end.
         let mut open = self.outages.lock();
         let is_over = |outage: &Outage| outage.peer == self.peer && outage.without.is_empty();
         open.iter()
@@ -169,7 +173,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Of a peer's outage: how many are without TCP, and whether a line was written.
+    /// Returns the number of connections without TCP in a peer's outage, and if it was logged.
     fn open(outages: &TcpOutages, peer: &str) -> Option<(usize, bool)> {
         let open = outages.lock();
         open.iter().find(|outage| outage.peer == peer).map(|outage| (outage.without.len(), outage.was_logged))
@@ -192,14 +196,14 @@ mod tests {
         assert_eq!(open(&outages, "a:1"), Some((2, true)));
         members[0].ended();
         members[2].ended();
-        // It may break once more.
+        // The outage is not over yet: another connection may still break.
         outages.tick(now + SETTLED - SECOND);
         assert_eq!(open(&outages, "a:1"), Some((0, true)));
         outages.tick(now + SETTLED);
         assert_eq!((open(&outages, "a:1"), open(&outages, "b:1")), (None, Some((1, true))));
         drop(other);
         assert!(outages.lock().is_empty());
-        // The last one that goes takes with it what waits for its end.
+        // The last member that is dropped ends the outage.
         members[0].lost("away", now);
         members[0].returned(now);
         assert_eq!(open(&outages, "a:1"), Some((0, false)));
@@ -214,7 +218,7 @@ mod tests {
         let (mut now, since) = (Instant::now(), Instant::now());
         for (at, member) in members.iter_mut().enumerate() {
             member.lost("away", now);
-            // One of them is long without.
+            // One connection is without TCP for long enough to be logged.
             now += if at == 50 { LASTING } else { SECOND / 10 };
             outages.tick(now);
             member.returned(now);
