@@ -13,14 +13,15 @@ fn without_a_verbs_library_every_call_fails_cleanly_and_the_warning_names_it() {
 
 #[test]
 fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
-    // On a machine that has RDMA devices none of them is called so.
+    // No RDMA device of any machine has this name.
     let output = drive(&[("NCCL_IB_HCA", "=not-there")]);
     assert!(output.stderr.contains("init: "), "{}", output.stderr);
 }
 
 #[test]
 fn detail_reaches_nccls_log_only_under_trace() {
-    // `[5]` is the level that NCCL shows under NCCL_DEBUG=TRACE; each finalize without an init writes such a line.
+    // NCCL shows level `[5]` under NCCL_DEBUG=TRACE. Each finalize without an init writes such a
+    // line.
     let detail = |level: &str| {
         let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
         said.stderr.lines().filter(|line| line.starts_with("[5] ")).count()
@@ -33,7 +34,8 @@ fn detail_reaches_nccls_log_only_under_trace() {
 fn a_misspelt_setting_is_named() {
     let program = common::drive_program();
     let output = run(&program, &[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
-    // The program expects ncclSystemError, for a machine that lacks something: it stops at the first init.
+    // The program stops at the first init. It expects ncclSystemError, as on a machine without
+    // RDMA.
     assert!(!output.success, "{}", output.stderr);
     assert!(output.stderr.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.stderr);
 }
@@ -61,8 +63,9 @@ fn the_example_moves_bytes() {
     assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
 }
 
-/// v8 does not say that `*request` is initialised when `irecv` is called. An optimising compiler may leave out a read whose result
-/// does not matter, so CI names a library that was built without (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
+/// v8 does not guarantee that `*request` is initialised when `irecv` is called. An optimising
+/// compiler may remove a read whose result is unused, so CI names a library built without
+/// optimisation (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
 #[test]
 fn v8s_irecv_does_not_read_its_request_word() {
     let program = common::c_program("uninitialised", &["uninitialised.c", "log.c"]);

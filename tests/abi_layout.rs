@@ -1,6 +1,8 @@
-//! Every struct of the C interface has NCCL's sizes and offsets: the Rust types and the C header.
+//! Every struct of the C interface has NCCL's sizes and offsets, both as a Rust type and in the C
+//! header.
 //!
-//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` hold what a C compiler says of NCCL's own headers, on x86-64 and on aarch64.
+//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` contain the output of a C compiler for
+//! NCCL's own headers, on x86-64 and on aarch64.
 
 mod common;
 
@@ -11,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem::offset_of;
 
-/// Name of a field, in snake case, its offset and its size.
+/// Name of a field in snake case, its offset and its size, in bytes.
 type Fields = Vec<(&'static str, usize, usize)>;
 
 macro_rules! layout {
@@ -88,7 +90,7 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
 #[test]
 fn the_rust_types_are_laid_out_as_nccls() {
     for (name, expected) in nccls_structs() {
-        let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} is not compared with any type of ours"));
+        let (size, fields) = layout_of(&name).unwrap_or_else(|| panic!("{name} has no Rust type to compare with"));
         assert_eq!(size, expected.size, "size of {name}");
         let ours: Vec<_> = fields.iter().map(|(field, offset, size)| (plain(field), *offset, *size)).collect();
         let theirs: Vec<_> =
@@ -174,7 +176,8 @@ fn nccls_structs() -> BTreeMap<String, Struct> {
     .collect()
 }
 
-/// `reg_mr_dma_buf` and `regMrDmaBuf` alike. Case tells nothing: NCCL writes both `nvlDomainInfo` and `perChMaxNVLSTreeBws`.
+/// Normalises `reg_mr_dma_buf` and `regMrDmaBuf`. Case is ignored: NCCL writes both `nvlDomainInfo`
+/// and `perChMaxNVLSTreeBws`.
 fn plain(name: &str) -> String {
     name.replace('_', "").to_lowercase()
 }

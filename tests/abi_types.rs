@@ -1,9 +1,11 @@
-//! The Rust tables have the function types of the C header, and the C header has those of NCCL's own headers.
+//! The Rust tables have the function types of the C header, and the C header has those of NCCL's
+//! own headers.
 //!
-//! The second needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins (`plugins/net/example/nccl` in its sources), and
-//! `NCCL_TUNER_HEADERS`, the one with its `tuner_v7.h` (`src/include/plugin/tuner`); without them
-//! there is nothing to compare with, and the tests say so. Two structs of the same name cannot stand in one C file, so each
-//! struct of our header is taken over under another name, with all that it refers to being NCCL's.
+//! The second comparison needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins
+//! (`plugins/net/example/nccl` in its sources), and `NCCL_TUNER_HEADERS`, the folder with its
+//! `tuner_v7.h` (`src/include/plugin/tuner`). Without them the tests are skipped with a message. A
+//! C file cannot have two structs of the same name. So each struct of our header is compiled under
+//! another name, and the types that it refers to are NCCL's.
 
 mod common;
 
@@ -58,7 +60,7 @@ fn every_member_has_nccls_type() {
     let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
     check(&structs).unwrap();
 
-    // What must not pass: v8's int sizes where v9 has size_t, and one argument fewer.
+    // Errors that must be found: v8's int sizes where v9 has size_t, and one argument fewer.
     for (table, right, wrong) in [
         ("ncclNet_v9_t", "size_t* sizes", "int* sizes"),
         ("ncclNet_v9_t", "size_t size, int tag", "int size, int tag"),
@@ -94,14 +96,15 @@ fn every_member_of_the_tuner_has_nccls_type() {
         7,
         "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does"
     );
-    // NCCL's tuner headers include nothing: nccl.h and nccl_common.h, which have these, need CUDA's.
+    // NCCL's tuner headers include nothing. These types are from nccl.h and nccl_common.h, which
+    // need CUDA's headers.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
                 typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\
                 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...);\n\
                 #include \"tuner_v4.h\"\n#include \"tuner_v7.h\"\n";
     check(head, &folder, &structs).unwrap();
 
-    // What must not pass: v4's init where v5's is.
+    // An error that must be found: v4's init in place of v5's.
     let broken = |one: &Struct| Struct { text: one.text.replacen("uint64_t commId, ", "", 1), ..one.clone() };
     let broken: Vec<Struct> = structs.iter().filter(|one| one.name == "ncclTuner_v5_t").map(broken).collect();
     let complaint = check(head, &folder, &broken).expect_err("a wrong type must not compile");
@@ -121,12 +124,12 @@ fn the_header_can_stand_beside_nccls() {
 #[derive(Clone)]
 struct Struct {
     name: String,
-    /// From `{` to `}`.
+    /// The text from `{` to `}`.
     text: String,
     members: Vec<String>,
 }
 
-/// `head` makes NCCL's types known.
+/// Compiles the structs against NCCL's headers. `head` declares or includes NCCL's types.
 fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     let mut c = format!("#include <stddef.h>\n#include <stdint.h>\n{head}");
     for Struct { name, text, members } in structs {
@@ -150,7 +153,8 @@ fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     common::compiles(&c, &["-Werror=incompatible-pointer-types", "-Wno-unused-parameter", "-I", folder])
 }
 
-/// The structs of a header that is written as ours is: `typedef struct {`, a member on each line, `} name;`.
+/// Finds the structs of a header in the style of ours: `typedef struct {`, one member per line, `}
+/// name;`.
 fn structs_of(header: &str) -> Vec<Struct> {
     let blocks = header.split("typedef struct ").skip(1);
     blocks
@@ -163,7 +167,7 @@ fn structs_of(header: &str) -> Vec<Struct> {
         .collect()
 }
 
-/// The name of one member, from its declaration.
+/// Returns the name of one member, from its declaration.
 fn member(declaration: &str) -> Option<String> {
     let code = declaration.rsplit("*/").next()?.trim();
     let name = match code.split_once("(*") {
@@ -173,7 +177,7 @@ fn member(declaration: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The parameters of the C function `field`, one after another, without names.
+/// Returns the parameter types of the C function `field`, in order.
 fn parameters_in(text: &str, field: &str) -> String {
     let wanted = field.replace('_', "").to_lowercase();
     let function = text.split(";\n").find_map(|declaration| {
@@ -185,11 +189,12 @@ fn parameters_in(text: &str, field: &str) -> String {
     types.collect::<Vec<_>>().join(", ")
 }
 
-/// Versions whose struct is the same are the same type in Rust.
+/// Maps versions with the same struct to one type, as in Rust.
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // An enum without negative values, passed as an int is; Rust has no C enum that may hold any number.
+    // An enum without negative values is passed like an int. Rust has no C enum that may hold any
+    // number.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
         text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);
@@ -211,7 +216,7 @@ fn parameters_of<F: Function>(_: &Option<F>) -> String {
     F::parameters().join(", ")
 }
 
-/// A function type, as C would write its parameters.
+/// A function type, with its parameters as C types.
 trait Function {
     fn parameters() -> Vec<String>;
 }
@@ -228,7 +233,7 @@ macro_rules! functions {
 
 functions! { (A) (A B) (A B D) (A B D E) (A B D E F) (A B D E F G) (A B D E F G H) (A B D E F G H I) (A B D E F G H I J) }
 
-/// A type, as C would write it.
+/// A type with its name in C.
 trait C {
     fn name() -> String;
 }

@@ -1,7 +1,8 @@
-//! The bootstrap port and the control channel under attack, over loopback, while honest peers connect and transfer with every byte
-//! looked at. What a peer can lie about beyond TCP is in `tests/lies.rs`.
+//! Attacks on the bootstrap port and the control channel over loopback, while honest peers connect
+//! and transfer data. Every byte is compared. `tests/lies.rs` covers lies that use other channels
+//! than TCP.
 //!
-//! What is measured (descriptors, memory) is the process's, so the tests take turns.
+//! The tests run one at a time, because they measure descriptors and memory of the whole process.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +35,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The handshake that an honest peer sent to another listener, with a token that is not valid here.
+/// Records the handshake of an honest peer with another listener. Its token is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
     let (met, taken) = tapped(&hosts);
@@ -42,7 +43,7 @@ fn old_handshake() -> Vec<Vec<u8>> {
     taken.frames
 }
 
-/// The same HELLO for this listener.
+/// Returns the same HELLO with this listener's token.
 fn hello_for(old: &[u8], listener: &Listener) -> Vec<u8> {
     let mut frame = old.to_vec();
     frame[TOKEN].copy_from_slice(&listener.known.token);
@@ -55,7 +56,7 @@ fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// First messages that must not be admitted.
+/// Returns first messages that must not be admitted.
 fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
     let hello = hello_for(&old[0], listener);
     let mut all: Vec<Vec<u8>> = vec![
@@ -63,10 +64,10 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
         vec![0; 4096],
         vec![0xff; 100_000],
-        // Replays of an earlier job: its HELLO, and its later messages as the first ones.
+        // Replays of an earlier job: its HELLO, alone and followed by its later messages.
         old[0].clone(),
         old.concat(),
-        // The later messages by themselves, and a control frame.
+        // The later messages alone, and a control frame.
         old[1].clone(),
         old[2].clone(),
         old[3].clone(),
@@ -78,7 +79,8 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         })
         .encode(),
         Message::Refuse("no".repeat(1000)).encode(),
-        // Lengths: gigabytes, one more than is possible, as much as is possible without a byte of it, less than the body.
+        // Length fields: gigabytes, one above the limit, the limit without a body, less than the
+        // body.
         with_length(&hello, u32::MAX),
         with_length(&hello, i32::MAX as u32),
         with_length(&hello, 32 * 1024 + 1),
@@ -86,13 +88,13 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         with_length(&hello, 20),
         with_length(&hello, 0),
     ];
-    // Another version, another kind, another mark.
+    // Another magic number, kind or version.
     for at in [0, 1, 2, 3] {
         let mut other = hello.clone();
         other[at] = other[at].wrapping_add(1);
         all.push(other);
     }
-    // A token that is wrong in its last bit.
+    // A token whose last bit is wrong.
     let mut close = hello;
     close[TOKEN.end - 1] ^= 1;
     all.push(close);
@@ -108,12 +110,12 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     for (number, words) in nonsense(&old, &listener).into_iter().enumerate() {
         for leaves in [false, true] {
             let mut client = dial(listener.known.address);
-            // It may be dropped while it speaks.
+            // The client may be dropped while it sends.
             let _ = client.write_all(&words);
             if !leaves {
                 clients.push(client);
             } else if number % 2 == 0 {
-                // With a reset.
+                // Closes with a reset.
                 SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
             }
             assert!(listener.listen.accept().unwrap().is_none(), "message {number} was admitted");
@@ -121,7 +123,7 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     }
     let met = listener.meet(&hosts[0]);
     met.check(2);
-    // Those who said something wrong were dropped: their streams end.
+    // Clients with an invalid message were dropped: their streams end.
     let dropped = clients.iter_mut().map(is_over).filter(|is_over| *is_over).count();
     assert!(dropped >= 20, "only {dropped} of {} were dropped", clients.len());
 }
@@ -173,14 +175,15 @@ fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
     });
 }
 
-/// Sockets that a listener has taken in and not dropped.
+/// Counts the sockets that a listener has accepted and not closed.
 fn taken_in(port: u16) -> usize {
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let local = format!(":{port:04X}");
-    // Each once: the kernel may list one twice while others come and go.
+    // Each inode once: the kernel may list a socket twice while others open and close.
     let mut inodes = std::collections::BTreeSet::new();
     for fields in lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
-        // Not the listener itself (0A), nor what waits in its queue or was dropped, which has no inode.
+        // Skips the listener itself (0A), and sockets without an inode: those in its queue and
+        // closed ones.
         if fields.len() > 9 && fields[1].ends_with(&local) && fields[3] != "0A" && fields[9] != "0" {
             inodes.insert(fields[9].to_owned());
         }
@@ -188,7 +191,7 @@ fn taken_in(port: u16) -> usize {
     inodes.len()
 }
 
-/// Connects from an address of its own, says nothing, and makes room for itself by leaving others.
+/// Opens silent connections from the address `source`. Closes the oldest ones to make room.
 fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &AtomicBool) {
     let mut held = std::collections::VecDeque::new();
     while !is_over.load(Ordering::Acquire) {
@@ -213,12 +216,12 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
         let listener = Listener::open(&hosts[1]);
         let (count, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
         let met = std::thread::scope(|scope| {
-            // From where the honest peer comes from too, and from elsewhere.
+            // From the honest peer's address, and from others.
             for source in [[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 3]] {
                 let (count, is_over, address) = (&count, &is_over, listener.known.address);
                 scope.spawn(move || flood(address, source, count, is_over));
             }
-            // They stop however this ends.
+            // Stops the threads even if this thread panics.
             let guard = StopOnDrop(&is_over);
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
@@ -261,8 +264,8 @@ fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
     let listener = Listener::open(&hosts[1]);
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let heard = std::sync::Arc::clone(&listened);
-    // An eavesdropper sends the HELLO itself as soon as the honest one was answered: it leaves at once, stays, or goes on
-    // with the rest of what it heard.
+    // An eavesdropper replays the HELLO as soon as the honest one is answered. It then leaves,
+    // stays, or continues with the other recorded messages.
     let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
             *heard.lock().unwrap() = frame.clone();
@@ -275,7 +278,7 @@ fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
             let mut stays = dial(real);
             stays.write_all(&hello).unwrap();
             let answer = read_frame(&mut stays).expect("an answer to the replay");
-            // A refusal, in words.
+            // A refusal with its reason.
             assert_eq!(answer[2], 3, "the replay was answered by a message of kind {}", answer[2]);
             let words = String::from_utf8_lossy(&answer).into_owned();
             assert!(words.contains("was used before") && words.contains("connection was reset"), "{words}");
@@ -286,7 +289,7 @@ fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
     let met = listener.try_by(&hosts[0], handle).unwrap();
     met.check(5);
     let taken = taken.join().unwrap();
-    // And once the connection is there.
+    // Another replay after the connection is established.
     let mut late = dial(real);
     late.write_all(&taken.frames[0]).unwrap();
     late.write_all(&taken.frames[2]).unwrap();
@@ -313,26 +316,27 @@ fn lengths_that_are_claimed_take_no_memory() {
     }
     let met = listener.meet(&hosts[0]);
     met.check(7);
-    // What one of the claims says is more than this.
+    // A single claim exceeds this limit.
     let grown = memory_bytes().saturating_sub(before);
     assert!(grown < 1 << 29, "{grown} bytes more than before");
 }
 
-/// The most that this process's address space has had.
+/// Returns the peak size of this process's address space in bytes.
 fn memory_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// What is done to a frame.
+/// A change to a frame.
 type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
 
 #[test]
 fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    // Each message but the first, which makes its sender a client without a token: cut, longer, of another kind, from elsewhere.
+    // Alters each message except the first (without a token, its sender would only be an
+    // unauthenticated client): cut, extended, of another kind, from another handshake.
     for place in 1..4_usize {
         let lies: Vec<(&str, Lie)> = vec![
             ("another kind", Box::new(|frame| frame[2] = 6)),
@@ -381,7 +385,7 @@ fn say(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
-/// Where both ends' words are to be heard from: each names the other.
+/// Returns true if the text names the peer. Both ends are in this process.
 fn names_peer(text: &str) -> bool {
     text.contains(&format!(":{}", std::process::id()))
 }
@@ -391,7 +395,7 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
-    // A control frame whose control message is longer than any.
+    // A control frame whose control message is longer than the limit.
     let mut huge = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![6; 2000] }).encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
@@ -423,7 +427,7 @@ fn frames_that_mean_nothing_are_passed_over() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     let gid = [0xfe; 16];
-    // Of any lane, also of one that there cannot be.
+    // For any lane, also for one that cannot exist.
     let of = |number: u8, message: ControlMessage| {
         let mut bytes = message.encode();
         bytes[1] = number;
@@ -441,7 +445,7 @@ fn frames_that_mean_nothing_are_passed_over() {
         of(99, not_now()),
         of(5, ControlMessage::Fenced { lane, received: Received::default() }),
         of(200, ControlMessage::Live { lane }),
-        // Without queue pairs it cannot be read.
+        // Without queue pairs it cannot be decoded.
         ControlMessage::Joined {
             lane,
             attempt: 1,
@@ -455,7 +459,8 @@ fn frames_that_mean_nothing_are_passed_over() {
         ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
-        // Numbers far ahead of their turn and behind it; the handshake's words, long after it; the control messages, in turn.
+        // Sequence numbers far ahead and behind, the handshake's messages at the wrong time, then
+        // the control messages in order.
         say(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
         say(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
         say(stream, u64::MAX, vec![1; 1000]);
@@ -468,7 +473,7 @@ fn frames_that_mean_nothing_are_passed_over() {
             say(stream, number as u64 + 1, message.clone());
         }
     }
-    // They were heard: the answers say how far.
+    // The control messages were received: the answers contain their numbers.
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         until(|| {
             let frame = read_frame(stream).expect("the channel is open");

@@ -1,5 +1,6 @@
-//! Completion queues, in virtual time: a lane's holds all that it can post when it is flushed at once, and what is lost with one costs the
-//! sender its rail, and the receiver its connection.
+//! Completion queues in virtual time. A lane's queue has room for everything that the lane can
+//! post, even if all of it is flushed together. If completions are lost, the sender loses the rail,
+//! and the receiver loses the connection.
 
 #![allow(unsafe_code)]
 
@@ -11,11 +12,12 @@ use nccl_net_spark::comm::datapath::path::SharedPath;
 use nccl_net_spark::verbs::CompletionBuffer;
 use sim::fabric::Fabric;
 
-/// What the lanes' queue pairs are made for (`comm/datapath/lane.rs`): writes of either end, receives of the receiving one.
+/// Capacities of the lanes' queue pairs (`comm/datapath/lane.rs`): writes of either end, receives
+/// of the receiving end.
 const WRITES: usize = 128;
 const RECEIVES: usize = 32 * 8 + 64;
 
-// One test: there is one fabric in a process, and its time is the process's.
+// One test only: a process has one fabric and one virtual clock.
 #[test]
 fn a_full_flush_finds_its_place_and_what_is_lost_has_its_price() {
     let mut fabric = Fabric::new();
@@ -27,7 +29,7 @@ fn a_full_flush_finds_its_place_and_what_is_lost_has_its_price() {
 fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
     const QUEUES: usize = 2;
     let pair = fabric.connect(1, QUEUES);
-    // Nothing completes by itself.
+    // With the rail down, no write completes.
     fabric.set(0, false);
     let write = LaneWrite { signaled: true, ..LaneWrite::default() };
     let paths: [&dyn SharedPath; 2] = [&*pair.send, &*pair.recv];
@@ -40,13 +42,13 @@ fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
         assert!(!lane.has_room(0) && !lane.has_room(1));
         assert_eq!(lane.stop(), Stopped::Flushing);
         let (mut buffer, mut found) = (CompletionBuffer::new(), 0);
-        // The fabric's polls return less than they could.
+        // The fabric's polls may return fewer completions than are pending.
         for _ in 0..10_000 {
             let completions = lane.poll(&mut buffer).unwrap();
             assert!(completions.iter().all(|completion| completion.status() != 0));
             found += completions.len();
         }
-        assert_eq!(found, expected, "as many completions as requests");
+        assert_eq!(found, expected, "one completion per request");
     }
     fabric.set(0, true);
 }
@@ -55,7 +57,7 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
     let mut pair = fabric.connect(2, 1);
     let cq = number_of(&*pair.send);
     let now = fabric.now();
-    // One that is not this connection's is nothing to it.
+    // The driver ignores a completion queue that belongs to another connection.
     pair.drivers[1].completions_lost(cq, now);
     assert!(pair.drivers[1].is_whole());
     pair.drivers[0].completions_lost(cq, now);
@@ -89,7 +91,7 @@ fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
     assert!(pair.recv.borrow().unwrap().lanes().iter().all(|lane| !lane.is_open()), "the rails go with it");
 }
 
-/// The number of the completion queue of a path's first lane.
+/// Returns the number of the completion queue of a path's first lane.
 fn number_of(path: &dyn SharedPath) -> usize {
     let mut path = path.borrow().unwrap();
     let lane = &path.lanes()[0];

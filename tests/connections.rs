@@ -1,5 +1,6 @@
-//! Connections over queue pairs, with both ends in this process: on the software fabric, or on the devices that
-//! `SPARK_TEST_RAILS="A;B"` names for the two ends (`tests/rxe-vm/suite.sh` does, on the kernel's soft-RoCE).
+//! Connections over queue pairs, with both ends in this process. They run on the software fabric,
+//! or on the devices that `SPARK_TEST_RAILS="A;B"` names for the two ends (`tests/rxe-vm/suite.sh`
+//! does so, on the kernel's soft-RoCE).
 
 #![allow(unsafe_code)]
 
@@ -57,7 +58,7 @@ fn default_ends() -> Ends {
     ends(&host(0, &[]), &host(1, &[]))
 }
 
-/// Never empty: even a message of no bytes names memory that is registered.
+/// A buffer. Never empty, because even an empty message refers to registered memory.
 struct Buffer {
     bytes: Vec<u8>,
 }
@@ -81,8 +82,8 @@ impl Buffer {
     }
 
     fn memory(&self) -> HostMemory {
-        // SAFETY: every test keeps its buffers until its registrations and connections are gone, and looks at what a
-        // peer writes only after the receive is done.
+        // SAFETY: every test keeps its buffers until its registrations and connections are dropped,
+        // and reads memory that a peer writes only after the receive is done.
         unsafe { HostMemory::from_caller(self.bytes.as_ptr() as usize, self.bytes.len()) }
     }
 }
@@ -114,7 +115,7 @@ fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) 
     received.unwrap()[0]
 }
 
-/// The sizes of a receive, once it is finished.
+/// Returns the sizes of a receive, once it is finished.
 fn received_sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     let mut sizes = Vec::new();
     let done = recv.test(request, |part, bytes| {
@@ -124,7 +125,8 @@ fn received_sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     done.unwrap().then_some(sizes)
 }
 
-/// Indices differ between functions and hosts, so one that fits this host may fit nothing there.
+/// GID indices differ between functions and hosts, so an index that fits this host may select
+/// nothing on another.
 #[test]
 fn a_gid_index_that_names_no_address_is_passed_over_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
@@ -169,7 +171,7 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
     for round in 0..3 {
         let mut receives = Vec::new();
         for slot in 0..SLOTS {
-            // Tags 0, 0, 1, 1, 2, 2, 3, 3: equal tags match in order.
+            // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
             let parts: Vec<RecvPart<'_>> = (0..PARTS)
                 .map(|part| RecvPart {
                     addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
@@ -221,7 +223,8 @@ fn optional_receives_are_told_at_once_and_lose_nothing() {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             ends.recv.irecv(&[part], true).unwrap()
         });
-        // Nothing is sent for it yet. (The service thread may look at the path just now.)
+        // Nothing was sent for it yet. (Retries, because the service thread may hold the data path
+        // at this moment.)
         until(|| received_sizes(&ends.recv, receive));
         sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
     }
@@ -253,7 +256,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
         let open = RecvPart { addr: to.addr(), bytes: 10, tag: 0, memory: &ends.recv.register(to.memory()).unwrap() };
         if order & 2 != 0 {
-            // A receive that nobody sends for.
+            // A receive without a send.
             until(|| ends.recv.irecv(&[open], false).unwrap());
         }
         if order & 1 == 0 {
@@ -264,7 +267,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
             ends.send.close();
         }
         let sent: u64 = common::sent_bytes(&a).iter().sum();
-        assert_eq!(sent, 5000 * (order + 1), "what a closed connection sent stays counted");
+        assert_eq!(sent, 5000 * (order + 1), "bytes of closed connections stay counted");
     }
     assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
 }
@@ -369,12 +372,13 @@ fn the_last_message_counts_though_its_sender_closes_after_a_long_wait() {
     let (from, to) = (Buffer::new(1 << 20, 1), Buffer::blank(1 << 20));
     for parity in 0..2 {
         let ends = ends(&a, &b);
-        // One large message, so that every rail has been looked at.
+        // One large message, so that every rail has been polled.
         assert_eq!(transfer(&ends, &from, &to, 1 << 20, 1 << 20), 1 << 20);
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
         let part = RecvPart { addr: to.addr(), bytes: 8, tag: 0, memory: &into };
         let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
-        // A compute phase longer than the grace that a closing peer has, ended at either parity of the looks.
+        // A compute phase longer than a closing peer's grace period, ended after an even or odd
+        // number of polls.
         let begun = Instant::now();
         let mut looks = 0;
         while begun.elapsed() < Duration::from_millis(2500) || looks % 2 != parity {
@@ -411,7 +415,7 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
 fn a_goodbye_right_behind_the_handshake_is_heard() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (listener, mut handle) = b.listen().unwrap();
-    // The connecting side goes no further than it must for the accepting side to be done and close again.
+    // The connecting side only continues until the accepting side is ready and closes.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {
@@ -428,7 +432,8 @@ fn a_goodbye_right_behind_the_handshake_is_heard() {
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
 }
 
-/// NCCL's proxy threads, which make connections, can be pinned to one core (`NCCL_PROXY_CPUSET`).
+/// NCCL makes connections on its proxy threads, which may be pinned to one core
+/// (`NCCL_PROXY_CPUSET`).
 #[test]
 fn the_service_thread_has_the_processors_of_the_process_and_not_of_its_caller() {
     let allowed = |status: &str| {

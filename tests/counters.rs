@@ -1,7 +1,9 @@
-//! The counters of a job, read from outside as any process of the same user can, over the software fabric.
+//! A job's counters over the software fabric, read from another process, as any process of the same
+//! user can.
 //!
-//! The job is a process of its own, this test program once more: both ends of a connection, and a stream of messages each of which is compared
-//! byte for byte. It has a fabric of its own too, so the tests do not meet.
+//! The job is a second process of this test program with both ends of a connection and a stream of
+//! messages, each compared byte for byte. It has a fabric of its own, so the tests do not disturb
+//! each other.
 
 #![allow(unsafe_code)]
 
@@ -24,14 +26,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Sets what files of this process may have at most.
+/// Limits the size of files that this process may create.
 fn limit_files(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: it reads the structure that it is given.
+    // SAFETY: the call only reads the structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
 
-/// What the tests start: it sends until it hears a word, and ends when nobody is there to say one.
+/// The process that the tests start. It sends messages until it receives a command, and ends when
+/// its standard input is closed.
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_job() {
@@ -63,7 +66,7 @@ fn the_job() {
                 }
             }
             Ok("close") => break,
-            Ok(other) => panic!("what is {other:?}?"),
+            Ok(other) => panic!("unknown command {other:?}"),
             Err(std::sync::mpsc::TryRecvError::Empty) => stream.step(&bed).unwrap(),
             Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
         }
@@ -77,7 +80,7 @@ fn the_job() {
 #[test]
 fn the_figures_of_a_job_are_those_of_the_fabric() {
     let mut job = Job::start(&[]);
-    // So much that the handshake's test writes are less than the difference that is allowed.
+    // So many bytes that the handshake's test writes are less than the allowed difference.
     until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
     job.say("pause");
     let done: u64 = job.hear("paused ").parse().unwrap();
@@ -94,7 +97,7 @@ fn the_figures_of_a_job_are_those_of_the_fabric() {
         }
     }
     let by = |direction| -> u64 { RAILS.iter().map(|rail| sums(&records, rail, direction).0).sum() };
-    assert_eq!(by(Direction::Send), by(Direction::Receive), "all that was sent has come");
+    assert_eq!(by(Direction::Send), by(Direction::Receive), "every sent byte has arrived");
     for record in &records {
         let counts = record.counts;
         assert!(record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1, "{record:?}");
@@ -133,7 +136,7 @@ fn records_say_closed_when_their_connection_is() {
     let records = job::read(Path::new(&path)).expect("counters").records;
     assert!(records.len() == 2 && records.iter().all(|record| record.state == State::Closed), "{records:#?}");
     assert!(records.iter().all(|record| record.counts.bytes > 0), "they keep what they counted: {records:#?}");
-    // One that is dropped in place of closed. The service thread keeps its lanes, as it does its rails.
+    // A connection that is dropped without close. The service thread keeps its lanes and its rails.
     let again = Bed::over(bed.hosts.clone());
     let of_it = |path: &str| {
         let records = job::read(Path::new(path)).expect("counters").records;
@@ -157,7 +160,7 @@ fn a_rail_that_goes_and_returns_is_one_loss_and_one_recovery() {
     job.control(RAILS[0], Action::Up);
     job.wait_for("both ends have it back", |records| lost(records, RAILS[0]) == [(State::Carries, 1, 1); 2]);
     let before = job.records();
-    job.wait_for("it carries again", |records| {
+    job.wait_for("the rail carries again", |records| {
         let bytes = |records: &[Record]| sums(records, RAILS[0], Direction::Send).0;
         bytes(records) > bytes(&before)
     });
@@ -189,14 +192,14 @@ fn whatever_others_write_into_the_counters_changes_nothing() {
     }
     let begun = Instant::now();
     for round in 0.. {
-        // All ones overflow whatever is added.
+        // All ones overflow with every addition.
         match round % 3 {
             0 => noise.fill(0xff),
             1 => noise.fill(0),
             _ => common::fill(&mut noise, round),
         }
         files.iter().for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
-        // A rail goes and returns meanwhile.
+        // Meanwhile a rail goes down and returns.
         match round {
             20 => job.control(RAILS[0], Action::Down),
             60 => job.control(RAILS[0], Action::Up),
@@ -212,7 +215,7 @@ fn whatever_others_write_into_the_counters_changes_nothing() {
     job.finish(20);
 }
 
-/// A reader of the tests below.
+/// The reader process of the tests below.
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_reader() {
@@ -238,7 +241,7 @@ fn readers_come_go_and_are_killed_and_the_job_does_not_care() {
         job::hear(&lines, "reading");
         std::thread::sleep(Duration::from_millis(20));
         reader.kill().unwrap();
-        assert!(!reader.wait().unwrap().success(), "it was killed while it read");
+        assert!(!reader.wait().unwrap().success(), "the reader was killed while reading");
     }
     for number in 0..1000 {
         let read = Command::new("cat").arg(&path).stdout(Stdio::piped()).stdin(Stdio::null()).output().unwrap();
@@ -331,6 +334,6 @@ fn a_request_that_waits_is_a_stall_of_its_connection() {
     until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(()));
     let after = stalls();
     stream.run(&bed, 20);
-    assert_eq!(stalls(), after, "what moves is no stall");
+    assert_eq!(stalls(), after, "moving requests are not stalls");
     std::io::stdout().flush().unwrap();
 }

@@ -1,5 +1,5 @@
-//! One log line for an event, whatever the number of connections that it meets (`comm/log/`): by themselves in virtual time, and
-//! with connections over the software fabric.
+//! One log line for an event, regardless of the number of affected connections (`comm/log/`).
+//! Tested without connections in virtual time, and with connections over the software fabric.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn lane(number: usize) -> LaneId {
     LaneId::new(number).unwrap()
 }
 
-/// So many connections with the same peer over two rails.
+/// Creates `count` connections with the same peer over two rails.
 fn members(outages: &Arc<Outages>, count: usize) -> Vec<Member> {
     let rails = [("a:1", "x:1"), ("b:1", "y:1")].map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
     let one = |at: usize| {
@@ -33,7 +33,8 @@ fn members(outages: &Arc<Outages>, count: usize) -> Vec<Member> {
     (0..count).map(one).collect()
 }
 
-/// The warnings since this was last asked. What is not one is for NCCL_DEBUG=TRACE.
+/// Returns the warnings since the last call. All other lines must be DEBUG lines, which NCCL shows
+/// under NCCL_DEBUG=TRACE.
 fn warnings(heard: &Heard) -> Vec<String> {
     let (warnings, rest): (Vec<_>, Vec<_>) = heard.take().into_iter().partition(|(level, _)| *level == Level::WARN);
     assert!(rest.iter().all(|(level, _)| *level == Level::DEBUG), "{rest:?}");
@@ -52,7 +53,7 @@ fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
         all.iter_mut().for_each(|one| one.lost(lane(1), "local port down", "retrying in 0.5 s", at(1000)));
         let none = "rail b:1 to spark-2:470 lost: local port down (peer rail y:1); no rail remains, connections fail in 30 s; retrying in 0.5 s";
         assert_eq!(warnings(&heard), [none]);
-        // Back for all but the first, which loses it once more meanwhile.
+        // All recover the rail except the first, which loses it again meanwhile.
         all.iter_mut().rev().for_each(|one| one.recovered(lane(1), at(2000)));
         assert_eq!(warnings(&heard), ["rail b:1 to spark-2:470 recovered after 1.0 s (peer rail y:1); 1 of 2 rails in use"]);
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(3000)));
@@ -60,7 +61,7 @@ fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
         assert_eq!(warnings(&heard), [""; 0], "one connection is without it");
         all[..2].iter_mut().for_each(|one| one.recovered(lane(0), at(3200)));
         assert_eq!(warnings(&heard), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
-        // It is over: the next one is new.
+        // The outage is over, so the next loss is a new one.
         all[2].lost(lane(0), "the peer reports it lost", "the peer retries", at(9000));
         assert_eq!(warnings(&heard).len(), 1);
     });
@@ -87,7 +88,7 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
         let mut all = members(&outages, CONNECTIONS);
         all.iter_mut().for_each(|one| one.lost(lane(0), "no answer", "retrying", at(0)));
         outages.tick(at(1000));
-        assert_eq!(warnings(&heard).len(), 1, "nobody has it back: the first line still holds");
+        assert_eq!(warnings(&heard).len(), 1, "no connection has recovered: no new line");
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(1000)));
         outages.tick(at(1000 + settled - 1));
         assert_eq!(warnings(&heard), [""; 0]);
@@ -98,11 +99,11 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
         assert_eq!(warnings(&heard).len(), 1, "a new outage");
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(2004)));
         assert_eq!(warnings(&heard), [""; 0]);
-        // The one that hangs is closed.
+        // The connection without the rail is closed.
         drop(all.remove(0));
         let over = "recovered after 4.0 s (peer rail x:1); the connections still without it are closed";
         assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
-        // All are closed during an outage: nobody can say that it is over.
+        // All are closed during an outage, so no line says that it is over.
         all[0].lost(lane(0), "no answer", "retrying", at(3000));
         all.clear();
         assert_eq!(warnings(&heard).len(), 1);
@@ -175,7 +176,8 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
         control(Path::new(&dir), &variable("SOFTVERBS_FABRIC"), None, "rocep1s0f0", action).unwrap();
     };
     set(Action::Down);
-    // The first line comes before the others could: what they write comes in the time that the rail is left down.
+    // The rail stays down long enough for all connections to log the loss. The first line must come
+    // before the others could.
     let mut lines = Vec::new();
     until(|| {
         lines.extend(warnings(&heard));

@@ -1,6 +1,7 @@
-//! Rails that die and return in mid-transfer, over the software fabric, with both ends in this process. Every byte is looked at.
+//! Rails that fail and return during transfers, over the software fabric, with both ends in this
+//! process. Every byte is compared.
 //!
-//! The fabric's rails are the process's, so the tests take turns.
+//! The tests run one at a time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -50,7 +51,7 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
         stream.step(&bed).unwrap();
         Some(bed.carried()).filter(|carried| carried.iter().all(|bytes| *bytes > 0))
     });
-    // And both carry again.
+    // Both rails carry data again.
     until(|| {
         stream.run(&bed, 20);
         for rail in RAILS {
@@ -66,7 +67,7 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
 #[test]
 fn a_device_that_leaves_while_the_network_comes_up_costs_its_rail_alone() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // The fabric is there from the first host on.
+    // The first host creates the fabric.
     host(0, &[]);
     let rails = std::thread::scope(|scope| {
         let rails = scope.spawn(|| (0..2000).map(|_| host(0, &[]).process().rails.len()).collect::<Vec<_>>());
@@ -109,7 +110,7 @@ fn a_rail_that_a_connection_came_up_without_joins_it() {
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
         set(RAILS[rail], back);
-        // The other one goes until this one has carried all by itself.
+        // The other rail follows once this one has carried all data alone.
         until(|| {
             stream.run(&bed, 20);
             if ports().all(|port| common::is_up(port)) {
@@ -140,7 +141,7 @@ fn without_any_rail_for_too_long_both_ends_are_told() {
             && text.contains("LOSS_TIMEOUT_S=1")
     };
     assert!(is_told(&first), "{first}");
-    // Each of the two ends says so, whichever was the first.
+    // Both ends report it, whichever detected it first.
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
     let receiver = until(|| bed.recv.irecv(&[part], false).err());
     let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
@@ -156,7 +157,7 @@ fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
     set(RAILS[0], Action::Down);
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
-    // The receiving side looks for the sender first.
+    // Until the receiving side has resolved the sender's address.
     let addresses = bed.hosts[0].process().rails[0].look(&bed.hosts[0].process().config, &[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
@@ -194,13 +195,13 @@ fn a_request_that_every_rail_calls_invalid_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
-    // Receives that nothing is sent for: what their rails are lost over is never delivered.
+    // A receive without a send. Grants whose refusal costs the rails are never delivered.
     let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
     let error = until(|| {
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(1)));
         let granted = bed.recv.irecv(&[part], false);
         std::thread::sleep(Duration::from_millis(5));
-        // The rails are to return: their trials are not refused.
+        // The rails may return: their trials are not refused.
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
         std::thread::sleep(Duration::from_millis(50));
         granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
@@ -215,7 +216,8 @@ fn grants_whose_rail_dies_before_they_are_used_are_heard_all_the_same() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     for round in 0..20_u64 {
-        // Optional receives: nobody asks after them, so only the service thread can see that a grant failed.
+        // Optional receives are never tested, so only the service thread can see that a grant
+        // failed.
         let rail = RAILS[round as usize % 2];
         set(rail, Action::Down);
         let parts = |n: u64| stream.to.as_ptr() as u64 + n * PLACE as u64;
@@ -236,7 +238,7 @@ fn grants_whose_rail_dies_before_they_are_used_are_heard_all_the_same() {
     }
 }
 
-/// A data path with a fault.
+/// A data path whose every use panics.
 struct Faulty;
 
 impl SharedPath for Faulty {
@@ -249,7 +251,7 @@ impl SharedPath for Faulty {
     }
 }
 
-/// A data path that nobody can borrow, and that knows whether it was asked for.
+/// A data path that can never be borrowed. It records whether a borrow was tried.
 #[derive(Default)]
 struct Lent {
     was_asked_for: AtomicBool,
@@ -266,8 +268,8 @@ impl SharedPath for Lent {
     }
 }
 
-/// What a service is asked to watch: a connection with this data path, and a peer that says nothing, whose end of the TCP connection is
-/// the last.
+/// Creates the input for a service: a connection with this data path and a silent peer. The last
+/// value is the peer's end of the TCP connection.
 fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -299,8 +301,8 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
         })
     });
     assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
-    assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer has heard of it");
-    // The peer cannot be told of this one.
+    assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer was informed");
+    // Here the message to the peer cannot be sent.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
     let unsaid = |_: &mut Channel, _: &mut Standing| Err(Error::Network("on purpose".to_owned()));
     assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
@@ -324,12 +326,12 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
         granted.and_then(|request| request.map_or(Ok(false), |request| bed.recv.test(request, |_, _| {}))).err()
     });
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
-    // The next connection's service thread is a new one.
+    // The next connection gets a new service thread.
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);
 }
 
-/// A data path with a fault, where the service thread waits until it is let go.
+/// A data path that panics, but first blocks the service thread until the test releases it.
 struct FaultyInTime {
     here: Sender<()>,
     go: Mutex<Receiver<()>>,
@@ -355,23 +357,24 @@ fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() 
     let (line, driver, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     is_here.recv().unwrap();
-    // Both orders lie there when the thread looks next, and the first one ends in the fault.
+    // The thread finds both requests in its next round, and the first one ends in the panic.
     host.setup().service.close(faulty);
     let path = Arc::new(Lent::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
     host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     go.send(()).unwrap();
     until(|| (Arc::strong_count(&path) == 1).then_some(()));
-    assert!(path.was_asked_for.load(Ordering::Acquire), "it was not told that its connection has failed");
+    assert!(path.was_asked_for.load(Ordering::Acquire), "the data path was not informed of the failure");
 }
 
-/// The receiving end as a process of its own, which [`a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for`]
-/// starts: it says its handle, then how many messages it has, forever.
+/// The receiving end, as a process of its own for
+/// [`a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for`]. It prints its handle,
+/// then the number of messages received, until it is killed.
 #[test]
 #[ignore = "another test's process"]
 fn receiving_process() {
     let given =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this is no test by itself"));
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
     let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
     let mut settings: Vec<(String, String)> = names.map(|name| (name.to_owned(), given(name))).to_vec();
     settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
@@ -382,7 +385,7 @@ fn receiving_process() {
     println!("\nhandle {hex}");
     let recv = until(|| listener.accept().unwrap());
     let to = vec![0_u8; PLACE];
-    // SAFETY: it lives as long as the process.
+    // SAFETY: the buffer lives as long as the process.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
     let into = recv.register(memory).unwrap();
     let part = RecvPart { addr: to.as_ptr() as u64, bytes: PLACE, tag: 3, memory: &into };
@@ -412,7 +415,7 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
     let own = host(0, &[]);
     let send = until(|| own.connect(&mut handle, None).unwrap());
     let from = vec![7_u8; PLACE];
-    // SAFETY: it lives until the connection has failed, after which nothing reads it.
+    // SAFETY: the buffer lives until the connection has failed, and is not read after that.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
     let out = send.register(memory).unwrap();
     let one = || -> Result<(), Error> {
@@ -421,7 +424,8 @@ fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
         until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
     };
     (0..20).for_each(|_| one().unwrap());
-    // Frozen: its rails are stopped with it, since they are software and its own. They are lost and return; nothing else is.
+    // Its rails are software in the same process, so they freeze with it. They are lost and return;
+    // nothing else is lost.
     kill(pid, Signal::SIGSTOP).unwrap();
     let thaw = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(3));

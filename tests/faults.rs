@@ -1,5 +1,5 @@
-//! A fault in this plugin: what is left of a connection after a panic went through its data path, and what the peer hears. Both ends
-//! stand in this process, on the fabric of the simulation.
+//! Panics inside the plugin: the state of a connection after a panic in its data path, and the
+//! message to the peer. Both ends are in this process, on the simulation's fabric.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Both drivers look after their ends, and hear what the other has to say.
+/// Lets both drivers run and exchange their messages.
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     for _ in 0..10 {
         fabric.pass(1_000_000);
@@ -37,26 +37,28 @@ fn a_data_path_with_a_fault_is_left_alone_and_both_ends_part_in_good_order() {
         let mut pair = fabric.connect(2, 1);
         let paths: [Arc<dyn SharedPath>; 2] = [pair.send.clone(), pair.recv.clone()];
         talk(&mut fabric, &mut pair);
-        // The service thread's looks do not count as a use: one that nobody uses is looked at each time.
+        // Polls of the service thread do not count as use. A connection without other use is polled
+        // in each round.
         assert!(paths.iter().all(|path| path.is_unused()));
         let fault = catch_unwind(AssertUnwindSafe(|| {
             let _held = (pair.send.enter().filter(|_| broken == 0), pair.recv.enter().filter(|_| broken == 1));
             panic!("on purpose");
         }));
         assert!(fault.is_err());
-        assert!(paths[broken].borrow().is_none(), "it may be half-changed");
+        assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
         talk(&mut fabric, &mut pair);
-        assert!(paths[broken].borrow().is_none(), "it may be half-changed");
-        // What the other end says does not make its driver touch it, or take the peer for a liar.
+        assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
+        // A message from the other end does not make its driver touch the data path or blame the
+        // peer.
         pair.drivers[1 - broken].close();
         talk(&mut fabric, &mut pair);
         assert!(
             matches!(pair.contexts[broken].peer.presence(), Presence::Closed { .. }),
-            "the other's goodbye is heard"
+            "the other end's BYE has arrived"
         );
         pair.drivers[broken].close();
         talk(&mut fabric, &mut pair);
         let heard = pair.contexts[1 - broken].peer.presence();
-        assert_eq!(heard, Presence::Closed { delivered: 0 }, "its goodbye is heard");
+        assert_eq!(heard, Presence::Closed { delivered: 0 }, "its BYE has arrived");
     }
 }

@@ -1,4 +1,5 @@
-//! Clear-to-sends in virtual time: one of a single buffer travels in its work request, so the NIC need not fetch it.
+//! Clear-to-send entries in virtual time. The entry of a single buffer is part of its work request,
+//! so that the NIC need not fetch it.
 
 #![allow(unsafe_code)]
 
@@ -13,21 +14,21 @@ use sim::fabric::{Fabric, Start};
 
 const BYTES: usize = 64;
 
-// One test: there is one fabric in a process, and its time is the process's.
+// One test only: a process has one fabric and one virtual clock.
 #[test]
 fn a_clear_to_send_of_one_buffer_travels_in_its_work_request() {
     let mut fabric = Fabric::new();
     assert!(is_inline(&mut fabric, &[0], 1));
     assert!(is_inline(&mut fabric, &[0, 1, 2], 1));
-    // The second cable of a triangle, and lanes in another order: no lane has its rail's number.
+    // The second cable of a triangle, then lanes in another order: lane and rail numbers differ.
     assert!(is_inline(&mut fabric, &[1, 2], 1));
     assert!(is_inline(&mut fabric, &[2, 0], 1));
-    // A group is too long for a work request, so this test can tell the two apart.
+    // A group does not fit into a work request, so the test can tell inline entries from others.
     assert!(!is_inline(&mut fabric, &[1, 2], 2));
 }
 
-/// Grants a receive of `parts` buffers over these rails, where no NIC may read the memory that grants are
-/// kept in. True if the sender gets it; messages then arrive by it.
+/// Grants a receive of `parts` buffers over these rails while no NIC may read the memory of grants.
+/// Returns true if the sender gets the grant. Then checks that messages arrive.
 fn is_inline(fabric: &mut Fabric, rails: &[usize], parts: usize) -> bool {
     let pair = fabric.connect_over(rails, 1, Start::default());
     fabric.to[..parts * BYTES].fill(0);

@@ -1,5 +1,6 @@
-//! The bound on what a process has in flight (`NCCL_SPARK_INFLIGHT_BYTES`), over two connections on the fabric of the simulation, in
-//! virtual time. What is in flight is looked at in the fabric's queues, not in the plugin's count.
+//! The limit on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`), over two connections on
+//! the simulation's fabric, in virtual time. The bytes in flight are measured in the fabric's
+//! queues, not with the plugin's count.
 
 #![allow(unsafe_code)]
 
@@ -14,20 +15,20 @@ use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, Start};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// There is one fabric in a process, and its time is the process's.
+/// A process has one fabric and one virtual clock, so the tests run one at a time.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
-/// Virtual time after which something hangs.
+/// Virtual time after which a test counts as hanging.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Room of a receive, in its own place of the arenas.
+/// Size in bytes of a receive, which has its own place in the arenas.
 const ROOM: usize = 16 * 1024;
 
-/// Two connections of one process under one bound.
+/// Two connections of one process with a common limit.
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pairs: [Option<Pair>; 2],
-    /// Control frames under way on each connection, to the sender and to the receiver.
+    /// Control frames in transit on each connection, to the sender and to the receiver.
     frames: [[Vec<ControlFrame>; 2]; 2],
     bound: Arc<Bound>,
     granted: usize,
@@ -52,7 +53,7 @@ impl Stage {
         self.pairs[at].as_mut().unwrap()
     }
 
-    /// Grants a receive on a connection; its request.
+    /// Grants a receive on a connection and returns its request.
     fn grant(&mut self, at: usize) -> u16 {
         let place = self.granted % 16 * ROOM;
         self.granted += 1;
@@ -69,7 +70,7 @@ impl Stage {
         (0..100).for_each(|_| self.fabric().pass(10_000));
     }
 
-    /// What both connections have posted.
+    /// Returns the bytes that both connections have posted.
     fn posted_bytes(&self) -> u64 {
         let fabric = self.fabric.as_ref().unwrap();
         self.pairs.iter().flatten().map(|pair| fabric.posted_bytes(pair)).sum()
@@ -92,7 +93,7 @@ impl Stage {
         pair.recv.enter().unwrap().test(&pair.contexts[1], request, |_, _| {}).unwrap()
     }
 
-    /// Both ends of a connection have a look at it, and hear each other.
+    /// Runs both drivers of a connection and delivers their messages.
     fn tend(&mut self, at: usize) {
         let now = self.fabric().now();
         for side in [0, 1] {
@@ -108,7 +109,7 @@ impl Stage {
         }
     }
 
-    /// Waits until a send is done, by whatever rails there are.
+    /// Waits until a send is done, over any rails.
     fn finish(&mut self, at: usize, send: u16, receive: u16) -> u64 {
         let limit = self.fabric().now_ns() + PATIENCE_NS;
         loop {
@@ -122,14 +123,14 @@ impl Stage {
         }
     }
 
-    /// As NCCL does while it waits; the receive may be done by now.
+    /// Tests a receive, which may be done already, as NCCL does while it waits.
     fn test_receive_if_open(&mut self, at: usize, request: u16) {
         let pair = self.pair(at);
         let _ = pair.recv.enter().unwrap().test(&pair.contexts[1], request, |_, _| {});
     }
 }
 
-/// A message on its way.
+/// A message in progress.
 struct Running {
     at: usize,
     send: u16,
@@ -145,7 +146,8 @@ fn two_connections_together_keep_to_the_bound_and_a_larger_message_goes_alone() 
     let mut waiting: [Vec<(u16, usize)>; 2] = Default::default();
     for (at, waiting) in waiting.iter_mut().enumerate() {
         for turn in 0..sizes.len() {
-            // So that the large ones of both do not come at once.
+            // Shifted, so that the large messages of both connections are not sent at the same
+            // time.
             let bytes = sizes[(turn + 5 * at) % sizes.len()];
             waiting.insert(0, (stage.grant(at), bytes));
         }
@@ -212,7 +214,7 @@ fn a_lost_rail_keeps_nothing_of_the_bound() {
         let receives = [stage.grant(0), stage.grant(1)];
         stage.settle();
         let send = stage.isend(0, 4000).expect("room");
-        // Some of it may have arrived, and its acknowledgement not.
+        // Some bytes may have arrived without being acknowledged.
         stage.fabric().pass(delay_ns);
         stage.fabric().set(0, false);
         assert_eq!(stage.isend(1, 1), None, "it is not done");
@@ -244,7 +246,7 @@ fn a_connection_that_ends_gives_back_what_it_had_in_flight_once() {
         let other = stage.isend(1, 600).expect("room");
         assert_eq!(stage.bound.taken_bytes(), 600);
         stage.pairs[0] = None;
-        assert_eq!(stage.bound.taken_bytes(), 600, "it gave back what was not its own");
+        assert_eq!(stage.bound.taken_bytes(), 600, "it returned bytes of another send");
         assert_eq!(stage.finish(1, other, receive), 600);
         assert_eq!(stage.bound.taken_bytes(), 0);
     }

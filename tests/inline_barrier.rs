@@ -1,7 +1,9 @@
-//! The load barrier before an inline copy, in the aarch64 library as the compiler made it: on every path through `isend` to the
-//! provider's `post_send` of an inline write stands a `dmb oshld` (`src/verbs/barrier.rs` says why).
+//! The load barrier before an inline copy, in the compiled aarch64 library: every path through
+//! `isend` to the provider's `post_send` of an inline write contains a `dmb oshld`
+//! (`src/verbs/barrier.rs` has the reason).
 //!
-//! `SPARK_TEST_AARCH64_LIBRARY` names the library, with its symbols; binutils for aarch64 take it apart. CI builds it for this.
+//! `SPARK_TEST_AARCH64_LIBRARY` names the library, with its symbols. binutils for aarch64
+//! disassembles it. CI builds it for this test.
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -11,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 const BARRIER: &str = "dmb\toshld";
-/// Called on the inline path alone, where a write has more bytes than a work request takes: it tells that path from the other.
+/// Called only on the inline path, for a write with more bytes than a work request takes. Its
+/// presence identifies that path.
 const INLINE_PATH: &str = "too_long_for_inline";
 
 #[test]
@@ -24,7 +27,7 @@ fn a_load_barrier_stands_before_each_inline_post() {
     let output = output.expect("aarch64-linux-gnu-objdump, of binutils-aarch64-linux-gnu");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("plain text");
-    // One for v8, whose lengths are `int`, and one for all versions since.
+    // One for v8, whose lengths are `int`, and one for all later versions.
     let is_entry =
         |name: &str| ["10net_tables8isend_v817h", "5calls5isend17h"].iter().any(|entry| name.contains(entry));
     let entries: Vec<Function> = functions(&text).filter(|function| is_entry(function.name)).collect();
@@ -41,11 +44,12 @@ fn a_load_barrier_stands_before_each_inline_post() {
 
 struct Function<'a> {
     name: &'a str,
-    /// By address.
+    /// Instructions by address.
     instructions: BTreeMap<u64, &'a str>,
 }
 
-/// The functions of a disassembly: a line with a name, then one for each instruction, then an empty one.
+/// Parses the functions of a disassembly: a line with the name, one line per instruction, an empty
+/// line.
 fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
     text.split("\n\n").filter_map(|block| {
         let (head, body) = block.trim_start().split_once('\n')?;
@@ -61,7 +65,8 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Calls by pointer that follow the question whether a write fits inline, where it does.
+    /// Returns the calls by pointer that follow the check for inline size, on the branch for inline
+    /// writes.
     fn inline_posts(&self) -> BTreeSet<u64> {
         let refusals =
             self.instructions.iter().filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
@@ -74,7 +79,7 @@ impl Function<'_> {
         fits.flat_map(|way| self.first_calls_by_pointer(way)).collect()
     }
 
-    /// Whether straight on from `at`, without a choice, lies one of `places`.
+    /// Returns true if the straight path from `at`, without branches, leads to one of `places`.
     fn runs_into(&self, mut at: u64, places: &BTreeSet<u64>) -> bool {
         let mut seen = BTreeSet::new();
         while seen.insert(at) {
@@ -95,13 +100,15 @@ impl Function<'_> {
         reached.into_iter().filter(is_call).collect()
     }
 
-    /// What can be reached from the function's first instruction by ways on which `text` does not stand.
+    /// Returns the instructions that can be reached from the function's first one on paths without
+    /// `text`.
     fn reached_without(&self, text: &str) -> BTreeSet<u64> {
         let first = *self.instructions.keys().next().expect("a function has instructions");
         self.reached(first, |instruction| instruction.starts_with(text))
     }
 
-    /// All that can be reached from `from`, but not beyond instructions at which the way ends.
+    /// Returns the instructions that can be reached from `from`, not continuing after those for
+    /// which `ends` is true.
     fn reached(&self, from: u64, ends: impl Fn(&str) -> bool) -> BTreeSet<u64> {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
         while let Some(at) = open.pop() {
@@ -112,7 +119,8 @@ impl Function<'_> {
         seen
     }
 
-    /// Where the instruction at `at` can lead within the function. A call comes back.
+    /// Returns the possible next instructions of the one at `at`, within the function. A call
+    /// returns.
     fn next(&self, at: u64) -> Vec<u64> {
         let Some(text) = self.instructions.get(&at) else { return Vec::new() };
         let (operation, operands) = text.split_once('\t').unwrap_or((text, ""));

@@ -1,7 +1,9 @@
-//! Connections that are set up while a path is dead, on a Spark's rails of the software fabric: one of them finds it out for all.
+//! Connections that are set up while a path is dead, on a Spark's rails of the software fabric. One
+//! connection detects it for all.
 //!
-//! The fabric's rails are the process's, so the tests take turns. What they count are attempts. An attempt in vain is followed by two
-//! seconds without another one, which is the bound for a machine that is slow.
+//! The tests run one at a time, because they share the fabric's rails. They count attempts. After a
+//! failed attempt there is none for two seconds, which also limits the number of attempts on a slow
+//! machine.
 
 #![allow(unsafe_code)]
 
@@ -23,10 +25,10 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS: usize = 32;
-/// One of a cable's twins.
+/// One of the two functions of a cable.
 const DEAD: &str = "roceP2p1s0f0";
 
-/// Two hosts that know nothing of each other's paths, and a fabric without a fault.
+/// Two hosts without knowledge of each other's paths, and a fabric without faults.
 struct Bed {
     hosts: [Arc<Host>; 2],
     _turn: MutexGuard<'static, ()>,
@@ -59,14 +61,15 @@ impl Bed {
         self.set(Action::Path(PathFault::Silent, false));
     }
 
-    /// How many queue pairs have found nobody of so many.
+    /// Returns how many queue pairs have searched for an address without an answer. `of` is the
+    /// number of such failures set on the fabric.
     fn found_nobody(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
         let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
         of - rail.unanswered
     }
 
-    /// The path of the dead rail, as the accepting side has it.
+    /// Returns the path of the dead rail, from the accepting side.
     fn path(&self) -> PathId {
         let [there, here] = [0, 1].map(|side: usize| {
             let process = self.hosts[side].process();
@@ -78,7 +81,8 @@ impl Bed {
         PathId { rail: here.id, peer_gid: gid }
     }
 
-    /// Makes so many connections at once, as NCCL does: by turns on one thread. What was said, and how long it took.
+    /// Makes `count` connections in parallel, in turns on one thread, as NCCL does. Returns the log
+    /// lines and the duration.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
         let (heard, begun) = (Heard::default(), Instant::now());
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
@@ -128,7 +132,8 @@ impl Pending {
     }
 }
 
-/// Attempts that fit in a time if each one in vain is followed by two seconds without.
+/// Largest number of attempts in a time, if each failed one is followed by two seconds without
+/// another.
 fn at_most(took: Duration) -> usize {
     1 + (took.as_secs_f64() / 2.0) as usize
 }
@@ -139,7 +144,7 @@ fn connected_over(words: &[String], rails: &str) -> usize {
 
 fn comes_back(bed: &Bed) {
     bed.repair();
-    // Once the path is tried again.
+    // Until the path is tried again.
     until(|| {
         std::thread::sleep(Duration::from_millis(100));
         (connected_over(&bed.connect(1).0, "2 rails") == 2).then_some(())
@@ -165,7 +170,7 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
                 }
             }
         }
-        // One that is not made panics.
+        // Panics if a connection is not made.
         bed.connect(CONNECTIONS);
     }
 }
@@ -186,7 +191,7 @@ fn an_address_that_does_not_resolve_is_looked_for_by_one_connection_for_all() {
     assert!((1..=at_most(took)).contains(&tried), "tried {tried} times in {took:?}");
     let left_out = words.iter().filter(|line| line.contains(DEAD) && line.contains("Connection timed out")).count();
     assert_eq!(left_out, 2 * CONNECTIONS, "{words:#?}");
-    // The next ones do not look for it again.
+    // The next connections do not search for the address again.
     let (words, later) = bed.connect(CONNECTIONS);
     let tried = bed.found_nobody(1000) as usize;
     assert!((1..=at_most(took + later)).contains(&tried), "tried {tried} times in {took:?} and {later:?}");
@@ -202,7 +207,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
     let left_out: Vec<_> = words.iter().filter(|line| line.contains(DEAD) && line.contains("not used")).collect();
     assert_eq!(left_out.len(), 2 * CONNECTIONS, "{words:#?}");
-    // Both ends of the connection that has tested it say so without a word of the next attempt.
+    // Both ends of the connection that tested the path report it without announcing a next attempt.
     let has_tested = |line: &&&String| line.contains("test write failed") && !line.contains("next attempt in");
     let tested = left_out.iter().filter(has_tested).count();
     assert!((1..=at_most(took)).contains(&(tested / 2)), "tested {} times in {took:?}", tested / 2);
@@ -211,7 +216,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
 
 #[test]
 fn an_abandoned_connection_keeps_no_other_from_a_path() {
-    // A test write is waited for for half a minute: 4.096 us x 2^20 x 8.
+    // A test write fails only after half a minute: 4.096 us x 2^20 x 8.
     let bed =
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
     bed.set(Action::Path(PathFault::Silent, true));
@@ -222,27 +227,27 @@ fn an_abandoned_connection_keeps_no_other_from_a_path() {
         first.step(&bed.hosts[0]);
         matches!(ask(), Advice::Wait).then_some(())
     });
-    // NCCL aborts: it closes the listener, and does not come back for the connection.
+    // NCCL aborts: it closes the listener and does not continue the connection.
     drop(first);
-    // A thread of its own may still be connecting the queue pairs. The test itself would go on for half a minute, and its right to the
-    // path for more than one.
+    // A thread may still be connecting the queue pairs. The test itself would take half a minute,
+    // and hold the right to try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
-    assert!(begun.elapsed() < Duration::from_secs(30), "it was waited for");
+    assert!(begun.elapsed() < Duration::from_secs(30), "the connection waited for it");
 }
 
-/// Prints how long both hosts take for 32 connections, half of them in each direction, each host on one thread:
-/// `cargo test --release --test known_paths -- --ignored --nocapture`.
+/// Prints how long both hosts take for 32 connections, half of them in each direction, each host on
+/// one thread: `cargo test --release --test known_paths -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_32_connections_take_with_one_dead_twin() {
     for round in 0..5 {
         for (name, fault) in [
             ("no fault", None),
-            ("its address does not resolve", Some(Action::Unresolved(1000))),
-            ("it resolves and does not carry", Some(Action::Path(PathFault::Silent, true))),
+            ("the address does not resolve", Some(Action::Unresolved(1000))),
+            ("the address resolves, the path is dead", Some(Action::Path(PathFault::Silent, true))),
         ] {
-            // New hosts, which know nothing.
+            // New hosts, without knowledge of the paths.
             let bed = Bed::new(&[]);
             fault.into_iter().for_each(|fault| bed.set(fault));
             let took = both_ways(&bed);
@@ -274,7 +279,7 @@ fn both_ways(bed: &Bed) -> Duration {
             (sends.iter().all(Option::is_some) && receives.iter().all(Option::is_some)).then_some(())
         });
         let took = begun.elapsed();
-        // Neither closes before the other has all.
+        // Neither side closes before the other has all connections.
         begin.wait();
         sends.iter().flatten().for_each(SendComm::close);
         receives.iter().flatten().for_each(RecvComm::close);

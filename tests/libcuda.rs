@@ -1,4 +1,4 @@
-//! The driver's library is loaded, and not a toolkit's stub on `LD_LIBRARY_PATH`.
+//! The driver's own libcuda is loaded, not a toolkit's stub on `LD_LIBRARY_PATH`.
 
 mod common;
 
@@ -6,7 +6,7 @@ use nccl_net_spark::rails;
 use std::path::Path;
 use std::process::Command;
 
-/// The toolkit's stub: each call fails with `CUDA_ERROR_STUB_LIBRARY`.
+/// A toolkit's stub: each call fails with `CUDA_ERROR_STUB_LIBRARY`.
 const STUB: &str = "
 int cuInit(unsigned flags) { (void)flags; return 34; }
 int cuDeviceGetCount(int *count) { *count = 0; return 34; }
@@ -15,7 +15,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attri
 int cuDeviceGetName(char *name, int bytes, int device) { *name = 0; return 34 + 0 * (bytes + device); }
 ";
 
-/// A driver with one GB10; each attribute is 1 for an integrated GPU, and 0 otherwise.
+/// A driver with one GB10. Each attribute is 1 for an integrated GPU, otherwise 0.
 const DRIVER: &str = "
 #include <stdio.h>
 int cuInit(unsigned flags) { return (int)flags; }

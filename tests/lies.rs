@@ -1,6 +1,7 @@
-//! A peer that lies once it is let in: in its grants, in its immediates, in what it says of rails. Both ends stand in this process without
-//! a handshake, on the fabric of the simulation; the lies are written where the peer's NIC would write them, posted on the peer's own
-//! queue pairs, or given to the driver. Each ends in an error that names the peer and what it did, or changes nothing.
+//! An admitted peer that lies in its grants, its immediates and its messages about rails. Both ends
+//! are in this process, without a handshake, on the simulation's fabric. The lies are written to
+//! the memory that the peer's NIC would write, posted on the peer's queue pairs, or passed to the
+//! driver. Each lie changes nothing, or ends in an error that names the peer and the violation.
 
 #![allow(unsafe_code)]
 
@@ -31,10 +32,10 @@ use sim::fabric::{Fabric, Pair};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// There is one fabric in a process, and its time is the process's.
+/// A process has one fabric and one virtual clock, so the tests run one at a time.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
-/// A connection whose one end lies.
+/// A connection with one lying end.
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pair: Pair,
@@ -47,7 +48,7 @@ impl Stage {
         Self { fabric, pair }
     }
 
-    /// The same with a connection that nothing was said on.
+    /// Starts again with a new connection.
     fn again(&mut self) {
         let rails = self.pair.recv.enter().unwrap().lanes().len();
         self.pair = self.fabric.as_ref().unwrap().connect(rails, 1);
@@ -57,7 +58,7 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Writes an entry where the receiver's NIC would.
+    /// Writes an entry to the memory that the receiver's NIC would write.
     fn forge(&self, at: usize, entry: &Entry) {
         let ring = &self.pair.mailboxes[0].words()[at..at + ENTRY_WORDS];
         for (cell, word) in ring.iter().zip(entry.words()) {
@@ -83,10 +84,10 @@ impl Stage {
         self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &parts, false)
     }
 
-    /// Posts an empty write with an immediate, as the sending end could by itself.
+    /// Posts an empty write with an immediate on the sending end's queue pair.
     fn say(&mut self, immediate: u32) {
         let write = LaneWrite { work: Work::Probe, immediate: Some(immediate), signaled: true, ..LaneWrite::default() };
-        // Room comes as those before are confirmed.
+        // Waits for room in the queue while earlier writes are confirmed.
         for _ in 0..10_000 {
             {
                 let mut path = self.pair.send.enter().unwrap();
@@ -98,7 +99,7 @@ impl Stage {
             }
             let _ = self.received(0);
             if !self.pair.recv.enter().unwrap().lanes()[0].is_open() {
-                // The receiver has ended the connection over what was said before.
+                // The receiver has ended the connection because of an earlier immediate.
                 return;
             }
             self.fabric().pass(100_000);
@@ -111,13 +112,13 @@ impl Stage {
         path.test(&self.pair.contexts[1], request, |_, _| {})
     }
 
-    /// Goes on until it is told, for a second of virtual time.
+    /// Continues until `told` returns a value, for a second of virtual time.
     fn until_told<T>(&mut self, mut told: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         let mut look = |_| (self.fabric().pass(1_000_000), told(self)).1;
         (0..1000).find_map(&mut look)
     }
 
-    /// The connection still does what it is for.
+    /// Checks that the connection still transfers messages.
     fn check(&mut self) {
         for bytes in [0, 8, 100, 3000_usize] {
             let fabric = self.fabric();
@@ -146,23 +147,24 @@ impl Stage {
         }
     }
 
-    /// Gives a side's driver a control message, as its peer's control frame with this number.
+    /// Passes a control message to a side's driver, in a control frame of its peer with this
+    /// number.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
         self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
     }
 
-    /// What a side's data path says.
+    /// Returns the error of a side's data path, if any.
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
         if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
     }
 
-    /// Lets both drivers talk, and time pass.
+    /// Lets time pass while both drivers exchange messages.
     fn talk(&mut self, rounds: usize) {
         self.talk_by(rounds, |_| {});
     }
 
-    /// The same with somebody between, who writes the control frames anew.
+    /// Like `talk`, with an intermediary that may change the control frames.
     fn talk_by(&mut self, rounds: usize, mut alter: impl FnMut(&mut ControlFrame)) {
         for _ in 0..rounds {
             self.fabric().pass(20_000_000);
@@ -184,7 +186,7 @@ fn terms(addr: u64, bytes: u64) -> Terms {
     Terms { addr, bytes, tag: 0, parts: 1, part: 0, epoch: Epoch::default() }
 }
 
-/// Whether the error says that this end broke the protocol, and how.
+/// Returns true if the error says that end `who` broke the protocol, with the text `how`.
 fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
     matches!(error, Error::Protocol(text) if text.contains(who) && text.contains(how))
 }
@@ -194,7 +196,7 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
     let mut stage = Stage::new(1);
     let place = |part| entry_word(0, part);
     let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
-    // The entries in their places, and what is said of them.
+    // The entries with their places, and the expected error.
     let lies: [(Vec<(usize, Terms)>, &str); 8] = [
         (vec![(0, terms(u64::MAX - 3, 100))], "invalid buffer of 100 bytes at 0xfffffffffffffffc"),
         (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "invalid buffer of 1099511627777 bytes"),
@@ -212,7 +214,7 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
         }
         let error = stage.isend(8, 0).unwrap_err();
         assert!(breaks_protocol(&error, "end 1", told), "{error}");
-        // It stays.
+        // The error persists.
         assert_eq!(stage.isend(8, 0), Err(error));
     }
 }
@@ -227,14 +229,14 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
         }
     }
     stage.again();
-    // Half a group never begins.
+    // An incomplete group never starts.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // A grant that no send is for.
+    // A grant that matches no send.
     stage.again();
     stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // One that is too small: an error of this send alone.
+    // A grant that is too small: only this send fails.
     let error = *stage.isend(9, 7).unwrap_err();
     let Error::Usage(text) = &error else { panic!("{error:?}") };
     assert!(text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"), "{text}");
@@ -330,21 +332,21 @@ fn a_share_that_is_repeated_without_bytes_is_passed_over_however_often() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     let share = |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, leads: 0 }.encode();
-    // More than there are receives for: what they take up is made good.
+    // More immediates than posted receives: the receiver posts new ones.
     for _ in 0..2000 {
         stage.say(share(0));
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
     stage.say(share(1));
-    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the other one is heard");
+    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the other share arrives");
 }
 
 #[test]
 fn immediates_of_other_times_and_places_are_passed_over_however_many() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
-    // More than there are receives for: what they take up is made good.
+    // More immediates than posted receives: the receiver posts new ones.
     for number in 0..2000_u64 {
         let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
         let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
@@ -361,7 +363,7 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
         "no such slot"
     );
     stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
-    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true one is heard");
+    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true share arrives");
 }
 
 #[test]
@@ -378,7 +380,7 @@ fn no_immediate_at_all_brings_the_receiver_down() {
         for _ in 0..20 {
             let mut word = dice.below(1 << 32) as u32;
             if dice.one_in(2) {
-                // One that is nearly right.
+                // An almost correct immediate.
                 word &= 31 | 7 << 5 | 1 << 14;
             }
             stage.say(word);
@@ -456,7 +458,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.check();
         let received = Received { granted: 4, open: Vec::new() };
         stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
-        // It asks for the rail, and is answered by that.
+        // The driver asks for the rail to return, and `message` is the answer.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].tend(now, true, &mut |_| true);
         assert!(
@@ -469,7 +471,8 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
-    // The receiving side is asked for a rail that it has never heard of, and by queue pairs that there are not.
+    // The receiving side gets requests for a rail that it does not know, with queue pairs that do
+    // not exist.
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
         stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
@@ -482,7 +485,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
 #[test]
 fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_one_is_told() {
     let mut stage = Stage::new(2);
-    // The ports have 1024.
+    // The ports have an MTU of 1024.
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
         stage.again();
         stage.check();
@@ -509,7 +512,7 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
                 "end 1 sent a malformed control message, ignored: path MTU {lie} is not 256, 512, 1024, 2048 or 4096"
             ),
         };
-        assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "nobody says: {line}");
+        assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "no end logs: {line}");
         let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.drivers[side].text());
         let [text, _] = states(&stage);
         assert!(text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"), "{lie}: {text}");
@@ -526,18 +529,18 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
     stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
-        // Each is answered with a refusal, and none of those is heard.
+        // Each is answered with a refusal, and the refusals are never delivered.
         stage.tell(1, number, join(lane(1), 1).encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
         }
         if number % 16 == 0 {
-            // What it granted meanwhile does not matter here.
+            // Grants sent meanwhile do not matter here.
             stage.fabric().pass(1000);
         }
     }
-    let (number, error) = told.expect("it is never cut off");
+    let (number, error) = told.expect("the peer is never cut off");
     let told = "peer sends control frames but does not acknowledge ours";
     assert!(number < 200 && breaks_protocol(&error, "end 0", told), "{number}: {error}");
 }
@@ -563,7 +566,7 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
             if dice.one_in(2) {
                 stage.tell(side, number, message);
             } else {
-                // As it would lie in the mailbox; sometimes with a word of it wrong.
+                // In the form of the mailbox, sometimes with a damaged word.
                 let mut words = ControlFrame { number, heard: dice.below(3), asks: true, message }.to_words();
                 if dice.one_in(3) {
                     let at = dice.below(words.len() as u64) as usize;
@@ -578,6 +581,6 @@ fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
     }
     stage.again();
     stage.check();
-    // What it has come to is told and is over: nothing is left behind.
+    // Earlier errors have no after-effects.
     assert_eq!(stage.pair.recv.borrow().expect("no panic went through it").delivered(), 4);
 }

@@ -1,8 +1,9 @@
-//! Connections under load for long, over the software fabric between two processes and in real time, while rails come and go. Every
-//! byte is looked at; what the processes hold (memory, descriptors, threads, registrations, queue pairs) is sampled, and has to be
-//! what it was once all is closed.
+//! Long runs of connections under load, over the software fabric between two processes and in real
+//! time, while rails fail and return. Every byte is compared. The processes' resources (memory,
+//! descriptors, threads, registrations, queue pairs) are sampled, and must be back at their initial
+//! values once everything is closed.
 //!
-//! No part of `cargo test`: `tests/long/load.sh` runs them, for as long as it is asked to.
+//! Not part of `cargo test`: `tests/long/load.sh` runs them, for a chosen time.
 
 #![allow(unsafe_code)]
 
@@ -20,12 +21,13 @@ use strain::heap::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Connections before the first look, so that what is kept for good is there: threads, free lists, the fabric's pages.
+/// Connections before the first sample, so that resources that stay allocated exist: threads, free
+/// lists, the fabric's pages.
 const WARM_UP: u64 = 24;
-/// Samples of a load of many connections one after the other.
+/// Samples taken while many connections follow each other.
 const SAMPLES: u64 = 100;
 
-/// The processors are few, and what is looked at is the processes'.
+/// The tests run one at a time: there are few processors, and the samples are of whole processes.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
@@ -50,12 +52,12 @@ fn many() {
     stream("many", wanted("SPARK_LOAD_AT_ONCE", 16), wanted("SPARK_LOAD_SECONDS", 4));
 }
 
-/// Streams on so many connections at once, half of them each way, while rails flap.
+/// Runs streams on `count` parallel connections, half in each direction, while rails flap.
 fn stream(name: &str, count: u64, seconds: u64) {
     let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
-    println!("{name}: {count} connections at once for {seconds} s, a rail flaps every second (seed {seed})");
+    println!("{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})");
     let order = |first: u64| format!("open {first} {count} {}", count.div_ceil(2));
-    // As it will be, for a while: all rails lost and returned, all sizes sent.
+    // A warm-up with all rails lost and returned and all sizes sent.
     bed.tell(&order(0), "opened");
     let flaps = Flaps::start(bed.switches.clone(), seed + 1);
     std::thread::sleep(Duration::from_secs((seconds / 10).clamp(3, 30)));
@@ -82,7 +84,7 @@ fn stream(name: &str, count: u64, seconds: u64) {
     let (after, carried) = bed.look();
     let Flapped { flaps, in_pairs, refusals } = flapped;
     println!(
-        "  {flaps} flaps, of them {in_pairs} of two rails at once; {refusals} times requests were called invalid; {} queue pairs made",
+        "  {flaps} flaps, {in_pairs} of them of both rails together; {refusals} requests refused as invalid; {} queue pairs made",
         bed.made() - made_before
     );
     print_carried(carried_before, carried, took);
@@ -141,7 +143,7 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
     })
 }
 
-/// What connections take that are open, where most of them had all of their rails.
+/// Prints the resources of open connections, where most of them had all of their rails.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
         let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);
@@ -162,12 +164,12 @@ fn print_carried(before: Carried, after: Carried, took: Duration) {
     println!("  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)", bytes / seconds);
 }
 
-/// One of the two processes, which the others of these tests start.
+/// One of the two processes that the other tests start.
 #[test]
 #[ignore = "the other tests' process"]
 fn one_of_two_processes() {
     let given =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this is no test by itself"));
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
     let mut settings: Vec<(String, String)> =
         ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"].map(|name| (name.to_owned(), given(name))).to_vec();
     settings.push(("NCCL_IB_HCA".to_owned(), strain::flaps::RAILS.join(",")));

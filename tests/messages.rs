@@ -1,12 +1,15 @@
-//! Keeps docs/guide/messages.md true: every text of the plugin's sources that a user may read stands there, and nothing else does.
+//! Checks docs/guide/messages.md: it contains every text of the plugin's sources that a user may
+//! read, and no others.
 //!
-//! A text is a string literal with two words or more, anywhere in `src/` outside of comments and tests: of a log macro, an error, a
-//! reason that is put into another text. What is between braces counts as a placeholder, whatever its name; the document writes it as
-//! `<name>`. There each such text, without backticks of its own, is in backticks, in an item of a list.
+//! A text is a string literal with two or more words, anywhere in `src/` except comments and tests:
+//! in a log macro, an error, or a reason that becomes part of another text. The content of braces
+//! is a placeholder, whatever its name; the document writes `<name>`. In the document each text is
+//! in backticks in a list item, without backticks of its own.
 //!
-//! What it does not see: texts of one word (`lost`, `{what}: {why}`), what other crates and the kernel say, and what a caller puts into
-//! a placeholder. `debug!` and `trace!` are left out on purpose: NCCL shows them under `NCCL_DEBUG=TRACE` alone. It knows the level
-//! only where the text stands in the macro that logs it.
+//! Not checked: texts of one word (`lost`, `{what}: {why}`), texts of other crates and of the
+//! kernel, and the values of placeholders. `debug!` and `trace!` are left out on purpose, because
+//! NCCL shows them only under `NCCL_DEBUG=TRACE`. The level is known only if the text is inside the
+//! macro that logs it.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use std::collections::BTreeMap;
@@ -14,10 +17,11 @@ use std::path::Path;
 
 const DOCUMENT: &str = "docs/guide/messages.md";
 
-/// Files without messages: test code, generated code, and the page that `nccl-spark rails` prints.
+/// Files without messages: test code, generated code, and the output of `nccl-spark rails`.
 const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
-/// Macros whose texts no user reads, and the tables that the command line prints: of the settings, and of variables that are ignored.
+/// Macros whose texts users do not read, and the tables that the command line prints: the settings
+/// and the ignored variables.
 const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
@@ -41,11 +45,11 @@ fn the_document_has_every_message_and_no_other() {
     assert!(wrong.is_empty(), "{DOCUMENT} and src/ differ in {} texts:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Where a text was found.
+/// Place of a text.
 #[derive(Debug, Default)]
 struct Found {
     file: String,
-    /// WARN or INFO, where it stands in the macro that logs it.
+    /// WARN or INFO, if the text is inside the macro that logs it.
     level: Option<&'static str>,
 }
 
@@ -70,7 +74,7 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
     }
 }
 
-/// The texts of some tokens. The first literal that stands in them directly has `level`.
+/// Collects the texts of some tokens. The first literal directly among them gets `level`.
 fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -83,7 +87,7 @@ fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut
                 if words.starts_with("error") {
                     read_tokens(attribute.stream(), None, found);
                 } else if words.replace(' ', "") == "cfg(test)" {
-                    // What it stands before ends in braces or with a semicolon.
+                    // The item that the attribute applies to ends in braces or with a semicolon.
                     let is_end = |token: &TokenTree| match token {
                         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
                         TokenTree::Punct(punct) => punct.as_char() == ';',
@@ -120,7 +124,7 @@ fn read_macro(name: &str, inside: &Group, found: &mut Vec<(String, Option<&'stat
     read_tokens(inside.stream(), level, found);
 }
 
-/// A literal as the document has it: one line, `<>` for each placeholder.
+/// Returns a literal in the document's form: one line, `<>` for each placeholder.
 fn plain(literal: &str) -> String {
     let inside = literal.trim_matches(['r', '#']).trim_start_matches('"').trim_end_matches('"');
     let (mut text, mut chars, mut depth) = (String::new(), inside.chars().peekable(), 0);
@@ -137,7 +141,7 @@ fn plain(literal: &str) -> String {
                 text.push_str("<>");
             }
             '}' => depth = 0,
-            // In the document they stand around the text.
+            // The document puts backticks around the text.
             '`' => {}
             _ if depth == 0 => text.push(next),
             _ => {}
@@ -151,9 +155,10 @@ fn is_prose(text: &str) -> bool {
     text.replace("<>", "").split_whitespace().filter(is_word).count() >= 2
 }
 
-/// The texts in backticks of the document's list items, each with its level.
+/// Reads the texts in backticks in the document's list items, each with its level.
 ///
-/// In an item with a level, as in "`text` (WARN): meaning", the texts stand before it. In other items all are texts.
+/// In an item with a level, as in "`text` (WARN): meaning", the texts come before the level. In
+/// other items everything in backticks is a text.
 fn read_document(document: &str) -> BTreeMap<String, String> {
     let mut items: Vec<String> = Vec::new();
     let mut is_item = false;

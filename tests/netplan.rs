@@ -1,5 +1,5 @@
-//! netplan itself takes the guide's examples, and makes of them what they say. What hosts with these addresses have in common is shown in
-//! `src/rails/tests/topologies.rs`.
+//! netplan accepts the guide's examples and generates the described configuration.
+//! `src/rails/tests/topologies.rs` shows the rails that hosts with these addresses have in common.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn netplan_takes_the_guides_examples() {
     }
 }
 
-/// Each interface with what systemd-networkd is told of it.
+/// Returns each interface with its generated systemd-networkd configuration.
 fn generate(file: &Path) -> Vec<(String, String)> {
     let root = tempfile::tempdir().unwrap();
     let place = root.path().join("etc/netplan/40-cx7.yaml");

@@ -1,5 +1,6 @@
-//! A completion queue of the plugin's that overruns, in real time over the software fabric. It never does by itself (`completions.rs`), so the
-//! fabric is told to take it for full.
+//! An overrun of one of the plugin's completion queues, in real time over the software fabric. It
+//! cannot happen in normal operation (`completions.rs`), so the test makes the fabric report the
+//! queue as full.
 
 #![allow(unsafe_code)]
 
@@ -22,10 +23,11 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // The sender asks in vain whether its rail has stopped there.
+    // The sender gets no answer to its question whether the receiver has fenced the rail.
     variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
     variables.extend(library);
-    // One host for both ends: what one opening of a device on the software fabric is told, another one of the same process is not.
+    // One host for both ends: a fault set for one open device of the software fabric does not
+    // affect another one in the same process.
     let host = bring_up(Config::from_variables(&variables).unwrap()).unwrap().0;
     let (listener, mut handle) = host.listen().unwrap();
     let (mut send, mut recv) = (None, None);
@@ -36,7 +38,8 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     });
     let (mut from, to) = (vec![0_u8; 4096], vec![0_u8; 4096]);
     fill(&mut from, 1);
-    // SAFETY: both live until the end of the test, where the connection is gone; what is received is looked at after its receive is done.
+    // SAFETY: both buffers live until the end of the test, after the connection; received bytes are
+    // read after the receive is done.
     let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
     let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
     let part = || RecvPart { addr: to.as_ptr() as u64, bytes: to.len(), tag: 3, memory: &into };
@@ -46,7 +49,8 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     until(|| send.test(request).unwrap());
     assert!(is_filled(&to, 1), "all is well so far");
 
-    // What completes next is the receiver's: of its grants every sixteenth is signaled, and nothing is sent.
+    // The next completion is the receiver's: every sixteenth grant is signaled, and nothing is
+    // sent.
     overrun(1);
     let mut error = None;
     let mut receives: Vec<u16> =
@@ -55,7 +59,7 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     let error = error.unwrap_or_else(|| until(|| recv.test(receive, |_, _| ()).err()).to_string());
     assert!(error.contains("IBV_EVENT_CQ_ERR") && RAILS.iter().any(|rail| error.contains(rail)), "{error}");
     overrun(0);
-    // Its sender is told, at the latest by what it sends and asks after.
+    // The sender gets the error, at the latest through its own sends and tests.
     let mut sends = Vec::new();
     until(|| match send.isend(from.as_ptr() as u64, from.len(), 3, &out) {
         Ok(Some(request)) => {
@@ -67,7 +71,7 @@ fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() 
     });
 }
 
-/// A receive that was granted; none where the connection has failed, for the reason that goes into `error`.
+/// Returns a granted receive, or `None` with the reason in `error` if the connection has failed.
 fn until_granted(
     mut irecv: impl FnMut() -> Result<Option<u16>, Box<Error>>,
     error: &mut Option<String>,

@@ -1,9 +1,9 @@
-//! The data path allocates nothing and makes no system call of its own.
+//! The data path allocates nothing and makes no system calls of its own.
 //!
-//! Allocations are counted by this program's allocator. System calls are counted by `strace`, which the test bed runs
-//! this program under (`tests/rxe-vm/cases/33-no-system-calls.sh`): the two files that it asks for, and does not find,
-//! mark where the data path begins and ends. What a provider's own doorbell costs (soft-RoCE writes to its device for
-//! each post, the software fabric may wake a thread) is the provider's.
+//! This program's allocator counts allocations. `strace` counts system calls: the test bed runs
+//! this program under it (`tests/rxe-vm/cases/33-no-system-calls.sh`), and two attempts to open
+//! missing files mark the start and end of the data path. The provider's doorbells do not count:
+//! soft-RoCE writes to its device for each post, and the software fabric may wake a thread.
 
 #![allow(unsafe_code)]
 
@@ -21,18 +21,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 
 thread_local! {
-    /// Set in the thread that drives the data path, while it does: other threads may allocate as they like.
+    /// True in the thread that drives the data path, while it does. Other threads may allocate.
     static COUNTS: Cell<bool> = const { Cell::new(false) };
 }
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches an atomic and a plain thread-local alone.
+// SAFETY: every call is forwarded unchanged to the system's allocator. Counting only accesses an
+// atomic and a plain thread-local.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTS.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
@@ -40,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
         if COUNTS.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -66,7 +67,7 @@ fn no_allocation_and_no_system_call_once_connected() {
     }
     let (send, recv) = (send.unwrap(), recv.unwrap());
     let (from, to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);
-    // SAFETY: both buffers outlive the connections, and are looked at only when nothing is in flight.
+    // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
     let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
     let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
     let one = |size: usize, parts: usize, optional: bool| {
@@ -74,7 +75,7 @@ fn no_allocation_and_no_system_call_once_connected() {
         let receive = loop {
             match recv.irecv(&[part; 8][..parts], optional).unwrap() {
                 Some(request) => break request,
-                // An optional receive keeps its slot until its bytes are there.
+                // An optional receive keeps its slot until its bytes have arrived.
                 None => std::hint::spin_loop(),
             }
         };

@@ -1,5 +1,5 @@
-//! The data path of connections by TCP allocates nothing. (It makes system calls: they are what it is made of.) Allocations are counted by
-//! this program's allocator.
+//! The data path of connections by TCP allocates nothing, which this program's allocator checks.
+//! (System calls are unavoidable: they move the data.)
 
 #![allow(unsafe_code)]
 
@@ -17,18 +17,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 
 thread_local! {
-    /// Set in the thread that drives the data path, while it does: other threads may allocate as they like.
+    /// True in the thread that drives the data path, while it does. Other threads may allocate.
     static COUNTS: Cell<bool> = const { Cell::new(false) };
 }
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches an atomic and a plain thread-local alone.
+// SAFETY: every call is forwarded unchanged to the system's allocator. Counting only accesses an
+// atomic and a plain thread-local.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTS.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
@@ -36,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
         if COUNTS.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -47,7 +48,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn no_allocation_by_tcp_once_connected() {
     let (_, library) = common::test_rails();
-    // Their addresses are in different subnets.
+    // The two hosts' addresses are in different subnets.
     let host = |hca: &str| {
         let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SPARK_RING_TCP", "1")];
         let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
@@ -64,7 +65,7 @@ fn no_allocation_by_tcp_once_connected() {
     let (send, recv) = (send.unwrap(), recv.unwrap());
     assert!(matches!(send, SendComm::Streams(_)));
     let (from, to) = (vec![7u8; 4 << 20], vec![0u8; 4 << 20]);
-    // SAFETY: both buffers outlive the connections, and are looked at only when nothing is in flight.
+    // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
     let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
     let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
     let one = |size: usize, parts: usize, is_watched: bool| {

@@ -1,4 +1,4 @@
-//! The guide says what the program says.
+//! The guide agrees with the program.
 
 use nccl_net_spark::config;
 use std::fs;
@@ -37,7 +37,8 @@ fn the_table_of_ignored_variables_is_the_programs() {
     assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
 }
 
-/// Every relative link of the documents leads to a file, and to a heading where it names one.
+/// Every relative link of the documents leads to an existing file, and to a heading if it names
+/// one.
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -67,7 +68,7 @@ fn links_lead_to_files() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// Whoever has a line of the log finds its part of messages.md from troubleshooting.md.
+/// troubleshooting.md leads from a log line to its part of messages.md.
 #[test]
 fn each_group_of_messages_is_found_from_troubleshooting() {
     let messages = anchors(include_str!("../docs/guide/messages.md"));
@@ -78,7 +79,7 @@ fn each_group_of_messages_is_found_from_troubleshooting() {
     }
 }
 
-/// The names that a page's headings have in links, as GitHub makes them.
+/// Returns the names that a page's headings have in links on GitHub.
 fn anchors(text: &str) -> Vec<String> {
     let mut is_code = false;
     let headings = text.lines().filter(|line| {

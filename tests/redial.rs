@@ -1,7 +1,7 @@
-//! A connection's TCP that breaks and is dialled again, over the software fabric, with both ends in this process and a network between them
-//! that the tests break. Every byte of the stream is looked at.
+//! TCP connections that break and are redialled, over the software fabric, with both ends in this
+//! process and a breakable network in between. Every byte of the stream is compared.
 //!
-//! The fabric's rails are the process's, so the tests take turns.
+//! The tests run one at a time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -39,17 +39,18 @@ fn heard_everywhere() -> &'static heard::Heard {
     HEARD.get_or_init(heard::everywhere)
 }
 
-/// From a listener's handle to the one that the connecting side has.
+/// Maps a listener's handle to the handle given to the connecting side.
 type Lead<'a> = dyn FnMut([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES] + 'a;
 
-/// What waits for the other side.
+/// A request that waits for the other side.
 #[derive(Clone, Copy)]
 enum Waiting {
     ToSend,
     Receive(u16),
 }
 
-/// A connection over two rails and a network that breaks. It is closed in the end: else it would be looked after while the next test runs.
+/// A connection over two rails and a breakable network. Closed at the end, because the service
+/// would otherwise keep watching it during the next test.
 struct Scene {
     bed: Bed,
     network: Network,
@@ -61,7 +62,8 @@ impl Scene {
         Self::over(|lead| Bed::new_by(settings, lead))
     }
 
-    /// The same over what `connect` makes with the handle that it is led to.
+    /// Creates a scene whose connection `connect` makes, with the handle that leads through the
+    /// network.
     fn over(connect: impl FnOnce(&mut Lead<'_>) -> Bed) -> Self {
         heard_everywhere();
         let mut network = None;
@@ -79,7 +81,7 @@ impl Scene {
         self.stream.run(&self.bed, count);
     }
 
-    /// Goes on with the stream for so long, whatever comes.
+    /// Continues the stream for `ms` milliseconds, regardless of events.
     fn go_on(&mut self, ms: u64) {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(ms) {
@@ -98,12 +100,13 @@ impl Scene {
         self.until(|network| network.resumed() >= times);
     }
 
-    /// Ends the stream's messages: nothing moves any more.
+    /// Finishes the stream's messages, so that no transfer is active.
     fn finish(&mut self) {
         until(|| self.stream.finish_step(&self.bed).unwrap().then_some(()));
     }
 
-    /// A request that waits for the other side: of the sender (0) one without a receive, of the receiver (1) one without a send.
+    /// Starts a request that waits for the other side: a send without a receive (side 0), or a
+    /// receive without a send (side 1).
     fn wait_on(&self, side: usize) -> Waiting {
         let Self { bed, stream, .. } = self;
         if side == 0 {
@@ -113,7 +116,7 @@ impl Scene {
         Waiting::Receive(until(|| bed.recv.irecv(&[part], false).unwrap()))
     }
 
-    /// What became of it: nothing, or the connection has failed.
+    /// Returns the error of the waiting request if its connection has failed.
     fn look(&self, waiting: Waiting) -> Result<(), Error> {
         let Self { bed, stream, .. } = self;
         match waiting {
@@ -129,7 +132,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Takes both rails away, until both ends know that they have none.
+    /// Takes down both rails and waits until both ends know that they have none.
     fn lose_rails(&mut self) {
         let heard = heard_everywhere();
         heard.take();
@@ -153,7 +156,7 @@ impl Drop for Scene {
 fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
     for round in 1..=3 {
-        // For some seconds nobody can be dialled.
+        // The peer cannot be dialled for some time.
         scene.network.set(Mode::Resets);
         scene.network.cut();
         scene.go_on(700);
@@ -162,7 +165,7 @@ fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
         scene.run(20);
         scene.lose_rails();
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        // Messages go on, which without TCP they would not: the rails' loss has to be told.
+        // Messages continue, which needs TCP, because the loss of the rails has to be reported.
         scene.run(50);
     }
 }
@@ -185,7 +188,7 @@ fn tcp_and_all_rails_fall_silent_together_and_return() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "60")]);
     for round in 1..=2 {
         scene.run(20);
-        // What is connected carries nothing any more and no end hears of that; the rails have failed.
+        // The open TCP connections carry nothing, and neither end is notified; then the rails fail.
         scene.network.set(Mode::Silent);
         scene.network.silence();
         scene.lose_rails();
@@ -208,7 +211,7 @@ fn closed_tcp_without_any_rail_is_dialled_at_once() {
     scene.run(50);
 }
 
-/// What was said of TCP that is lost, and of TCP that is back.
+/// Returns the log lines about lost TCP and about returned TCP.
 fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
     ["continue over the rails", "are back after"].map(|part| {
         let told = lines.iter().filter(|(_, line)| line.contains(part));
@@ -225,18 +228,18 @@ fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
     (1..6).for_each(|_| scenes.push(Scene::over(|lead| Bed::by(hosts.clone(), lead))));
     let name = scenes[0].bed.hosts[0].process().name.clone();
     heard.take();
-    // One after another, each dialled again before the next one breaks.
+    // One after another, each redialled before the next one breaks.
     for scene in &mut scenes {
         scene.network.cut();
         scene.until_resumed(1);
         scene.go_on(300);
     }
-    // And all of them, for some time.
+    // Then all of them, for some time.
     scenes.iter().for_each(|scene| {
         scene.network.set(Mode::Resets);
         scene.network.cut();
     });
-    // Each end says so, once.
+    // Each end logs it once.
     let mut lines = Vec::new();
     until(|| {
         lines.extend(heard.take());
@@ -248,7 +251,7 @@ fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
         lines.extend(heard.take());
         (of_tcp(&lines)[1].len() == 2).then_some(())
     });
-    // Closed, they have nothing more to say.
+    // Closing them produces no further lines.
     drop(scenes);
     lines.extend(heard.take());
     let [lost, back] = of_tcp(&lines);
@@ -261,7 +264,7 @@ fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
     assert!(back.len() == 2 && back.iter().all(|line| line.starts_with(&returned)), "{back:?}");
 }
 
-/// Whether the other end has closed the connection.
+/// Returns true if the other end has closed the connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     match stream.read(&mut [0; 64]) {
@@ -282,9 +285,10 @@ fn who_dials_without_the_token_or_late_changes_nothing() {
         vec![0xff; 50_000],
         redial(close, 1),
         redial([0; 16], u64::MAX),
-        // Attempts are counted from 1 on.
+        // Attempt numbers start at 1.
         redial(real.token, 0),
-        // And by milliseconds: after these the connecting side's would all be late.
+        // Attempt numbers are milliseconds, so after these all attempts of the connecting side
+        // would be late.
         redial(real.token, u64::MAX),
         redial(real.token, 1 << 20),
         Message::Resumed.encode(),
@@ -292,16 +296,16 @@ fn who_dials_without_the_token_or_late_changes_nothing() {
     ];
     scene.network.cut();
     scene.until_resumed(1);
-    // Somebody who listened says the same once more.
+    // A replay of a recorded message.
     refused.push(scene.network.last_redial());
     let mut clients = Vec::new();
     for words in &refused {
         let mut client = dial(address);
-        // It may be dropped while it speaks.
+        // The client may be dropped while it sends.
         let _ = client.write_all(words);
         clients.push(client);
     }
-    // And many who say nothing, or a part of it.
+    // Many clients that send nothing, or part of a message.
     let mut silent: Vec<TcpStream> = Vec::new();
     for at in 0..300 {
         let mut client = dial(address);
@@ -312,18 +316,18 @@ fn who_dials_without_the_token_or_late_changes_nothing() {
         scene.stream.step(&scene.bed).unwrap();
         clients.iter_mut().all(is_closed).then_some(())
     });
-    // No more than may wait are kept.
+    // The number of waiting clients is limited.
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
         (silent.iter_mut().filter_map(|client| (!is_closed(client)).then_some(())).count() <= 64).then_some(())
     });
     assert_eq!(scene.network.resumed(), 1);
-    // The TCP connection of before is in use: without it this would not go on.
+    // The earlier TCP connection is in use: without it the next steps would fail.
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
-    assert_eq!(scene.network.resumed(), 1, "it was dialled again");
-    // While they crowd the port, the honest peer gets in.
+    assert_eq!(scene.network.resumed(), 1, "the connection was redialled");
+    // The honest peer gets in while the others crowd the port.
     scene.network.cut();
     scene.until_resumed(2);
     scene.run(20);
@@ -349,21 +353,23 @@ fn who_talks_to_the_port_for_the_whole_job_has_one_line() {
 fn a_later_attempt_takes_the_place_of_an_earlier_one() {
     let mut scene = Scene::new(&[]);
     let (address, real) = scene.network.redial_at().unwrap();
-    // As a connecting side that takes its TCP for lost while the accepting side does not: it was there first.
+    // A connecting side that considers its TCP connection lost, while the accepting side does not.
     let mut first = dial(address);
     first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
-    // The connecting side has not dialled: its attempts are late until they are later than this one.
+    // The connecting side has not dialled yet. Its attempts are late until their numbers exceed
+    // this one.
     scene.until_resumed(1);
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
-        // What is left in it is a control frame.
+        // Only a control frame is left to read.
         is_closed(&mut first).then_some(())
     });
     scene.run(20);
 }
 
-/// Takes a scene's TCP over as an attempt of its connecting side, which is closed once it is answered.
+/// Replaces a scene's TCP connection with another attempt, which is closed as soon as it is
+/// answered.
 fn dial_and_close(scene: &Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let mut given_up = dial(address);
@@ -374,25 +380,26 @@ fn dial_and_close(scene: &Scene) {
 #[test]
 fn a_new_tcp_connection_that_closes_at_once_says_nothing_of_a_peer_that_answers() {
     let mut scene = Scene::new(&[]);
-    // Over a rail.
+    // While a rail still works.
     dial_and_close(&scene);
     scene.until_resumed(1);
     scene.run(20);
-    // Or, where there is none, by another TCP connection, however late.
+    // Without a rail, over another TCP connection, however late.
     scene.lose_rails();
     dial_and_close_late(&mut scene);
     scene.run(20);
 }
 
-/// The same without a rail, while the scene's own TCP is dead and its connecting side does not know: for longer than a peer has to answer whose
-/// TCP was closed, nobody can be dialled.
+/// Like [`dial_and_close`] without a rail, while the scene's own TCP connection is dead and its
+/// connecting side does not know it. The peer cannot be dialled for longer than the time that it
+/// has to answer after its TCP connection was closed.
 fn dial_and_close_late(scene: &mut Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let resumed = scene.network.resumed();
     scene.network.set(Mode::Silent);
     scene.network.silence();
     let mut given_up = dial(address);
-    // Later than all attempts of the scene's own.
+    // Later than all attempts of the scene's own connecting side.
     let attempt = attempt_of(&scene.network.last_redial()) + 1;
     given_up.write_all(&Message::Redial(Redial { token: real.token, attempt }).encode()).unwrap();
     assert_eq!(read_frame(&mut given_up).expect("an answer")[2], 8);
@@ -400,7 +407,7 @@ fn dial_and_close_late(scene: &mut Scene) {
     scene.go_on(4000);
     assert_eq!(scene.network.resumed(), resumed);
     scene.network.set(Mode::Carries);
-    // Where the connecting side has nothing to say it does not know yet that its TCP is dead.
+    // A connecting side without messages to send does not know yet that its TCP connection is dead.
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.until_resumed(resumed + 1);
 }
@@ -426,7 +433,8 @@ fn an_attempt_that_was_given_up_before_it_was_read_changes_nothing() {
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
-    // All of it over the first TCP connection: what is dialled by now was let in after the others.
+    // Everything used the first TCP connection: the ones dialled meanwhile were admitted after the
+    // others.
     assert_eq!(scene.network.resumed(), 0);
     scene.network.cut();
     scene.until_resumed(1);
@@ -455,19 +463,20 @@ fn out_of_descriptors_a_warning_says_that_nobody_can_be_dialled() {
     scene.run(20);
 }
 
-/// How a peer dies whose TCP is new or away.
+/// State of a peer's TCP connection when the peer dies.
 #[derive(Debug, Clone, Copy)]
 enum Death {
-    /// Its TCP carries.
+    /// The TCP connection works.
     Open,
-    /// It has dialled again, and said nothing since.
+    /// The peer has redialled and sent nothing since.
     New,
-    /// Nobody can dial, or be dialled, for long.
+    /// For a long time no dialling succeeds in either direction.
     Away,
 }
 
-/// A process that ends says nothing more, its kernel closes its TCP, and what is written to it by a rail is not acknowledged. Its service
-/// thread stands still here, and where its rails have to be silent they are: both ends' are the same.
+/// A process that ends sends nothing more, its kernel closes its TCP connections, and writes to it
+/// over a rail are not acknowledged. Here its service thread is stopped instead. Where its rails
+/// have to be silent, they are silent for both ends, which share them.
 #[test]
 fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
     let heard = heard_everywhere();
@@ -480,7 +489,7 @@ fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
             heard.take();
             scene.network.set(Mode::Silent);
             scene.network.cut();
-            // Each has answered the other, who takes it for alive from here on.
+            // Each end has answered the other, so each now considers the other alive.
             let (mut answers, is_answer) = (0, |line: &str| line.contains("answers after its TCP was closed"));
             until(|| {
                 answers += heard.take().iter().filter(|(_, line)| is_answer(line)).count();
@@ -514,7 +523,7 @@ fn the_listener_goes_with_the_last_connection_and_comes_with_the_next_one() {
     second.network.cut();
     second.until_resumed(1);
     drop(second);
-    // Where somebody listens and takes nothing in, there is no answer in the end.
+    // If the listener's process accepts nothing, dialling ends without an answer.
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
     let mut third = Scene::over(|lead| Bed::by(hosts, lead));

@@ -1,4 +1,4 @@
-//! Registrations of memory whose driver wants more access than a send needs.
+//! Registrations of memory whose driver requires more access than a send needs.
 
 #![allow(unsafe_code)]
 
@@ -13,13 +13,13 @@ use tracing::Level;
 
 const BYTES: usize = 4096;
 
-// One test: there is one fabric in a process, and its time is the process's.
+// One test only: a process has one fabric and one virtual clock.
 #[test]
 fn sends_get_local_write_access_where_it_is_needed_and_peers_get_none() {
     let mut fabric = Fabric::new();
     let heard = Heard::default();
     let buffers = [0, 1, 2].map(|seed| vec![seed + 1_u8; BYTES]);
-    // SAFETY: the buffers live until the end of the test, where their registrations are gone.
+    // SAFETY: the buffers live until the end of the test, after their registrations.
     let memory = |at: usize| unsafe { HostMemory::from_caller(buffers[at].as_ptr() as usize, BYTES) };
     let process = fabric.hosts[0].process().clone();
     let register = |at: usize| heard.by(|| process.register(memory(at), Purpose::Send));
@@ -36,7 +36,7 @@ fn sends_get_local_write_access_where_it_is_needed_and_peers_get_none() {
     let _again = register(2).unwrap();
     assert!(infos().is_empty(), "it is said once");
 
-    // What is sent from there arrives, by the rail that needed it.
+    // A send from that memory arrives over the rail that needed the access.
     let pair = fabric.connect_over(&[1], 1, sim::fabric::Start::default());
     let part = RecvPart { addr: fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &fabric.into };
     let receive = pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().unwrap();
@@ -46,7 +46,7 @@ fn sends_get_local_write_access_where_it_is_needed_and_peers_get_none() {
     (0..100).for_each(|_| fabric.pass(10_000));
     assert!(pair.recv.enter().unwrap().test(&pair.contexts[1], receive, |_, _| {}).unwrap());
     assert_eq!(fabric.to[..BYTES], buffers[1]);
-    // No peer may write there: there is no key that a peer could be given.
+    // No peer may write there: no key for peers exists.
     assert!(!out.takes(from, BYTES) && out.packed_keys(true) == out.packed_keys(false));
     assert!(out.packed_keys(true).iter().all(|word| *word == 0));
 }

@@ -1,5 +1,6 @@
-//! Rails that return where that is not easy, in virtual time: both ends of each connection stand in this process without a handshake, on the
-//! fabric of the simulation, and what one says to the other can be looked at and changed on its way.
+//! Rails that return under difficult conditions, in virtual time. Both ends of each connection are
+//! in this process, without a handshake, on the simulation's fabric, and the tests can read and
+//! change their messages in transit.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +19,7 @@ use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// There is one fabric in a process, and its time is the process's.
+/// A process has one fabric and one virtual clock, so the tests run one at a time.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
 /// Connections between the two hosts.
@@ -31,7 +32,7 @@ impl Stage {
     fn new(connections: usize, rails: usize) -> Self {
         let mut turn = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
         let fabric = turn.get_or_insert_with(Fabric::new);
-        // What the test before left in the fabric's way is over.
+        // Clears the faults of the previous test.
         for rail in 0..RAILS {
             fabric.set(rail, true);
             fabric.silence(rail, 0);
@@ -47,7 +48,8 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Lets so much time pass, in which all drivers talk; every control frame goes by `on_its_way`.
+    /// Lets `ms` milliseconds pass while all drivers run. Every control frame passes through
+    /// `on_its_way`.
     fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut ControlFrame)) {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
@@ -69,7 +71,7 @@ impl Stage {
         }
     }
 
-    /// Rails go down on both sides or come up there, and the ports say so.
+    /// Takes rails down or up on both sides, with port events.
     fn set(&mut self, rails: &[usize], is_up: bool) {
         for rail in rails {
             self.fabric().set(*rail, is_up);
@@ -77,7 +79,7 @@ impl Stage {
         }
     }
 
-    /// One connection hears of a port on both sides.
+    /// Reports a port event to both sides of one connection.
     fn tell(&mut self, connection: usize, rail: usize, is_up: bool) {
         let now = self.fabric().now();
         for side in [0, 1] {
@@ -90,7 +92,7 @@ impl Stage {
         }
     }
 
-    /// Where the rails stand, by connection: the sender's word, then the receiver's.
+    /// Returns the state of the rails for each connection: the sender's view, then the receiver's.
     fn text(&self) -> Vec<[String; 2]> {
         self.pairs.iter().map(|pair| [0, 1].map(|side: usize| pair.drivers[side].text())).collect()
     }
@@ -111,7 +113,7 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     let mut asked = 0;
     stage.talk(10_000, |frame| {
         if let Ok(ControlMessage::Join { lane, attempt, mut rail, end }) = ControlMessage::decode(&frame.message) {
-            // As the sending side's rail would be with the cable in its other port.
+            // The rail's description as if its cable were in the other port.
             rail.phys_port = "p1".to_owned();
             rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
@@ -137,7 +139,8 @@ fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
     };
     stage.talk(9_000, &mut hear);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
-    // One connection tries each of the two addresses for all, at once and after rests of 2, 4, 8 and then 15 s.
+    // One connection tries each of the two addresses for all, immediately and after pauses of 2, 4,
+    // 8 and then 15 s.
     assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     stage.talk(60_000, &mut hear);
     assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
@@ -145,7 +148,7 @@ fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
     assert!(first.contains("to RTR: Connection timed out"), "{first}");
     assert!(later.iter().all(|why| why.contains("Connection timed out")), "{words:?}");
     assert!(later.iter().filter(|why| why.contains("next attempt in")).count() > 10, "{words:?}");
-    // It answers again, which is found out without anybody's saying so.
+    // The address answers again, and this is detected without a notification.
     stage.fabric().silence(1, 0);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
@@ -165,7 +168,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
         _ => {}
     };
     stage.talk(1_500, &mut hear);
-    // Nothing was known of the paths, by the one address and by the link-local one: a rail that works returns to all at once.
+    // No path was known to be dead, so all connections try both addresses, the IPv4 and the
+    // link-local one. A working rail thus returns to all of them together.
     assert_eq!((asked, lost), (8, 8));
     (asked, lost) = (0, 0);
     let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
@@ -174,9 +178,10 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
         _ => {}
     };
     stage.talk(60_000, &mut hear);
-    // One connection tests each of the two addresses, after rests of 2, 4, 8 and then 15 s. The others do not even ask while both rest.
+    // One connection tests each of the two addresses, after pauses of 2, 4, 8 and then 15 s. The
+    // others do not even ask during the pauses of both.
     assert!((8..=28).contains(&lost) && asked <= 2 * lost, "asked {asked} times, {lost} test writes lost");
-    // It carries again, which is found out without anybody's saying so.
+    // The path works again, and this is detected without a notification.
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
@@ -192,7 +197,7 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
     let part = RecvPart { addr, bytes: BYTES, tag: 0, memory: &fabric.into };
     pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().expect("a receive");
     let from = vec![7_u8; 2 * BYTES].into_boxed_slice();
-    // SAFETY: it lives until the end of the test, when nothing sends any more.
+    // SAFETY: the buffer lives until the end of the test, when nothing is sent any longer.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
     let registered = fabric.hosts[0].process().register(memory, Purpose::Send).unwrap();
     let sent = (0..1000).find_map(|_| {
@@ -200,12 +205,12 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
         pair.send.enter().unwrap().isend(&pair.contexts[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()
     });
     sent.expect("a send begins");
-    // Its caller hands the memory back too early, and a rail is lost that a share of it goes by.
+    // The caller deregisters the memory too early, and a rail that carries a share of it is lost.
     drop(registered);
     stage.set(&[0], false);
     stage.talk(200, |_| {});
     let pair = &mut stage.pairs[0];
-    let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("it cannot be sent");
+    let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("the send fails");
     assert!(error.to_string().contains("deregistered while a send from it to end 1 was running"), "{error}");
 }
 
@@ -215,18 +220,18 @@ fn a_device_that_has_failed_has_not_stopped_whatever_the_kernel_says() {
     let device = |stage: &mut Stage| stage.fabric().hosts[0].process().rails[0].clone();
     let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().lanes()[0].stop();
     stage.fabric().move_to(0, Phase::Failed);
-    // Queue pairs go to error there without an error.
+    // The device moves queue pairs to the error state without reporting an error.
     assert_eq!(stop(&stage), Stopped::Not);
     let rail = device(&mut stage);
     rail.device.fatal();
     assert_eq!((rail.device.presence(), stop(&stage)), (Presence::CutOff, Stopped::Not), "the early event");
     stage.fabric().move_to(0, Phase::Cut);
     assert_eq!(stop(&stage), Stopped::Not);
-    // It may be read late.
+    // The event may be read late.
     rail.device.fatal();
     assert_eq!((rail.device.presence(), stop(&stage)), (Presence::CutOff, Stopped::Not));
     stage.fabric().move_to(0, Phase::Gone);
-    assert_eq!(stop(&stage), Stopped::Not, "its entry is there");
+    assert_eq!(stop(&stage), Stopped::Not, "the device's sysfs entry exists");
     stage.fabric().show(0, false);
     assert_eq!(stop(&stage), Stopped::Gone);
     drop(std::mem::take(&mut stage.pairs));

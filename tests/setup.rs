@@ -1,7 +1,7 @@
-//! Connections whose rails do not carry in the handshake: each fault of the network that owners meet on
+//! Connections whose rails do not work during the handshake: each network fault that owners meet on
 //! their first day, on a Spark's rails of the software fabric.
 //!
-//! The fabric's rails are the process's, so the tests take turns.
+//! The tests run one at a time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::Level;
 
-/// The twins of the one cable.
+/// The two functions of the one cable.
 const TWINS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 
-/// Two hosts that know nothing of each other's paths, and a fabric with both its ports up.
+/// Two hosts without knowledge of each other's paths, and a fabric with both ports up.
 struct Bed {
     hosts: [Arc<Host>; 2],
     heard: Heard,
@@ -40,7 +40,7 @@ impl Bed {
         Self::with_ports(settings, true)
     }
 
-    /// The same; where no port is up, one comes up while the hosts wait for it.
+    /// Like `new`. If no port is up, one comes up while the hosts wait for it.
     fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static HEARD: Mutex<Option<Heard>> = Mutex::new(None);
@@ -93,7 +93,7 @@ impl Bed {
         self.both(Action::Up);
     }
 
-    /// The lines of a level so far.
+    /// Returns the log lines of one level so far.
     fn lines(&self, of: Level) -> Vec<String> {
         self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
     }
@@ -109,7 +109,7 @@ impl Drop for Bed {
     }
 }
 
-/// A connection that is being made, or is there.
+/// A connection in progress, or a finished one.
 struct Pair {
     listener: ListenComm,
     handle: [u8; HANDLE_BYTES],
@@ -123,7 +123,7 @@ impl Pair {
         Self { listener, handle, send: None, recv: None }
     }
 
-    /// Goes on with both ends.
+    /// Continues both ends.
     fn step(&mut self, bed: &Bed) -> Result<bool> {
         if self.send.is_none() {
             self.send = bed.hosts[0].connect(&mut self.handle, None)?;
@@ -134,14 +134,14 @@ impl Pair {
         Ok(self.send.is_some() && self.recv.is_some())
     }
 
-    /// Makes it; how long that took.
+    /// Makes the connection. Also returns the duration.
     fn make(bed: &Bed) -> (Self, Duration) {
         let (mut pair, begun) = (Self::new(bed), Instant::now());
         until(|| pair.step(bed).unwrap().then_some(()));
         (pair, begun.elapsed())
     }
 
-    /// Tries until both ends have failed, and how they did.
+    /// Tries until both ends have failed. Returns their errors and the duration.
     fn fail(bed: &Bed) -> ([Error; 2], Duration) {
         let (mut pair, begun) = (Self::new(bed), Instant::now());
         let mut errors: [Option<Error>; 2] = Default::default();
@@ -157,12 +157,13 @@ impl Pair {
         (errors.map(Option::unwrap), begun.elapsed())
     }
 
-    /// Moves a message that every rail takes a part of, in packets of any size.
+    /// Transfers a message that uses every rail, in packets of any size.
     fn carries(&self, bytes: usize, seed: u64) {
         let (send, recv) = (self.send.as_ref().unwrap(), self.recv.as_ref().unwrap());
         let (mut from, to) = (vec![0; bytes], vec![0; bytes]);
         common::fill(&mut from, seed);
-        // SAFETY: both buffers outlive their registrations and the message, and nothing else touches them meanwhile.
+        // SAFETY: both buffers outlive their registrations and the message, and are not accessed
+        // otherwise meanwhile.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
         let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
         let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 0, memory: &into };
@@ -203,10 +204,11 @@ fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
         });
     };
     bed.set(TWINS[0], Action::Hang(true));
-    // On both hosts: until a host knows, it would ask the device to register memory, and wait.
+    // On both hosts: until a host knows about the hanging device, it would wait to register memory
+    // with it.
     waits_for("device rocep1s0f0 has not answered for", 2);
     pair.carries(4 << 20, 3);
-    // The other rail is lost and returns all the same.
+    // The other rail is lost and returns despite that.
     bed.set(TWINS[1], Action::Down);
     waits_for("rail roceP2p1s0f0:1", 1);
     bed.set(TWINS[1], Action::Up);
@@ -226,7 +228,8 @@ fn a_switch_that_drops_large_packets_is_passed_with_path_mtu_1024() {
     let warnings = bed.lines(Level::WARN);
     let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
     assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
-    // The next connections know, and need no test of large packets: both rails carry at once.
+    // The next connections know it and need no test with large packets: both rails work
+    // immediately.
     for rail in TWINS {
         assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
     }
@@ -273,7 +276,7 @@ fn a_port_that_comes_up_during_set_up_is_used() {
 #[test]
 fn addresses_that_do_not_resolve_at_first_are_tried_again() {
     let bed = Bed::new(&[]);
-    // More attempts than the handshake makes: one for each rail and side.
+    // More failures than the attempts of the handshake: one for each rail and side.
     bed.both(Action::Unresolved(6));
     let (pair, _) = Pair::make(&bed);
     pair.carries(1 << 20, 6);
@@ -291,7 +294,7 @@ fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() 
             assert!(text.contains(&format!("{rail}:1 to {rail}:1")) && text.contains(&format!("{rail}:1 (")), "{text}");
         }
         assert!(text.contains("with path MTU 4096") && text.contains("test write"), "{text}");
-        // By both kinds of address.
+        // With both kinds of address.
         assert!(text.contains("to 192.168.") && text.contains("to fe80::"), "{text}");
     }
     assert!(errors.iter().any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")), "{errors:?}");
@@ -314,7 +317,7 @@ fn a_rail_that_works_lets_the_connection_start_and_the_other_joins_it() {
 
 #[test]
 fn a_host_without_a_link_waits_for_one_with_a_warning() {
-    // The fabric is there before its ports go down.
+    // The fabric is created before its ports go down.
     drop(Bed::new(&[]));
     let bed = Bed::with_ports(&[], false);
     let warnings = bed.lines(Level::WARN);
@@ -358,7 +361,7 @@ fn two_versions_of_the_protocol_refuse_each_other() {
     let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
     let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
     assert!(matches!(&refused, Error::Usage(text) if text.contains(&expected)), "{refused}");
-    // A connecting side of that version, which shows it in the header of its HELLO.
+    // A connecting side of that version, with the version in the header of its HELLO.
     pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
     let address = Handle::decode(&pair.handle).unwrap().address;
     let mut older = TcpStream::connect(address).unwrap();

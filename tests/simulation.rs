@@ -1,14 +1,16 @@
-//! Both ends of a connection on the software fabric in virtual time, by a seed: rails that die and return at any step and on
-//! either side of an event, connections that begin without some or all rails, by paths with the faults of a first day, control
-//! frames that come late, twice or never, polls that are late. The code under test is the data paths
-//! and the drivers as they ship; the oracle is a model of bytes and completions of its own.
+//! Both ends of a connection on the software fabric in virtual time, controlled by a seed. Rails
+//! fail and return at any step and on either side of an event, connections start without some or
+//! all rails, over paths with the faults of a first day, control frames arrive late, twice or
+//! never, and polls are late. The code under test is the data paths and the drivers as shipped; the
+//! oracle is a separate model of bytes and completions.
 //!
-//! After each run: every request completed exactly once, every byte is right, nothing was written into a buffer that was
-//! handed back, every slot and request can be used again, every rail is back, and the end was told.
+//! After each run: every request completed exactly once, every byte is correct, nothing was written
+//! into a buffer that was handed back, every slot and request can be used again, every rail is
+//! back, and the end was reported.
 //!
-//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats the run of
-//! one seed and shows what the code logs; with both, N is the first of so many seeds, so that several
-//! processes can share the work.
+//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats the
+//! run of one seed and shows the log; with both variables, N is the first of that many seeds, so
+//! that several processes can share the work.
 
 #![allow(unsafe_code)]
 

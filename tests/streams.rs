@@ -1,4 +1,5 @@
-//! Connections by TCP between hosts that no rail joins (NCCL_SPARK_RING_TCP), with both ends in this process, on the software fabric.
+//! Connections by TCP between hosts that no rail joins (`NCCL_SPARK_RING_TCP`), with both ends in
+//! this process, on the software fabric.
 
 #![allow(unsafe_code)]
 
@@ -55,7 +56,7 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
     for round in 0..3 {
         let mut receives = Vec::new();
         for slot in 0..SLOTS {
-            // Tags 0, 0, 1, 1, 2, 2, 3, 3: equal tags match in order.
+            // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
             let part = |part: usize| RecvPart {
                 addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
                 bytes: PIECE,
@@ -104,11 +105,11 @@ fn receives_that_are_watched_come_while_they_are_asked_for_and_their_lines_are_n
     let ends = apart();
     for (bytes, rounds) in [(128, 3000), (4096, 300), (200 << 10, 20)] {
         let words = bytes / 8;
-        // Aligned as NCCL's buffers are.
+        // Aligned like NCCL's buffers.
         let memory: Vec<AtomicU64> = (0..words + LINE_WORDS).map(|_| AtomicU64::new(0)).collect();
         let first = memory.iter().position(|word| (std::ptr::from_ref(word) as usize).is_multiple_of(128)).unwrap();
         let to = &memory[first..first + words];
-        // SAFETY: the memory outlives the connection, and is looked at as atomics.
+        // SAFETY: the memory outlives the connection, and is accessed as atomics.
         let region = unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
         let mut from = Buffer::blank(bytes);
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(region).unwrap());
@@ -130,7 +131,8 @@ fn receives_that_are_watched_come_while_they_are_asked_for_and_their_lines_are_n
                 let receive = until(|| ends.recv.irecv(&[part], true).unwrap());
                 assert_eq!(sizes(&ends.recv, receive), None, "nothing is sent for it yet");
                 let send = until(|| ends.send.isend(from.addr(), bytes, 1, &out).unwrap());
-                // As NCCL's proxy: it asks for what it was not told, and posts nothing more until the GPU has seen the bytes.
+                // Like NCCL's proxy: tests until it has the completion, and posts nothing more
+                // until the GPU has seen the bytes.
                 let mut told = None;
                 let mut sent = None;
                 until(|| {
@@ -154,7 +156,7 @@ fn many_connections_both_ways() {
     for (n, ends) in all.iter().enumerate() {
         check(ends, n as u64 + 1);
     }
-    // All at once, each with several messages under way.
+    // In parallel, each with several messages in progress.
     const BYTES: usize = 700_001;
     let mut buffers: Vec<(Buffer, Buffer)> =
         (0..all.len()).map(|n| (Buffer::filled(BYTES, n as u64), Buffer::blank(4 * BYTES))).collect();
@@ -190,7 +192,7 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     let (by_rails, by_tcp, again) =
         heard.by(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
-    // Both hosts are in this process and have one name: each says its line once for all connections.
+    // Both hosts are in this process and share a name. Each logs its line once for all connections.
     let said = heard.take();
     let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
     let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
@@ -222,7 +224,8 @@ fn what_was_sent_arrives_though_its_sender_closes_with_grants_unread() {
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
         let receive = irecv(&ends.recv, &to, bytes, 0, &into);
         let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
-        // The receiver does not read before it is closed: what does not fit the sockets keeps the send from being done.
+        // The receiver does not read before it is closed. Bytes that do not fit into the sockets
+        // keep the send from completing.
         let begun = Instant::now();
         let is_done = loop {
             if ends.send.test(send).unwrap().is_some() {
@@ -233,12 +236,14 @@ fn what_was_sent_arrives_though_its_sender_closes_with_grants_unread() {
             }
         };
         assert!(is_done, "{bytes} bytes do not fit four sockets");
-        // More grants, which the sender has not read when it closes: a socket that is closed so is reset.
+        // More grants, which the sender has not read when it closes. Closing a socket with unread
+        // data resets it.
         let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
         std::thread::sleep(Duration::from_millis(50));
         ends.send.close();
         drop(ends.send);
-        // A grant that comes to a socket that nobody has any more resets it, and what the kernel still has to send is lost.
+        // A grant to a closed socket resets the connection, and the kernel drops the data that it
+        // still has to send.
         irecv(&ends.recv, &to, bytes, 0, &into);
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(until(|| sizes(&ends.recv, receive)), [bytes]);
@@ -274,7 +279,8 @@ fn closing_in_any_order_leaves_nothing_behind() {
             drop(ends.recv);
             if order & 4 != 0 {
                 let error = if open.is_some() {
-                    // It was granted before the other end closed: this is sent, to nobody; then there is nothing more.
+                    // It was granted before the other end closed. The send succeeds without a
+                    // receiver; the next one fails.
                     until(|| ends.send.isend(from.addr(), 10, 0, &out).unwrap());
                     send_error(&ends.send, &from, &out)
                 } else {
@@ -293,7 +299,7 @@ fn a_peer_whose_process_ends_is_told_by_name_interface_and_request() {
     let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let receive = irecv(&ends.recv, &to, 100, 0, &into);
-    // The kernel closes what a killed process had open; nothing says BYE.
+    // The kernel closes the sockets of a killed process, without a BYE.
     drop(ends.send);
     let error = receive_error(&ends.recv, receive);
     let text = error.to_string();
@@ -312,7 +318,7 @@ fn a_peer_whose_process_ends_is_told_by_name_interface_and_request() {
 #[test]
 fn a_message_that_its_sender_breaks_off_fails_its_receive() {
     let ends = apart();
-    // More than the sockets hold, so that it is under way when its sender closes.
+    // More than the sockets hold, so that it is in progress when its sender closes.
     let bytes = 64 << 20;
     let (from, to) = (Buffer::filled(bytes, 1), Buffer::blank(bytes));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -322,7 +328,7 @@ fn a_message_that_its_sender_breaks_off_fails_its_receive() {
         assert_eq!(ends.send.test(send).unwrap(), None);
     }
     ends.send.close();
-    assert!(ends.send.test(send).is_err(), "its buffer is not used any more");
+    assert!(ends.send.test(send).is_err(), "its buffer is no longer used");
     let error = receive_error(&ends.recv, receive);
     assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("without BYE"), "{error}");
 }

@@ -12,7 +12,7 @@ fn without_the_network_every_call_succeeds_and_touches_nothing() {
     for version in VERSIONS {
         let settings = [("NCCL_IBVERBS_LIB".to_owned(), "libibverbs-not-there.so.1".to_owned())];
         let said = drive(version, "without-network", &settings);
-        // `[3]` is NCCL's INFO: the tuner alone has given the logger here.
+        // `[3]` is NCCL's INFO. Here only the tuner has installed the logger.
         let line =
             "NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: this network is not initialised";
         assert_eq!(count(&said, line), 2 + 1, "v{version}: {said}");
@@ -41,7 +41,7 @@ fn with_the_network_a_row_of_the_table_decides_for_its_communicators() {
         for misuse in ["has 6 algorithms and 3 protocols", "collCostTable is NULL", "context is an unknown object"] {
             assert!(said.contains(misuse), "v{version}: {misuse}: {said}");
         }
-        // The child's one line comes by a plain write, not by NCCL's logger.
+        // The child writes its one line with a plain write, not through NCCL's logger.
         assert!(
             said.lines().any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
             "{said}"
@@ -53,7 +53,7 @@ fn count(said: &str, line: &str) -> usize {
     said.lines().filter(|one| one.contains(line)).count()
 }
 
-/// What the program wrote to standard error.
+/// Returns the program's standard error.
 fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {
     let Output { status, stdout, stderr } = Command::new(common::c_program("tuner", &["tuner.c", "log.c"]))
         .arg(common::plugin_library())

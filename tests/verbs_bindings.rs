@@ -1,7 +1,8 @@
-//! The checked-in verbs bindings are what bindgen makes of the headers, for both processors.
+//! The checked-in verbs bindings equal the output of bindgen for the headers, for both processors.
 //!
-//! Needs libclang with its headers, and libibverbs-dev; says so and passes where they are not there. For the processor
-//! that this does not run on, its C headers too (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
+//! Needs libclang with its headers, and libibverbs-dev; is skipped with a message without them. For
+//! the other processor it also needs that processor's C headers (Debian and Ubuntu:
+//! libc6-dev-arm64-cross, libc6-dev-amd64-cross).
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CHECKED_IN: &str = include_str!("../verbs-sys/src/bindings.rs");
-/// The version of the headers that they were made from, as libibverbs.pc has it (rdma-core 44).
+/// Version of the headers that they were made from, as in libibverbs.pc (rdma-core 44).
 const HEADERS: &str = "1.14.44";
 
 #[test]
@@ -51,13 +52,15 @@ fn compare(regenerated: &str) {
     }
 }
 
-/// Newer headers may add to enums and structs (they keep the binary interface), but never take away.
+/// Newer headers may add to enums and structs (without changing the binary interface), but never
+/// remove anything.
 fn first_line_not_in<'a>(checked_in: &'a str, regenerated: &str) -> Option<&'a str> {
     let mut regenerated = regenerated.lines();
     checked_in.lines().find(|line| !regenerated.any(|candidate| candidate == *line))
 }
 
-/// What `verbs-sys/build.rs` makes of the headers, or `None` (and a word about it) where it cannot.
+/// Runs `verbs-sys/build.rs` on the headers and returns its output. Returns `None`, with a message,
+/// if that is not possible.
 fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         skip("infiniband/verbs.h is not there (libibverbs-dev)");
@@ -71,7 +74,7 @@ fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
         skip("libclang is not there (libclang-dev; LIBCLANG_PATH names its folder)");
         return None;
     }
-    // A new name each time, so that cargo runs the build script each time.
+    // A new path each time, so that cargo runs the build script each time.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let output = folder.path().join("bindings.rs");
     let mut cargo = Command::new(env!("CARGO"));
@@ -108,7 +111,7 @@ fn older(version: &str) -> bool {
     numbers(version) < numbers(HEADERS)
 }
 
-/// In the places where bindgen looks.
+/// Searches the folders that bindgen searches.
 fn libclang_exists() -> bool {
     let mut folders: Vec<PathBuf> = std::env::var_os("LIBCLANG_PATH").map(PathBuf::from).into_iter().collect();
     folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from));

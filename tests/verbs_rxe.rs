@@ -1,6 +1,6 @@
-//! The verbs room against the kernel's soft-RoCE: two QPs of one process, joined over the wire.
+//! The verbs room on the kernel's soft-RoCE: two QPs of one process, connected over the network.
 //!
-//! Needs two soft-RoCE devices that reach each other, as the test bed makes them, and their names:
+//! Needs two soft-RoCE devices that reach each other, as in the test bed, and their names:
 //! `SPARK_TEST_RXE=a0,b0 cargo test --test verbs_rxe -- --ignored --test-threads 1`
 #![allow(unsafe_code)]
 
@@ -69,7 +69,7 @@ impl End {
         Remote { addr: self.region.addr() + offset, rkey: self.mr.rkey() }
     }
 
-    /// Waits for one completion: its id, status, and immediate with the bytes it closes.
+    /// Waits for one completion. Returns its id, status, and immediate with the byte count.
     fn wait(&mut self, buffer: &mut CompletionBuffer) -> (u64, u32, Option<(u32, u32)>) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -113,7 +113,8 @@ fn writes_arrive_whole_with_their_immediate() {
     }
     b.qp.post_receives(3, 70).expect("receives");
 
-    // Small, of an odd length, without a completion of its own at the sender; then all of it.
+    // First a small write of an odd length without a completion at the sender, then the whole
+    // region.
     for (bytes, immediate, signaled) in [(13, 0x0102_0304, false), (WORDS as u32 * 8, u32::MAX, true)] {
         let write = Write {
             local_addr: a.region.addr(),
@@ -134,7 +135,7 @@ fn writes_arrive_whole_with_their_immediate() {
     }
     assert_eq!(a.wait(&mut buffer), (5, 0, None), "only the signaled write completes here");
 
-    // Nothing but the immediate, out of no memory.
+    // Only the immediate, without memory.
     a.qp.write_inline([].as_slice().into(), b.remote(0), Some(9), 6, true).expect("an empty write");
     assert_eq!(b.wait(&mut buffer), (70, 0, Some((9, 0))));
     assert_eq!(a.wait(&mut buffer), (6, 0, None));
@@ -208,7 +209,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
 fn a_full_send_queue_says_so() {
     let (a, b) = device_names();
     let (mut a, b) = (End::new(&a), End::new(&b));
-    // Nobody has this number, so nothing is ever acknowledged and the queue only fills.
+    // The QP number is unused, so nothing is ever acknowledged and the queue only fills.
     a.connect(0xff_ffff, &b.gid, 0, 0);
     let refused =
         (0..10_000).find_map(|_| a.qp.write_inline([1; 8].as_slice().into(), b.remote(0), None, 0, false).err());
@@ -232,7 +233,7 @@ fn memory_of_the_caller_is_registered_strict_and_relaxed() {
     assert_eq!(Arc::strong_count(&region), 2, "the registration keeps the region mapped");
     drop(of_region);
     assert_eq!(Arc::strong_count(&region), 1);
-    // SAFETY: nothing is mapped there, so the kernel refuses it.
+    // SAFETY: the address is not mapped, so the kernel refuses it.
     let nothing = unsafe { HostMemory::from_caller(0x1000, 4096) };
     let text = Mr::register(&pd, nothing, WRITABLE).err().expect("nothing is there").to_string();
     assert!(text.contains("4096 bytes at 0x1000") && text.contains(&a), "{text}");
@@ -241,7 +242,7 @@ fn memory_of_the_caller_is_registered_strict_and_relaxed() {
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
 fn every_order_of_dropping_is_right() {
-    // A destructor that fails, for example because something is still in use, has only the log to say so.
+    // A failing destructor, for example of an object still in use, is visible only in the log.
     let failures = Arc::new(AtomicU64::new(0));
     let descriptors = open_descriptors();
     tracing::subscriber::with_default(CountEvents(Arc::clone(&failures)), || {
@@ -307,7 +308,7 @@ fn routable_gid(context: &Context) -> GidEntry {
     *found.unwrap_or_else(|| panic!("no IPv4 address among {table:?}"))
 }
 
-/// `40 Gb/sec (4X QDR)` without its bracket.
+/// Returns the port's rate from sysfs: `40 Gb/sec (4X QDR)` without the bracket.
 fn sysfs_rate(device: &str) -> String {
     let rate = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/1/rate")).expect("the rate file");
     rate.split(" (").next().unwrap_or_default().to_owned()
@@ -330,7 +331,8 @@ impl tracing::Subscriber for CountEvents {
     }
 
     fn event(&self, event: &tracing::Event<'_>) {
-        // Calls that failed are DEBUG lines. The INFO line on doorbells comes with each opened device.
+        // Failed calls are DEBUG lines. The INFO line about doorbells comes with each opened
+        // device.
         if *event.metadata().level() == tracing::Level::DEBUG {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -352,16 +354,16 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: the system's allocator does the work.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
