@@ -1,38 +1,40 @@
-//! Asks the kernel to keep the processors from sleeping deeply: `NCCL_SPARK_CPU_LATENCY_US`.
+//! CPU wake-up latency request to the kernel, which keeps processors out of deep sleep:
+//! `NCCL_SPARK_CPU_LATENCY_US`.
 //!
-//! A process that holds `/dev/cpu_dma_latency` open, with a 32-bit integer in the machine's byte order written to it, asks that no processor
-//! take longer than so many microseconds to wake up. The request ends when the descriptor closes, however the process ends (Linux,
-//! Documentation/power/pm_qos_interface.rst). It holds for the whole machine, and costs power.
+//! A process opens `/dev/cpu_dma_latency` and writes a 32-bit integer in machine byte order. While
+//! the descriptor is open, the kernel keeps the wake-up latency of every processor below that many
+//! microseconds. The request ends when the descriptor closes, however the process ends (Linux,
+//! Documentation/power/pm_qos_interface.rst). It applies to the whole machine and costs power.
 //!
-//! It is held while this process has at least one connection: that is what is known without a look at each message. A refusal is logged
-//! once in a process, and then not tried again.
+//! The request is held while this process has a connection, which is known without a check for each
+//! message. A refusal is logged once in a process and not retried.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// The kernel's device for it.
+/// The kernel's device for latency requests.
 const DEVICE: &str = "/dev/cpu_dma_latency";
 
-/// The request of this process.
+/// State of the process's request.
 #[derive(Debug)]
 pub enum CpuLatency {
-    /// No setting asks for it.
+    /// The setting is not set.
     NotWanted,
-    /// To be made for the first connection.
+    /// Wanted, but there is no connection.
     Wanted(Wish),
-    /// It holds until the descriptor is closed.
+    /// In effect until the descriptor is closed.
     Held {
-        /// What is asked for.
+        /// The request.
         wish: Wish,
-        /// Nothing is done with it but to close it.
+        /// Kept only to be closed later.
         _descriptor: File,
     },
-    /// The kernel has refused it, which was logged.
+    /// Refused by the kernel, which was logged.
     Refused,
 }
 
-/// What is asked for, and where.
+/// A request and the device to write it to.
 #[derive(Debug, Clone)]
 pub struct Wish {
     device: PathBuf,
@@ -40,17 +42,17 @@ pub struct Wish {
 }
 
 impl CpuLatency {
-    /// As the setting says.
+    /// Creates the state for a value of the setting.
     pub fn new(latency_us: Option<u32>) -> Self {
         Self::of(PathBuf::from(DEVICE), latency_us)
     }
 
-    /// The same of another device.
+    /// Like [`CpuLatency::new`], for another device.
     pub(super) fn of(device: PathBuf, latency_us: Option<u32>) -> Self {
         latency_us.map_or(Self::NotWanted, |latency_us| Self::Wanted(Wish { device, latency_us }))
     }
 
-    /// The process has a connection: makes the request, where it is wanted and not made yet.
+    /// Makes the request if it is wanted and not in effect. Called when a connection opens.
     pub fn hold(&mut self) {
         let Self::Wanted(wish) = self else { return };
         let Wish { device, latency_us } = &*wish;
@@ -69,7 +71,7 @@ impl CpuLatency {
         };
     }
 
-    /// The process has no connection any more.
+    /// Ends the request. Called when the last connection closes.
     pub fn release(&mut self) {
         if let Self::Held { wish, .. } = self {
             *self = Self::Wanted(wish.clone());
@@ -78,10 +80,12 @@ impl CpuLatency {
 }
 
 impl Wish {
-    /// The descriptor is closed in programs that this process starts: the standard library opens every file so.
+    /// Makes the request. Programs started by this process do not inherit the descriptor: the
+    /// standard library opens every file with `O_CLOEXEC`.
     fn ask(&self) -> std::io::Result<File> {
         let mut file = OpenOptions::new().write(true).open(&self.device)?;
-        // All in one write: the kernel takes four bytes for a number, and any other length for text (kernel/power/qos.c).
+        // One write: the kernel takes four bytes as a number, and any other length as text
+        // (kernel/power/qos.c).
         let written = file.write(&self.latency_us.to_ne_bytes())?;
         if written == size_of::<u32>() { Ok(file) } else { Err(std::io::ErrorKind::WriteZero.into()) }
     }
@@ -92,7 +96,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// A file in the device's place.
+    /// Creates a file in place of the device.
     fn stand_in() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let device = folder.path().join("cpu_dma_latency");
@@ -100,7 +104,7 @@ mod tests {
         (folder, device)
     }
 
-    /// Whether this process has a file open.
+    /// Returns true if this process has the file open.
     fn is_open(device: &PathBuf) -> bool {
         let open = std::fs::read_dir("/proc/self/fd").unwrap();
         open.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == *device))

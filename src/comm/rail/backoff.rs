@@ -1,22 +1,25 @@
-//! Back-off for dead paths: the findings about paths that all connections of this process share, so that not every
-//! connection has to make them itself.
+//! Back-off for dead paths: the findings about paths that all connections of this process share, so
+//! that not every connection has to make them itself.
 //!
-//! A path leads from one rail of this host to one address of a peer. With both ports up it can be dead in two
-//! ways. Either the address does not resolve, which takes the kernel a second in `ibv_modify_qp`; or it
-//! resolves, and packets are not acknowledged. The result of an attempt counts for every connection, new ones
-//! (`comm/setup`) and those that ask for a lost rail (`comm/recovery`), in either role:
+//! A path leads from one rail of this host to one address of a peer. With both ports up it can be
+//! dead in two ways. Either the address does not resolve, which takes the kernel a second in
+//! `ibv_modify_qp`; or it resolves, and packets are not acknowledged. The result of an attempt
+//! counts for every connection, new ones (`comm/setup`) and those that ask for a lost rail
+//! (`comm/recovery`), in either role:
 //!
-//! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each failed attempt
-//!   doubles that while.
-//! - After that, one connection tries the path for all. The same holds for new connections over a path without any
-//!   finding: one has the [`Trial`], and the others ask again later ([`Advice::Wait`]), so that no call blocks. A
-//!   trial ends when it is dropped, or at its limit, so that an abandoned connection delays no other.
+//! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each
+//!   failed attempt doubles that while.
+//! - After that, one connection tries the path for all. The same holds for new connections over a
+//!   path without any finding: one has the [`Trial`], and the others ask again later
+//!   ([`Advice::Wait`]), so that no call blocks. A trial ends when it is dropped, or at its limit,
+//!   so that an abandoned connection delays no other.
 //! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends the back-off.
 //!
-//! A path that carries small packets alone has a largest path MTU, which counts for every connection until the port
-//! comes up again.
+//! A path that carries small packets alone has a largest path MTU, which counts for every
+//! connection until the port comes up again.
 //!
-//! This module only records what its callers report. It touches no queue pair, starts no thread, and reads no clock.
+//! This module only records what its callers report. It touches no queue pair, starts no thread,
+//! and reads no clock.
 
 use super::Rail;
 use crate::error::{Error, Result};
@@ -24,18 +27,20 @@ use crate::wire::ids::RailId;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that the kernel looks for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to `rdma_resolve_ip`
-/// (drivers/infiniband/core/addr.c).
+/// Time that the kernel searches for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to
+/// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 pub const SEARCH: Duration = Duration::from_secs(1);
-/// First rest of a dead path: a switch may not pass the frames of a port that has just come up. Each failed attempt doubles
-/// the rest.
+/// First pause for a dead path: a switch may not forward the frames of a port that has just come
+/// up. Each failed attempt doubles the pause.
 const FIRST: Duration = Duration::from_secs(2);
-/// Longest rest of a dead path, so that one that works again is found within it. (An attempt costs a second of a thread, or some packets.)
+/// Longest pause for a dead path, which bounds the time to detect that it works again. (An attempt
+/// costs a second of a thread, or some packets.)
 const LONGEST: Duration = Duration::from_secs(15);
-/// Time for which a successful attempt shows that the next one will not block: the kernel keeps a neighbour that has answered for no less
-/// than 15 s (half of `base_reachable_time`, 30 s: net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
+/// Time for which a successful attempt shows that the next one will not block. The kernel keeps a
+/// neighbour that has answered for at least 15 s (half of `base_reachable_time`, 30 s:
+/// net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
-/// Largest number of paths that are kept. A host has fewer; the limit holds because peers choose the addresses.
+/// Largest number of paths kept. A host has fewer, but peers choose the addresses.
 const MOST_PATHS: usize = 256;
 
 /// A path: from one rail of this host to an address of a peer.
@@ -50,7 +55,8 @@ pub struct PathId {
 /// Finding that a new connection needs about a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// The peer's address resolves. Enough for the connecting side, which only connects its queue pairs.
+    /// The peer's address resolves. Enough for the connecting side, which only connects its queue
+    /// pairs.
     Address,
     /// A test write is acknowledged. The accepting side needs this.
     Acknowledgement,
@@ -114,7 +120,8 @@ struct Known {
     trials: u64,
 }
 
-/// Findings about paths, shared by all connections. Each call locks: it serves connection set-up and the service thread, never a message.
+/// Findings about paths, shared by all connections. Each call locks: it serves connection set-up
+/// and the service thread, never a message.
 #[derive(Debug, Default)]
 pub struct Backoff(Arc<Mutex<Known>>);
 
@@ -166,8 +173,8 @@ impl Backoff {
         }
     }
 
-    /// As [`Self::is_due`]. Where the path was dead until now, also returns the right to try it for all. (Otherwise all lost rails
-    /// return together.)
+    /// As [`Self::is_due`]. Where the path was dead until now, also returns the right to try it for
+    /// all. (Otherwise all lost rails return together.)
     ///
     /// # Errors
     /// As [`Self::is_due`].
@@ -178,7 +185,8 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Records that queue pairs were connected, or failed to because the address does not resolve. Other failures are not the path's.
+    /// Records that queue pairs were connected, or failed to because the address does not resolve.
+    /// Other failures are not the path's.
     pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
         lock(&self.0).connected(id, error, now);
     }
@@ -266,7 +274,7 @@ impl Known {
                     _ => path.finding = Finding::Resolved(now),
                 }
             }
-            // (`EHOSTUNREACH` is the same in the words of the neighbour table.)
+            // (`EHOSTUNREACH` is the neighbour table's error for the same failure.)
             Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
             }

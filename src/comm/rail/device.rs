@@ -50,49 +50,51 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The device of a rail. Not for the data path: its methods lock, and some ask the kernel.
+/// The device of a rail. Not for the data path: its methods lock, and some send commands to the
+/// kernel.
 pub struct RailDevice {
     name: String,
-    /// Its entry in sysfs.
+    /// The device's entry in sysfs.
     entry: PathBuf,
     library: &'static Library,
     state: Mutex<State>,
-    /// Number of the kernel's answers that it is gone or has failed.
+    /// Number of kernel errors that report the device as removed or failed.
     doubts: AtomicU64,
     questions: Questions,
-    /// When the service thread last asked it.
+    /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
-    /// Time of the last search for a device of its name, and failures to use one since.
+    /// Time of the last search for a device with this name, and the number of failures to use one
+    /// since.
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
 enum State {
     Here(Opening),
-    /// A question to it has no answer, and may never get one. It may read and write memory.
+    /// A question has no answer, and may never get one. The device may still access memory.
     Stuck(Opening),
-    /// It answers again, but lacks the registrations made meanwhile.
+    /// The device answers again, but lacks registrations made in the meantime.
     Behind(Opening),
-    /// Its firmware has failed; the kernel answers in its place.
+    /// The device's firmware has failed, and the kernel answers in its place.
     Failed(Opening),
-    /// Kept open for its last event.
+    /// Removed from programs, but kept open for its last event.
     CutOff(Opening),
-    /// Number of its last opening.
+    /// Removed. Holds the number of the last opening.
     Gone(u32),
-    /// It was opened again, and gets its registrations.
+    /// Opened again, and being given its registrations.
     Returning(Opening),
 }
 
-/// A device, opened.
+/// One opening of the device.
 #[derive(Clone)]
 struct Opening {
     pd: Arc<Pd>,
-    /// Counts openings.
+    /// Number of the opening.
     number: u32,
-    /// The inode of its entry in sysfs; none where it had none.
+    /// Inode of the device's entry in sysfs, if it had one.
     entry: Option<u64>,
 }
 
-/// What was known of a device when a question was put.
+/// State of the device when a question was asked.
 #[derive(Clone, Copy)]
 struct Asked {
     opening: u32,
@@ -102,25 +104,28 @@ struct Asked {
 /// Presence of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// It is on the bus, by the last answer.
+    /// The device is on the bus, by the last answer.
     Here,
-    /// Calls about it have no answer, or the kernel answers in its place. It may still read and write memory.
+    /// Calls get no answer, or the kernel answers in the device's place. The device may still
+    /// access memory.
     CutOff,
-    /// It reads and writes no memory any more.
+    /// The device no longer accesses memory.
     Gone,
 }
 
-/// How long a device may take to answer. (Firmware answers within milliseconds; a busy host may take longer to run the thread.)
+/// Time limit for an answer. (Firmware answers within milliseconds, but a busy host may take longer
+/// to run the thread.)
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Time between two searches for a device that is gone.
+/// Interval between searches for a removed device.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Doublings of that time, one for each failure to use a device that was found, up to half a minute: each attempt registers all memory.
+/// Largest number of doublings of [`LOOK_EVERY`], one for each failure to use a device that was
+/// found: up to half a minute, because each attempt registers all memory.
 const DOUBLED_AT_MOST: u32 = 6;
-/// Time between two questions to a device that is present: each is a command to its firmware.
+/// Interval between questions to a present device: each one is a command to its firmware.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl RailDevice {
-    /// Takes an opened device; `entry` is its path in sysfs, which may be missing.
+    /// Wraps an opened device. `entry` is its path in sysfs, which may be missing.
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
@@ -129,18 +134,18 @@ impl RailDevice {
         Self { name, entry, library, state: Mutex::new(State::Here(opening)), doubts, questions, asked, looked_for }
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     ///
     /// # Errors
-    /// [`Error::Missing`] while it is not on the bus.
+    /// [`Error::Missing`] while the device is not on the bus.
     pub fn pd(&self) -> Result<Arc<Pd>> {
         self.opened().map(|(pd, _)| pd)
     }
 
-    /// Its protection domain, and which opening of the device it is of.
+    /// Returns the protection domain and the number of its opening.
     ///
     /// # Errors
-    /// [`Error::Missing`] while it is not on the bus.
+    /// [`Error::Missing`] while the device is not on the bus.
     pub fn opened(&self) -> Result<(Arc<Pd>, u32)> {
         if let State::Here(Opening { pd, number, .. }) = &*self.lock() {
             return Ok((Arc::clone(pd), *number));
@@ -148,7 +153,7 @@ impl RailDevice {
         Err(self.missing())
     }
 
-    /// The reason why it cannot be used, though its cable may be in.
+    /// Returns the reason why the device cannot be used, even if its cable is plugged in.
     pub fn why_away(&self) -> &'static str {
         match &*self.lock() {
             State::Stuck(_) | State::Behind(_) => "its device does not answer",
@@ -163,12 +168,13 @@ impl RailDevice {
         })
     }
 
-    /// True while a command to it may not return.
+    /// Returns true while a command to the device may never return.
     pub fn is_stuck(&self) -> bool {
         matches!(&*self.lock(), State::Stuck(_))
     }
 
-    /// As [`RailDevice::opened`], for registrations, which a device that returns gets first.
+    /// Like [`RailDevice::opened`], for registrations. A returning device gets them before its
+    /// first use.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
             State::Here(it) | State::Behind(it) | State::Returning(it) => Some((Arc::clone(&it.pd), it.number)),
@@ -176,7 +182,7 @@ impl RailDevice {
         }
     }
 
-    /// Its protection domain, as the source of its events. `None` once it is gone.
+    /// Returns the protection domain as the source of events, or `None` once the device is removed.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
             State::Gone(_) | State::Returning(_) => None,
@@ -186,19 +192,20 @@ impl RailDevice {
         }
     }
 
-    /// Its presence by the last answer. Asks nothing.
+    /// Returns the presence by the last answer, without a new question.
     pub fn presence(&self) -> Presence {
         self.lock().presence()
     }
 
-    /// Presence of the device of an opening. A device that has returned is another one.
+    /// Returns the presence of the device of one opening. A returned device belongs to a later
+    /// opening.
     pub fn presence_of(&self, opening: u32) -> Presence {
         let state = self.lock();
         if state.number() == opening { state.presence() } else { Presence::Gone }
     }
 
-    /// Takes in an error of a call on an object of an opening. Returns true if the error means that the device has failed, was cut
-    /// off or is gone.
+    /// Records an error of a call on an object of one opening. Returns true if the error means that
+    /// the device has failed, was cut off or is removed.
     pub fn heard(&self, error: &Error, opening: u32) -> bool {
         if !error.is_removal() && !error.is_failed_device() {
             return false;
@@ -213,14 +220,15 @@ impl RailDevice {
             State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) if error.is_removal() => {
                 *state = State::CutOff(it.clone());
             }
-            // It has registrations alone, which no peer knows.
+            // It only has registrations, which no peer knows.
             State::Returning(opening) => *state = State::Gone(opening.number),
             _ => {}
         }
         true
     }
 
-    /// True if the service thread should ask it: once a second, and at once if its entry in sysfs changed or it has failed.
+    /// Returns true if the service thread should question the device: once a second, or immediately
+    /// if its sysfs entry changed or the device has failed.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
             State::Here(Opening { entry, .. }) | State::Behind(Opening { entry, .. }) => *entry == inode(&self.entry),
@@ -232,7 +240,7 @@ impl RailDevice {
         !is_as_before || asked.is_none_or(|last| now.saturating_duration_since(last) >= ASK_EVERY)
     }
 
-    /// Lets the service thread ask it in its next round.
+    /// Lets the service thread question the device in its next round.
     pub fn ask_soon(&self) {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -241,14 +249,16 @@ impl RailDevice {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// Asks for the state of a port, waits for the answer as [`Self::query`] does, and returns the presence that follows from it.
+    /// Queries the state of a port, waits for the answer as [`Self::query`] does, and returns the
+    /// resulting presence.
     pub fn look(self: &Arc<Self>, port: u8) -> Presence {
-        // The answer has changed the state.
+        // Only the change of state by the answer is of interest.
         drop(self.query(move |context| context.port(port)));
         self.presence()
     }
 
-    /// The protection domain to ask, and the state at this time, which the answer is compared with. `None` for a device that is gone.
+    /// Returns the protection domain to question, and the present state, to compare with later.
+    /// `None` for a removed device.
     fn to_be_asked(&self) -> Option<(Arc<Pd>, Asked)> {
         match &*self.lock() {
             State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
@@ -260,19 +270,20 @@ impl RailDevice {
         }
     }
 
-    /// Takes in the answer to a question; `error` is `None` for a success.
+    /// Processes the answer to a question; `error` is `None` for success.
     fn conclude(&self, error: Option<&Error>, asked: Asked) {
         if let Some(error) = error {
             self.heard(error, asked.opening);
         }
         let mut state = self.lock();
         match &*state {
-            // A device of the same name that is there again has another entry.
+            // A new device of the same name has another entry.
             State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = State::Gone(*number);
             }
-            // A device that has failed or was cut off stays so. If it answers, it had not: its firmware had refused one command. An answer
-            // to an older question than the last such error proves nothing.
+            // A device that has failed or was cut off stays so. If it answers, only a single
+            // command had been refused. An answer to a question older than the last such error
+            // proves nothing.
             State::Stuck(it) | State::Failed(it) | State::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
@@ -284,33 +295,34 @@ impl RailDevice {
         }
     }
 
-    /// Takes in its event `IBV_EVENT_DEVICE_FATAL`.
+    /// Processes an `IBV_EVENT_DEVICE_FATAL` of the device.
     pub fn fatal(&self) {
         let mut state = self.lock();
-        // Without an entry in sysfs there is no better proof.
+        // For a device without an entry in sysfs there is no better proof.
         if let State::CutOff(Opening { number, entry: None, .. }) = *state {
             *state = State::Gone(number);
         }
     }
 
-    /// True if [`RailDevice::look_for_return`] would do something now.
+    /// Returns true if [`RailDevice::look_for_return`] would do something now.
     pub fn is_return_due(&self, now: Instant) -> bool {
         let is_gone = match &*self.lock() {
             State::Gone(_) => true,
             State::Behind(_) => false,
             _ => return false,
         };
-        // Held while another thread is at it.
+        // Locked while another thread is in `look_for_return`.
         self.looked_for.try_lock().is_ok_and(|looked_for| is_time(*looked_for, is_gone, now))
     }
 
-    /// Opens a new device of the same name if this one is gone, or goes on with this one if it answers again. Does nothing if the
-    /// last attempt was too recent. `register` registers memory there before it is used. Returns true if it is back.
+    /// Opens a new device of the same name if this one was removed, or resumes this one if it
+    /// answers again. Does nothing if the last attempt was too recent. `register` registers memory
+    /// with the device before it is used. Returns true if the device is back.
     ///
     /// # Errors
-    /// The reason why it cannot be used.
+    /// The reason why the device cannot be used.
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
-        // Held to the end: one thread opens it.
+        // Locked to the end, so that only one thread opens the device.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
         let (behind, last) = match &*self.lock() {
             State::Gone(last) => (None, *last),
@@ -345,7 +357,7 @@ impl RailDevice {
         Ok(true)
     }
 
-    /// Opens the device that has the name now; `None` if there is none.
+    /// Opens the device that has the name now, or returns `None` if there is none.
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
@@ -355,28 +367,29 @@ impl RailDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in a holder leaves a state, whole.
+        // No holder panics with the state half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The question under way to a device, if any.
+/// The open question to a device, if any.
 #[derive(Default)]
 struct Questions {
-    /// Time at which it was put.
+    /// Time at which the question was asked.
     since: Mutex<Option<Instant>>,
     answered: Condvar,
 }
 
 impl Questions {
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
-        // A panic in a holder leaves a time or none.
+        // No holder panics with the value half-changed.
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RailDevice {
-    /// Asks for the state of a port and does not wait. `None` for a device that is gone, and while another question is under way.
+    /// Queries the state of a port without waiting. `None` for a removed device, and while another
+    /// question is open.
     pub fn ask(self: &Arc<Self>, port: u8, now: Instant) -> Option<Receiver<Result<PortInfo>>> {
         let since = self.questions.lock();
         if since.is_some() {
@@ -386,10 +399,11 @@ impl RailDevice {
         self.put(since, now, move |context| context.port(port))
     }
 
-    /// Asks the device and waits for the answer.
+    /// Asks the device a question and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Missing`] for a device that is gone or does not answer, or the question's own error.
+    /// [`Error::Missing`] for a device that was removed or does not answer, or the question's own
+    /// error.
     pub fn query<T: Send + 'static>(
         self: &Arc<Self>,
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
@@ -415,7 +429,7 @@ impl RailDevice {
         }
     }
 
-    /// Takes the device for stuck if the question under way has waited for too long.
+    /// Marks the device as stuck if the open question has waited too long.
     pub fn check_patience(&self, now: Instant) {
         let since = self.questions.lock();
         let waited = since.map(|put| now.saturating_duration_since(put)).filter(|waited| *waited >= PATIENCE);
@@ -431,7 +445,7 @@ impl RailDevice {
         );
     }
 
-    /// Puts a question on a thread of its own; `None` for a device that is gone.
+    /// Asks a question on a thread of its own. `None` for a removed device.
     fn put<T: Send + 'static>(
         self: &Arc<Self>,
         mut since: MutexGuard<'_, Option<Instant>>,
@@ -450,7 +464,7 @@ impl RailDevice {
             *since = None;
             drop(since);
             device.questions.answered.notify_all();
-            // The state has the answer, so it is not lost if the asker has stopped waiting.
+            // The state has been updated, so the answer is not lost if the asker no longer waits.
             drop(tell.send(found));
         });
         Some(answer)

@@ -1,4 +1,4 @@
-//! The host's network interfaces: where the bootstrap listens.
+//! Choice of the network interface on which the bootstrap listens.
 
 use crate::config::{Config, NameFilter, SocketFamily};
 use crate::error::{Error, Result};
@@ -12,13 +12,13 @@ pub struct InterfaceAddress {
     pub interface: String,
     /// The address, with port 0 and, for IPv6, its scope.
     pub address: SocketAddr,
-    /// Whether the interface is a loopback.
+    /// True for a loopback interface.
     pub loopback: bool,
-    /// Whether it has a carrier.
+    /// True if the interface has a carrier.
     pub running: bool,
 }
 
-/// The addresses of all interfaces that are up.
+/// Returns the addresses of all interfaces that are up.
 ///
 /// # Errors
 /// As [`interfaces::all`].
@@ -35,11 +35,12 @@ pub fn addresses() -> Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// Where the bootstrap listens: the first address that the settings admit, of an interface with a carrier. As NCCL does, containers' bridges and the
-/// loopback are taken only when there is nothing else or they were asked for by name.
+/// Chooses the address on which the bootstrap listens: the first one that the settings admit, on an
+/// interface with a carrier. As in NCCL, container bridges and the loopback are chosen only if
+/// there is nothing else or they were named explicitly.
 ///
 /// # Errors
-/// [`Error::Missing`] lists what there is.
+/// [`Error::Missing`] with a list of the interfaces.
 pub fn bootstrap_address(
     addresses: &[InterfaceAddress],
     filter: &NameFilter,
@@ -78,8 +79,8 @@ pub fn bootstrap_address(
     })
 }
 
-/// A peer's address as this host must dial it: a link-local one by the interface that this host uses itself. (The number that the
-/// peer's interface has there means nothing here.)
+/// Converts a peer's address to the form that this host must dial. A link-local address gets the
+/// scope of this host's own interface, because the peer's scope number means nothing here.
 ///
 /// # Errors
 /// As [`bootstrap_address`].

@@ -1,12 +1,13 @@
-//! Which hardware address this host sends to for a peer's IP address, beside the one that the peer's rail has: for the message about a
-//! path that does not carry.
+//! The hardware address to which this host sends for a peer's IP address, compared with the peer's
+//! rails. Part of the message about a path that does not carry.
 //!
-//! The kernel looks the address up when a queue pair is connected, and the NIC sends there from then on. Where twins of the peer answer ARP
-//! for each other, that is the wrong one's. What is known of it is the kernel's table of this moment (`/proc/net/arp`, `proc(5)`), which
-//! any user may read; it has IPv4 alone. A rail's own hardware address is in its link-local GID where that was made from it (EUI-64, RFC
-//! 4291 appendix A); other link-local addresses do not tell.
+//! The kernel looks up the address when a queue pair is connected, and the NIC sends there from
+//! then on. If twin functions of the peer answer ARP for each other, it is the wrong one's address.
+//! The source is the kernel's present table (`/proc/net/arp`, `proc(5)`), which any user may read;
+//! it contains only IPv4. A rail's own hardware address follows from its link-local GID if that was
+//! derived from it (EUI-64, RFC 4291 appendix A); other link-local addresses do not contain it.
 //!
-//! Called while a connection is set up, after something has gone wrong.
+//! Called during connection set-up, after an error.
 
 use crate::interfaces::ARP_CURE;
 use crate::wire::fields::RailAdvert;
@@ -18,8 +19,9 @@ use std::path::Path;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HardwareAddress([u8; 6]);
 
-/// What to add to the reason why the path to an address of the peer does not carry; nothing where nothing is known. `netdev` is this
-/// host's interface, `theirs` are the peer's rails, and `rail` the place among them of the one that was meant.
+/// Returns a text to append to the reason why the path to an address of the peer does not carry, or
+/// nothing if nothing is known. `netdev` is this host's interface, `theirs` are the peer's rails,
+/// and `rail` is the index of the intended one.
 pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
     let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else { return String::new() };
     let table = Path::new("/proc/net/arp");
@@ -34,9 +36,11 @@ pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], 
     }
 }
 
-/// The hardware address of `ip` in the text of `/proc/net/arp`, where it is resolved on that interface.
+/// Returns the hardware address of `ip` in the text of `/proc/net/arp`, if it is resolved on that
+/// interface.
 fn in_table(table: &str, ip: Ipv4Addr, netdev: Option<&str>) -> Option<HardwareAddress> {
-    /// The entry has a hardware address (`ATF_COM` in Linux' `include/uapi/linux/if_arp.h`).
+    /// Flag of entries that have a hardware address (`ATF_COM` in Linux'
+    /// `include/uapi/linux/if_arp.h`).
     const COMPLETE: u32 = 0x2;
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -61,7 +65,7 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
             "; {ip} resolves to {found}, which is the address of {} and not of {name}{beside}: they answer ARP for each other; run \
              {ARP_CURE} on {}",
             other.name,
-            // A peer is called by its host and process.
+            // A peer's name is HOST:PID.
             peer.rsplit_once(':').map_or(peer, |(host, _)| host)
         ),
         None => match own {
@@ -72,7 +76,7 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
 }
 
 impl HardwareAddress {
-    /// That of the peer's rail, from a link-local GID that was made from it.
+    /// Derives the hardware address of a peer's rail from a link-local GID that was made from it.
     fn of(advert: &RailAdvert) -> Option<Self> {
         advert.addresses.iter().find_map(|address| match address.gid {
             [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => Some(Self([a ^ 2, b, c, d, e, f])),
@@ -161,7 +165,7 @@ IP address       HW type     Flags       HW address            Mask     Device
         let begin = "; 192.168.100.2 resolves to 4c:bb:47:00:00:05, which is the address of P2f0:1 and not of f0:1 (its own address is \
                      4c:bb:47:00:00:01): they answer ARP for each other; run sysctl -w";
         assert!(line.starts_with(begin) && line.ends_with(" on spark-2"), "{line}");
-        // The rail's own address does not tell (stable-privacy); the other one's does.
+        // The rail's own address does not contain it (stable-privacy), but the other rail's does.
         let mut theirs = twins();
         theirs[0].addresses[1] = rail("", &["fe80::9a1c:77d2:41f0:5b3e"]).addresses[0];
         let line = said([192, 168, 100, 2], "enP2p1s0f0np0", &theirs, 0);

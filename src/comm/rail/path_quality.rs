@@ -1,32 +1,36 @@
-//! What all connections of this process measured of a path: from one rail of this host to one port of a peer.
+//! Measurements of a path, from one rail of this host to one port of a peer, shared by all
+//! connections of this process.
 //!
-//! A connection alone sees on each rail what the others left it at that moment. Were it to plan by that, connections would part the
-//! rails among themselves and stay with their parts, and rails would idle whenever one of them has nothing to send. What they
-//! find together is what the rail is. (Four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s in all: 0.47 to
-//! 0.54 GB/s each by itself, 0.54 to 0.55 together; rung 3.)
+//! A single connection only sees the bandwidth that the others leave it at that moment. If each
+//! planned by its own measurements, the connections would divide the rails among themselves and
+//! keep their parts, and a rail would idle whenever its connection has nothing to send. Their
+//! combined measurements show the rail's real bandwidth. (Four connections over four equal rails, 2
+//! to 8 MiB both ways, 0.56 GB/s in total: 0.47 to 0.54 GB/s with separate measurements, 0.54 to
+//! 0.55 with shared ones; rung 3.)
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How many samples are averaged, about.
+/// Approximate number of samples in the moving average.
 const AVERAGED: f64 = 8.0;
-/// Parts of one in which it is kept.
+/// Stored values are in millionths.
 const ONE: f64 = 1e6;
-/// The least quality: what waits on a path that stands still has a bound.
+/// Lower bound of the quality, so that the wait for a stalled path is bounded.
 const LEAST: f64 = 1e-3;
 
-/// How much of its expected rate a path has, beside the best one of the same connection. Any thread may read and write: it is a hint
-/// for the choice of a rail, and no other memory depends on it, so all orderings are relaxed, and a sample may get lost in a race.
+/// Fraction of its expected rate that a path achieves, relative to the best path of the same
+/// connection. Any thread may read and write it. It is a hint for the choice of a rail, and no
+/// other memory depends on it, so all orderings are relaxed, and a race may lose a sample.
 #[derive(Debug, Default)]
 pub struct PathQuality {
-    /// In millionths; 0: no sample yet.
+    /// The fraction in millionths; 0 without a sample.
     kept: AtomicU32,
-    /// Bytes that were confirmed.
+    /// Confirmed bytes.
     carried_bytes: AtomicU64,
 }
 
 impl PathQuality {
-    /// Adds the sample of one connection, `kept` (above 0, to 1); the average of all.
+    /// Adds a sample of one connection, `kept` (above 0, up to 1). Returns the average.
     #[inline]
     pub fn add(&self, kept: f64) -> f64 {
         let kept = kept.clamp(LEAST, 1.0) * ONE;
@@ -36,19 +40,20 @@ impl PathQuality {
         now / ONE
     }
 
-    /// Large writes of so many bytes were confirmed.
+    /// Records that large writes of this many bytes were confirmed.
     #[inline]
     pub fn carried(&self, bytes: u64) {
         self.carried_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of large writes that were confirmed, of all connections of this process.
+    /// Returns the confirmed bytes of large writes, over all connections of this process.
     #[inline]
     pub fn carried_bytes(&self) -> u64 {
         self.carried_bytes.load(Ordering::Relaxed)
     }
 
-    /// How long so many bytes take on it, as the bytes that a path at its expected rate carries in that time.
+    /// Scales `bytes` by the path's quality: returns the bytes that a path at its expected rate
+    /// would carry in the same time.
     #[inline]
     pub fn weigh(&self, bytes: u64) -> u64 {
         match self.kept.load(Ordering::Relaxed) {
@@ -58,12 +63,13 @@ impl PathQuality {
     }
 }
 
-/// The paths from a rail that has open connections, by the peer's address. For set-up only: it locks.
+/// The paths from a rail that have open connections, by the peer's address. Takes a lock, so only
+/// for connection set-up.
 #[derive(Debug, Default)]
 pub struct PathQualities(Mutex<Vec<([u8; 16], Weak<PathQuality>)>>);
 
 impl PathQualities {
-    /// That of the path to an address.
+    /// Returns the quality of the path to an address.
     pub fn of(&self, peer_gid: [u8; 16]) -> Arc<PathQuality> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(_, quality)| quality.strong_count() > 0);
@@ -85,7 +91,7 @@ mod tests {
         let quality = PathQuality::default();
         assert_eq!(quality.weigh(100), 100, "no sample yet");
         assert!((quality.add(0.8) - 0.8).abs() < 1e-5);
-        // Two connections that find the opposite, in turns.
+        // Two connections with opposite samples, in turns.
         let seen: Vec<f64> = (0..40).map(|turn| quality.add(if turn % 2 == 0 { 1.0 } else { 0.5 })).collect();
         assert!(seen[20..].iter().all(|kept| (0.68..0.82).contains(kept)), "{seen:?}");
         for _ in 0..24 {
@@ -106,7 +112,7 @@ mod tests {
         one.add(0.5);
         assert_eq!((other.weigh(100), elsewhere.weigh(100)), (200, 100));
         drop((one, other));
-        assert_eq!(rail.of([1; 16]).weigh(100), 100, "the next ones begin anew");
+        assert_eq!(rail.of([1; 16]).weigh(100), 100, "later connections start without samples");
         assert_eq!(rail.0.lock().unwrap().len(), 2);
     }
 }

@@ -1,15 +1,16 @@
 //! Memory registered on every rail, shared between the connections that use it.
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
-//! so one buffer is registered once and counted. What is only sent takes one registration on each
-//! rail, which no peer may write to; what is received takes a second one where a device can relax
-//! PCIe's order. A send reads its keys from the registration it was handed; the lock here is for
-//! those who register, and for a send that finds another lane when a rail is lost. That one has the
-//! data path meanwhile, so no thread registers or deregisters under the lock: gigabytes take
-//! seconds.
+//! so each buffer is registered once and counted. Memory for sends has one registration on each
+//! rail, which no peer may write to. Memory for receives has a second one if the device supports
+//! relaxed PCIe ordering.
 //!
-//! Memory is registered by the byte, as NCCL gave it, because a memory region has byte bounds that
-//! the NIC enforces. Rounded to pages, it would let a peer reach its neighbours on the heap.
+//! A send reads its keys from the registration that it was given. The lock here is for registering,
+//! and for a send that moves to another lane when a rail is lost. That send holds the data path
+//! meanwhile, so no thread registers or deregisters under the lock: gigabytes take seconds.
+//!
+//! Memory is registered with NCCL's byte bounds, which the NIC enforces. If they were rounded to
+//! pages, a peer could access neighbouring memory on the heap.
 
 use super::Rail;
 use super::device::Presence;
@@ -24,27 +25,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
-    /// Its number among this process's, by which [`Registrations::find`] finds it.
+    /// Number of the registration in this process, for [`Registrations::find`].
     pub id: u32,
     memory: HostMemory,
     purpose: Purpose,
-    /// How much of it peers may write to: all or nothing.
+    /// Number of bytes that peers may write to: all or none.
     writable_bytes: usize,
     keys: Vec<RailKeys>,
-    /// The remote keys of the first rails, as an entry has them.
+    /// Remote keys of the first rails, in the form of a CTS entry.
     strict: [AtomicU64; PACKED],
     relaxed: [AtomicU64; PACKED],
-    /// What the keys stand for, by rail; deregistered when the last user is gone. Locked while they are made anew.
+    /// The memory regions behind the keys, by rail; deregistered with the last user. Locked while
+    /// they are renewed.
     regions: Mutex<Vec<Option<Regions>>>,
-    /// Locked while a device that has returned gets its registrations: deregistering waits for it.
+    /// Locked while a returned device gets its registrations. Deregistering waits for that.
     renewal: Arc<Mutex<()>>,
 }
 
-/// Words of [`PackedKeys`].
+/// Number of words in [`PackedKeys`].
 const PACKED: usize = MAX_RAILS / 2;
 
-/// One rail's keys. A device that returns has other ones. They are stored before its rail is used again, which other threads learn
-/// of by the lock of a data path: so all accesses are relaxed.
+/// Keys on one rail. They change when a device returns, and are stored before its rail is used
+/// again. Other threads learn of that through the lock of a data path, so all accesses are relaxed.
 #[derive(Default)]
 struct RailKeys {
     lkey: AtomicU32,
@@ -52,31 +54,31 @@ struct RailKeys {
     strict_rkey: AtomicU32,
 }
 
-/// A rail's registrations.
+/// Memory regions on one rail.
 struct Regions {
-    /// Which opening of the device they are of.
+    /// Number of the device's opening that they belong to.
     opening: u32,
     first: Mr,
     relaxed: Option<Mr>,
 }
 
-/// What memory is registered for.
+/// Purpose of a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be read by this host's NICs.
+    /// This host's NICs read the memory.
     Send,
-    /// To be written to by a peer, and read as well.
+    /// Peers write to the memory, and this host's NICs read it too.
     Receive,
 }
 
-/// One rail's keys of a registration. The remote ones are 0 where the memory is registered for sends alone.
+/// Keys of a registration on one rail. The remote keys are 0 for a registration only for sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// For reading it on this host.
+    /// For reads by this host's NIC.
     pub lkey: u32,
-    /// For a peer that writes bulk data, whose completion is what the caller waits for.
+    /// For a peer that writes bulk data, for whose completion the caller waits.
     pub relaxed_rkey: u32,
-    /// For a peer that writes data whose bytes the caller looks at while they arrive.
+    /// For a peer that writes data that the caller polls while it arrives.
     pub strict_rkey: u32,
 }
 
@@ -89,51 +91,54 @@ impl Registration {
         Self { id, memory, purpose, writable_bytes, keys, strict, relaxed, regions, renewal }
     }
 
-    /// Whether `bytes` at `addr` lie within it; no bytes lie anywhere.
+    /// Returns true if `bytes` at `addr` lie within the registration. An empty range is always
+    /// inside.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
-        // An address below the start wraps around to an offset beyond every end.
+        // An address below the start wraps around to an offset above every length.
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.memory.len());
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
-    /// Whether a peer may write to `bytes` at `addr`; to no bytes, anywhere.
+    /// Returns true if a peer may write to `bytes` at `addr`. Always true for an empty range.
     #[inline(always)]
     pub fn takes(&self, addr: u64, bytes: usize) -> bool {
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
-    /// Whether a peer may write to it.
+    /// Returns true if a peer may write to the memory.
     #[inline(always)]
     pub fn is_for_receives(&self) -> bool {
         self.purpose == Purpose::Receive
     }
 
-    /// Some of it, for this process to read; `None` outside of it.
+    /// Returns a range of the memory for this process to read, or `None` if it is not inside.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         self.memory.readable(addr, bytes)
     }
 
-    /// Some of it, to be read by this process until it is deregistered; `None` outside of it.
+    /// Returns a range that this process may read until it is deregistered, or `None` if it is not
+    /// inside.
     pub fn source(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes)
     }
 
-    /// Some of it, to be written by this process until it is deregistered; `None` outside of it, and where it is for sends alone.
+    /// Returns a range that this process may write until it is deregistered. `None` if it is not
+    /// inside, or if the memory is only for sends.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes).filter(|_| self.takes(addr, bytes))
     }
 
-    /// The remote keys of this host's first [`MAX_RAILS`] rails, in their order.
+    /// Returns the remote keys of this host's first [`MAX_RAILS`] rails, in order.
     #[inline(always)]
     pub fn packed_keys(&self, strict: bool) -> PackedKeys {
         let words = if strict { &self.strict } else { &self.relaxed };
         std::array::from_fn(|word| words[word].load(Ordering::Relaxed))
     }
 
-    /// The keys on a rail of this host.
+    /// Returns the keys on a rail of this host.
     #[inline(always)]
     pub fn keys(&self, rail: RailId) -> Option<Keys> {
         let keys = self.keys.get(rail.index())?;
@@ -144,19 +149,19 @@ impl Registration {
         })
     }
 
-    /// The registered range, for messages.
+    /// Returns the registered range, for messages.
     pub fn range(&self) -> Range<usize> {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// Gives up one hold of it. When this returns, nobody else has it who does not use it.
+    /// Drops one reference. Afterwards only actual users still have references.
     pub fn release(self: Arc<Self>) {
         let renewal = Arc::clone(&self.renewal);
         drop(self);
         drop(renewal.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Registers it with each rail's device that is there and does not have it yet.
+    /// Registers the memory with each present rail device that does not have it yet.
     fn complete(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let mut regions = self.regions();
         for (rail, place) in rails.iter().zip(regions.iter_mut()) {
@@ -171,10 +176,12 @@ impl Registration {
             let (first, relaxed) = match register() {
                 Err(error) if rail.device.heard(&error, opening) => {
                     if rail.device.look(rail.info.port) != Presence::Here {
-                        // Without a key of use there until the device is back: nothing goes by that rail meanwhile.
+                        // The memory has no valid key there until the device is back, and the rail
+                        // is not used meanwhile.
                         continue;
                     }
-                    // It is there all the same. Nobody registers for it later, so it has to take this now.
+                    // The device is present after all. No later step registers the memory, so it
+                    // must succeed now.
                     register()?
                 }
                 made => made?,
@@ -205,7 +212,7 @@ impl Registration {
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Option<Regions>>> {
-        // A panic while the lock is held leaves some rails without, which is usable.
+        // A panic under the lock leaves some rails without a registration, which is a valid state.
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -223,14 +230,15 @@ impl Regions {
     }
 }
 
-/// The registrations that are in use.
+/// All registrations in use.
 #[derive(Default)]
 pub struct Registrations {
     list: Mutex<Vec<Known>>,
     made: AtomicU32,
 }
 
-/// A registration, with what it is looked up by: nobody else's is held under the lock, where it could turn out to be the last hold.
+/// A registration with its search keys. The search holds no reference to others under the lock: one
+/// of them could turn out to be the last.
 struct Known {
     id: u32,
     range: Range<usize>,
@@ -240,12 +248,14 @@ struct Known {
 }
 
 impl Registrations {
-    /// Registers memory on all `rails`, or shares a registration of the same bytes; a send may share that of receives. (Not one that merely contains them: it would
-    /// outlive its own owner's deregistration, and pages mapped anew behind it.) A registration ends where the memory does: the
-    /// NIC refuses a peer's access to the bytes beside it.
+    /// Registers memory on all `rails`, or shares a registration of the same bytes. A send may
+    /// share a registration for receives. (A larger registration is not shared: it would outlive
+    /// its own owner's deregistration, and keep old pages if the range is mapped again.) A
+    /// registration ends exactly where the memory does, so the NIC refuses a peer's access to
+    /// neighbouring bytes.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] when a device refuses.
+    /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
     pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         let (addr, len) = (memory.addr(), memory.len());
         let range = memory.range().ok_or_else(|| {
@@ -256,15 +266,16 @@ impl Registrations {
             let made = Registration::new(id, memory, purpose, rails.len());
             made.complete(rails).map(|()| made)
         })?;
-        // A device may have returned since, whose registrations were made before this one was known.
+        // Covers a device that returned in the meantime and was given its registrations before this
+        // one was listed.
         registration.complete(rails)?;
         Ok(registration)
     }
 
-    /// Registers all memory that is in use with the devices that have returned.
+    /// Registers all memory in use with the devices that have returned.
     ///
     /// # Errors
-    /// [`Error::Os`] when a device refuses.
+    /// [`Error::Os`] if a device refuses.
     pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let known: Vec<_> = self.lock().iter().map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal))).collect();
         for (held, renewal) in known {
@@ -294,38 +305,41 @@ impl Registrations {
             list.push(Known { id: made.id, range, purpose, held, renewal });
         }
         drop(list);
-        // Another thread that registered the same meanwhile was first: this one is deregistered again.
+        // If another thread has registered the same bytes in the meantime, its registration is
+        // shared and this one is deregistered.
         Ok(first.unwrap_or(made))
     }
 
-    /// A registration in use, by its number.
+    /// Returns a registration in use, by its number.
     pub fn find(&self, id: u32) -> Option<Arc<Registration>> {
         self.lock().iter().find(|known| known.id == id)?.held.upgrade()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Known>> {
-        // A panic while the lock is held leaves the list as it was or one entry longer: both are usable.
+        // A panic under the lock leaves the list unchanged or one entry longer, both valid.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many registrations are in use.
+    /// Returns the number of registrations in use.
     pub fn in_use(&self) -> usize {
         self.lock().iter().filter(|known| known.held.strong_count() > 0).count()
     }
 }
 
 impl Known {
-    /// It, if it is of this range, serves this purpose and is in use.
+    /// Returns the registration if it has this range, serves this purpose and is in use.
     fn of(&self, range: &Range<usize>, purpose: Purpose) -> Option<Arc<Registration>> {
         let serves = self.purpose == Purpose::Receive || purpose == Purpose::Send;
         if self.range == *range && serves { self.held.upgrade() } else { None }
     }
 }
 
-/// Registers for sends, which need no more than what every registration gives: its own NIC may read.
+/// Registers memory for sends, for which this host's NIC only needs read access. Every registration
+/// grants that.
 ///
-/// NCCL's own transport always asks for local write access as well, so memory of a driver may never have been
-/// registered without it. Where that is refused, this NIC gets local write access. No peer ever gets any.
+/// NCCL's own transport always requests local write access as well, so a driver's memory may never
+/// have been registered without it. If the device refuses, the memory is registered with local
+/// write access. Peers never get any access.
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
     match Mr::register(pd, memory, access) {
@@ -351,7 +365,7 @@ fn register_to_receive(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<
     Ok((strict, Some(relaxed)))
 }
 
-/// Keys by rail as an entry has them.
+/// Packs keys by rail in the form of a CTS entry.
 #[inline]
 pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
     let mut packed = PackedKeys::default();
@@ -365,7 +379,7 @@ pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
 mod tests {
     use super::*;
 
-    /// Of no rail.
+    /// Creates a registration without rails.
     fn registration(id: u32, range: &Range<usize>) -> Registration {
         Registration::new(id, HostMemory::of_nobody(range), Purpose::Receive, 0)
     }
@@ -397,7 +411,7 @@ mod tests {
         let (first, second) = (first.unwrap(), second.unwrap());
         assert!(Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1);
         let third =
-            all.share(range.clone(), Purpose::Receive, |_| Err(Error::Missing("it is registered".to_owned()))).unwrap();
+            all.share(range.clone(), Purpose::Receive, |_| Err(Error::Missing("registered again".to_owned()))).unwrap();
         assert!(Arc::ptr_eq(&first, &third));
         drop((first, second, third));
         assert_eq!((all.in_use(), all.find(0).is_none(), all.find(1).is_none()), (0, true, true));
@@ -409,9 +423,9 @@ mod tests {
         let make = |id| Ok(registration(id, &range));
         let sent = all.share(range.clone(), Purpose::Send, make).unwrap();
         let received = all.share(range.clone(), Purpose::Receive, make).unwrap();
-        assert!(!Arc::ptr_eq(&sent, &received), "nobody may write to what is registered for sends");
+        assert!(!Arc::ptr_eq(&sent, &received), "peers may not write to memory for sends");
         drop(sent);
-        let again = all.share(range.clone(), Purpose::Send, |_| Err(Error::Missing("it is registered".to_owned())));
+        let again = all.share(range.clone(), Purpose::Send, |_| Err(Error::Missing("registered again".to_owned())));
         assert!(Arc::ptr_eq(&again.unwrap(), &received));
     }
 }

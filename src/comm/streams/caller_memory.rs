@@ -1,5 +1,5 @@
-//! The memory of this process's caller, as sockets and this processor use it: the system calls that send from it and receive into it, and
-//! stores into it that keep the order LL and LL128 need.
+//! Use of the caller's memory by sockets and this processor: system calls that send from it and
+//! receive into it, and stores that keep the order that LL and LL128 need.
 #![allow(unsafe_code)]
 
 use crate::verbs::{HostMemory, order_loads, order_stores};
@@ -10,62 +10,68 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sends what a socket takes at once of `head` and then `body`; how many bytes.
+/// Sends as much of `head` and then `body` as a socket accepts without blocking. Returns the number
+/// of bytes.
 ///
 /// # Errors
-/// As `sendmsg(2)`; `WouldBlock` when it takes nothing now.
+/// As `sendmsg(2)`; `WouldBlock` if the socket accepts nothing now.
 pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> {
-    // NCCL has seen a flag that says that these bytes are there; the kernel's loads must not be older.
+    // NCCL has seen a flag that announces these bytes, so the kernel's loads must not be older.
     order_loads();
     let mut parts = [
         libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
         libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
     ];
     let message = message(&mut parts);
-    // SAFETY: the header and both parts outlive the call; the kernel reads `head`, which is a slice, and `body`, which its maker keeps
-    // mapped (`HostMemory::from_caller`), and answers EFAULT for what is not.
+    // SAFETY: the header and both parts outlive the call. The kernel reads `head`, a slice, and
+    // `body`, which stays mapped (`HostMemory::from_caller`), and returns EFAULT for unmapped
+    // memory.
     let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
 
-/// Receives what a socket has, into `body` and then `tail`; how many bytes, 0 at the stream's end.
+/// Receives available bytes of a socket into `body` and then `tail`. Returns the number of bytes, 0
+/// at the end of the stream.
 ///
 /// # Errors
-/// As `recvmsg(2)`; `WouldBlock` when it has nothing now.
+/// As `recvmsg(2)`; `WouldBlock` if nothing is available.
 pub fn receive(socket: &TcpStream, body: HostMemory, tail: &mut [u8]) -> Result<usize> {
     let mut parts = [
         libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
         libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() },
     ];
     let mut message = message(&mut parts);
-    // SAFETY: as in `send`; what the kernel writes is `tail`, which is this caller's alone, and `body`, on whose content nothing in this
-    // process relies while a peer may write it (`HostMemory::from_caller`).
+    // SAFETY: as in `send`. The kernel writes `tail`, which only this function's caller accesses,
+    // and `body`, on whose content no code in this process relies while a peer may write it
+    // (`HostMemory::from_caller`).
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
 
 fn message(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
-    // SAFETY: all zeros is a `msghdr` without name, parts, control data or flags.
+    // SAFETY: an all-zero `msghdr` is valid: without name, parts, control data and flags.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
     message
 }
 
-/// Stores bytes that nobody looks at before they are reported: as many as `to` has room for.
+/// Stores bytes that are not read before they are reported, as many as `to` has room for.
 pub fn store(to: HostMemory, bytes: &[u8]) {
     let count = to.len().min(bytes.len());
-    // SAFETY: the memory is mapped and nothing in this process relies on its content (`HostMemory::from_caller`); `bytes` is a slice of ours,
-    // which NCCL's memory does not overlap, and `count` is within both.
+    // SAFETY: the memory is mapped, and no code in this process relies on its content
+    // (`HostMemory::from_caller`). `bytes` is a slice of the plugin, which NCCL's memory does not
+    // overlap, and `count` is within both.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr() as *mut u8, count) };
 }
 
-/// Stores bytes that a GPU looks at while they arrive: aligned words of 8 bytes at once, and the last word of each line of
-/// [`LINE_BYTES`] after the others of it, as LL128 asks for. As many as `to` has room for.
+/// Stores bytes that a GPU polls while they arrive, as many as `to` has room for. Aligned 8-byte
+/// words are stored atomically, and the last word of each line of [`LINE_BYTES`] after the line's
+/// other words, as LL128 requires.
 pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     let bytes = &bytes[..to.len().min(bytes.len())];
     let start = to.addr();
-    // Of memory that is not aligned nothing is asked but the bytes.
+    // Unaligned memory has no ordering requirements.
     let whole = if start.is_multiple_of(8) { bytes.len() / 8 } else { 0 };
     let (words, _) = bytes.as_chunks::<8>();
     for (at, word) in words.iter().take(whole).enumerate() {
@@ -73,8 +79,9 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
         if (address as u64 + 8).is_multiple_of(LINE_BYTES) {
             order_stores();
         }
-        // SAFETY: the word lies within `to`, which is mapped and to be written (`HostMemory::from_caller`), and is aligned. A GPU may read
-        // it at the same time: so the store is atomic.
+        // SAFETY: the word lies within `to`, which is mapped and writable
+        // (`HostMemory::from_caller`), and is aligned. A GPU may read it at the same time, so the
+        // store is atomic.
         unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
     }
     order_stores();
@@ -84,13 +91,14 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     }
 }
 
-/// For how long the peer has acknowledged nothing although bytes are under way; `None` where none are, or the system does not say.
+/// Returns the time since the peer's last acknowledgement while bytes are outstanding. `None` if
+/// there are none, or if the system does not report it.
 pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
-    // SAFETY: all zeros is a `tcp_info`: it has numbers alone.
+    // SAFETY: a `tcp_info` contains only numbers; all zero is a valid value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let place = std::ptr::from_mut(&mut info).cast();
-    // SAFETY: the place has `length` bytes, and the kernel writes no more.
+    // SAFETY: `place` has `length` bytes, and the kernel writes at most that many.
     let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length) };
     let is_under_way = status == 0 && (info.tcpi_unacked > 0 || info.tcpi_probes > 0);
     is_under_way.then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
@@ -109,7 +117,7 @@ mod tests {
     }
 
     fn memory(bytes: &mut [u8]) -> HostMemory {
-        // SAFETY: the tests keep their bytes, and look at them when nothing writes them.
+        // SAFETY: the tests keep their bytes, and read them only when nothing writes them.
         unsafe { HostMemory::from_caller(bytes.as_mut_ptr() as usize, bytes.len()) }
     }
 
@@ -149,7 +157,7 @@ mod tests {
         let start = place.as_mut_ptr() as usize;
         for (offset, count) in [(0, 600), (0, 0), (0, 7), (8, 128), (3, 300), (120, 9), (16, 255)] {
             place.fill(u64::from_ne_bytes([0xee; 8]));
-            // SAFETY: within `place`, which is looked at afterwards alone.
+            // SAFETY: within `place`, which is read only afterwards.
             let to = unsafe { HostMemory::from_caller(start + offset, count) };
             store_in_lines(to, &bytes);
             let stored: Vec<u8> = place.iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -1,4 +1,4 @@
-//! What the data path of a connection over streams knows besides its messages.
+//! State of a connection over streams besides its messages.
 
 use super::sockets::Sockets;
 use crate::comm::datapath::stall::StallTimer;
@@ -8,23 +8,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long bytes may go unacknowledged while nothing moves before the connection has failed. As for the TCP of the bootstrap; the kernel's
-/// own time-out for this would also end a connection whose peer answers and does not read.
+/// Time without an acknowledgement of outstanding bytes until the connection fails, if there is no
+/// other progress. The same as for the bootstrap's TCP connection. The kernel's own timeout cannot
+/// be used here: it would also end a connection whose peer answers but does not read.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 
-/// What one connection over streams needs.
+/// Context of one connection over streams.
 pub struct StreamContext {
-    /// Its streams.
+    /// The connection's streams.
     pub sockets: Arc<Sockets>,
-    /// After how long without progress a request is logged.
+    /// Time without progress until a request is logged.
     pub stall_warn: Duration,
-    /// What has been logged about the peer.
+    /// Subjects already logged about the peer.
     pub log: Arc<LogOnce>,
-    /// What this process has sent by streams.
+    /// Totals of data that this process has sent over streams.
     pub totals: Arc<Totals>,
 }
 
-/// What a process has sent by TCP streams in all connections.
+/// Totals of data sent over TCP streams, for all connections of a process.
 #[derive(Debug, Default)]
 pub struct Totals {
     bytes: AtomicU64,
@@ -32,14 +33,14 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// One more message.
+    /// Counts a message.
     pub fn count(&self, bytes: u64) {
         // Relaxed: sums for the log.
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.messages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes and messages since this was last called.
+    /// Returns bytes and messages since the last call.
     pub fn take(&self) -> (u64, u64) {
         (self.bytes.swap(0, Ordering::Relaxed), self.messages.swap(0, Ordering::Relaxed))
     }
@@ -47,20 +48,20 @@ impl Totals {
 
 /// A request that makes no progress.
 pub struct Waiting {
-    /// Its direction.
+    /// Direction of the request.
     pub direction: Direction,
-    /// What waits, with an article.
+    /// Description of the request, with an article.
     pub what: &'static str,
-    /// Of a send, its bytes; of a receive, how many are pending.
+    /// Bytes of a send, or the number of pending receives.
     pub count: usize,
 }
 
 impl Waiting {
-    /// Nothing has moved. Every now and then this asks the clock, logs a request that has waited for long, and asks the system whether the
-    /// peer's host still answers.
+    /// Called when nothing has moved. From time to time this reads the clock, logs a request that
+    /// has waited long, and checks that the peer's host still answers.
     ///
     /// # Errors
-    /// [`Error::Network`] when it does not.
+    /// [`Error::Network`] if the host does not answer.
     pub fn check(&self, context: &StreamContext, timer: &mut StallTimer) -> Quick<()> {
         match timer.idle() {
             None => Ok(()),
@@ -84,7 +85,7 @@ impl Waiting {
         }
     }
 
-    /// The request, for an error that ends it.
+    /// Describes the request, for an error that ends it.
     #[cold]
     pub fn text(&self, waited: Duration) -> String {
         let Self { direction, what, count } = self;

@@ -1,8 +1,9 @@
-//! A closed connection's streams, until the peer has closed them too.
+//! Closing of a connection's streams.
 //!
-//! A socket that is closed while it has unread bytes is reset, and what it had sent and the peer had not read is lost. So a closed
-//! connection's last bytes are sent, its sending side is shut, and what still comes is read and dropped, until the peer's end of the stream
-//! or `LINGER`. After that the kernel goes on alone.
+//! Closing a socket with unread bytes resets it, and sent bytes that the peer has not read are
+//! lost. So a closed connection sends its last bytes and shuts down its sending side. It then reads
+//! and drops incoming bytes until the peer ends the stream or `LINGER` has passed. The kernel
+//! continues alone after that.
 
 use super::sockets::Sockets;
 use std::io::{ErrorKind, Read, Result, Write};
@@ -10,19 +11,20 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the peer has to close: as over rails.
+/// Time for the peer to close, the same as over rails.
 const LINGER: Duration = Duration::from_secs(10);
-/// Reads of one stream at a time.
+/// Largest number of reads of one stream per round.
 const READS: usize = 64;
 
-/// What a data path has to say last.
+/// A data path with last bytes to send.
 pub trait Last {
-    /// Ends the data path: it does not touch its caller's buffers again. What goes by each stream before its end; `None` where the peer is to
-    /// fail, because messages were under way or because this side has failed.
+    /// Ends the data path, which no longer accesses its caller's buffers. Returns the last bytes
+    /// for each stream. `None` makes the peer fail too, because messages were in progress or this
+    /// side has failed.
     fn last_words(&mut self) -> Option<Vec<Vec<u8>>>;
 }
 
-/// A closed connection's streams.
+/// The streams of a closed connection.
 pub struct Farewell {
     sockets: Arc<Sockets>,
     stages: Vec<Stage>,
@@ -30,24 +32,24 @@ pub struct Farewell {
 }
 
 enum Stage {
-    /// These bytes, then the end of what is sent.
+    /// Sends these bytes, then the end of the stream.
     Saying(Vec<u8>),
-    /// The peer's end is waited for.
+    /// Waits for the peer's end of the stream.
     Draining,
     Over,
 }
 
 impl Farewell {
-    /// Closes streams in good order, each with its last bytes.
+    /// Closes streams regularly, each with its last bytes.
     pub fn new(sockets: Arc<Sockets>, words: Vec<Vec<u8>>, now: Instant) -> Self {
         Self { sockets, stages: words.into_iter().map(Stage::Saying).collect(), until: now + LINGER }
     }
 
-    /// Goes as far as it can; whether it is over.
+    /// Continues without blocking. Returns true when it is finished.
     pub fn tend(&mut self, now: Instant) -> bool {
         for (number, stage) in self.stages.iter_mut().enumerate() {
             if let Err(error) = stage.go_on(&self.sockets, number) {
-                // The peer has closed, or is gone: there is nobody to say more to.
+                // The peer has closed its end or has failed, so nothing more can be sent.
                 tracing::debug!("{}: closing stream {number}: {error}", self.sockets);
                 *stage = Stage::Over;
             }
@@ -73,7 +75,8 @@ impl Stage {
                 *self = Self::Draining;
             }
         }
-        // While there is something to say too: a peer that closes at the same time may be waiting for room.
+        // Reads while there are bytes to send, too: a peer that closes at the same time may be
+        // waiting for buffer space.
         let mut dropped = [0; 16 << 10];
         for _ in 0..READS {
             match stream.read(&mut dropped) {

@@ -17,47 +17,49 @@ use crate::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
 
-/// What is read of a stream before it is known where it goes: a frame, and small messages behind it.
+/// Size of a stream's inbox, for bytes whose destination is not known yet: a frame, and small
+/// messages after it.
 const INBOX_BYTES: usize = 16 << 10;
-/// How much of it is used where the next frame may be that of a large message, whose bytes are best read to their place.
+/// Part of the inbox used when the next frame may belong to a large message, whose bytes are best
+/// read directly to their destination.
 const PEEK_BYTES: usize = FRAME_BYTES + (4 << 10);
-/// Reads of one stream in a call: a thread of NCCL's has other connections too.
+/// Largest number of reads of one stream per call: a thread of NCCL serves other connections too.
 const READS: usize = 32;
 
-/// What the data path works on.
+/// The receive data path.
 pub struct StreamRecvPath {
     inbound: Inbound,
     buffers: Box<[Buffers; SLOTS]>,
     streams: Vec<Incoming>,
-    /// Frames of grants that the first stream has not taken. Never more than those of all slots: a slot is granted again when its bytes
-    /// have come.
+    /// Grant frames that the first stream has not accepted yet. At most those of all slots, because
+    /// a slot is granted again only after its bytes have arrived.
     outbox: Vec<u8>,
-    /// The stream that bytes last came by, or that was looked at for the next ones.
+    /// The stream of the last bytes, polled first.
     hot: usize,
     cold: usize,
     stall: StallTimer,
     failed: Option<Box<Error>>,
 }
 
-/// Where a receive's bytes go.
+/// Destination of a receive's bytes.
 #[derive(Clone, Copy)]
 struct Buffers {
     parts: [HostMemory; PARTS],
-    /// Whether the caller looks at the bytes while they arrive.
+    /// True if the caller polls the bytes while they arrive.
     is_watched: bool,
 }
 
-/// One stream, as it is read.
+/// Read state of one stream.
 struct Incoming {
     inbox: Box<[u8]>,
-    /// What of the inbox was read and not used.
+    /// Range of the inbox that was read but not used.
     unused: std::ops::Range<usize>,
-    /// The chunk that comes now.
+    /// The chunk being received.
     chunk: Option<Arriving>,
     end: End,
 }
 
-/// A chunk, and where its next byte goes.
+/// A chunk and the destination of its remaining bytes.
 struct Arriving {
     slot: Slot,
     part: u8,
@@ -67,22 +69,23 @@ struct Arriving {
 
 enum End {
     Open,
-    /// After its BYE.
+    /// Ended by BYE.
     Closed,
     Broken(Error),
 }
 
-/// What a look at a stream found.
+/// Result of polling a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// Bytes, and no end of a message: others may come by other streams.
+    /// Bytes, but no end of a message: the rest may arrive on other streams.
     InPart,
     Whole,
 }
 
 impl StreamRecvPath {
-    /// Over as many streams as there are texts in `read`: what came by each beyond the handshake.
+    /// Creates the data path with one stream for each element of `read`, which holds the bytes
+    /// received after the handshake.
     pub fn new(read: &[Vec<u8>]) -> Self {
         let none = Buffers { parts: [HostMemory::none(); PARTS], is_watched: false };
         Self {
@@ -97,12 +100,15 @@ impl StreamRecvPath {
         }
     }
 
-    /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try again. With `is_watched`, the
-    /// caller looks at the bytes themselves while they arrive (LL and LL128), so they are stored in their order. It is reported done when
-    /// all are there, as every receive is: NCCL's proxy asks for it until then, and that is what makes the bytes come.
+    /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` if there
+    /// is no room yet. If `is_watched` is true, the caller polls the bytes while they arrive (LL
+    /// and LL128), so they are stored in order. Like every receive it is reported done when all
+    /// bytes have arrived: NCCL's proxy tests it until then, and these calls read the bytes from
+    /// the sockets.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
+    /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
+    /// error that ended the connection.
     pub fn irecv(&mut self, context: &StreamContext, parts: &[RecvPart<'_>], is_watched: bool) -> Quick<Option<u16>> {
         self.check()?;
         check_parts(parts)?;
@@ -117,17 +123,19 @@ impl StreamRecvPath {
         let buffers = &mut self.buffers[slot.index()];
         buffers.is_watched = is_watched;
         for (place, part) in buffers.parts.iter_mut().zip(parts) {
-            // `check_parts` has looked that it lies within.
+            // `check_parts` has checked that the buffer is inside.
             *place = part.memory.target(part.addr, part.bytes).unwrap_or(HostMemory::none());
         }
         self.say(context)?;
         Ok(Some(slot.number()))
     }
 
-    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    /// Returns true if a receive is finished, after calling `tell` with the index and size of each
+    /// buffer.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the error that ended the
+    /// connection.
     pub fn test(&mut self, context: &StreamContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
         if self.inbound.test(slot, &mut tell).map_err(not_in_flight)? {
@@ -145,7 +153,7 @@ impl StreamRecvPath {
         }
     }
 
-    /// Takes in what has come; where that is nothing, looks at what there is to wait for.
+    /// Receives available bytes. If there are none, checks what the connection waits for.
     fn go_on(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         self.say(context)?;
         if self.progress(context)? {
@@ -162,7 +170,7 @@ impl StreamRecvPath {
         Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
     }
 
-    /// A stream has ended. What the others still have is taken in first.
+    /// Handles the end of a stream. First receives the remaining bytes of all streams.
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
@@ -180,7 +188,7 @@ impl StreamRecvPath {
             Some(Error::PeerGone(why)) => Error::PeerGone(format!("{why}; {text}")),
             Some(Error::Network(why)) => Error::Network(format!("{why}; {text}")),
             Some(other) => other,
-            // The peer has said BYE on some, and what it said on the others is under way.
+            // Some streams have ended with BYE, and the ends of the others are still in transit.
             None if self.streams.iter().any(|stream| matches!(stream.end, End::Open)) => {
                 return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error));
             }
@@ -189,14 +197,15 @@ impl StreamRecvPath {
         Err(self.fail(context, error))
     }
 
-    /// Sends grants, as far as the first stream takes them.
+    /// Sends as many grants as the first stream accepts.
     fn say(&mut self, context: &StreamContext) -> Quick<()> {
         while !self.outbox.is_empty() {
             match caller_memory::send(context.sockets.stream(0), &self.outbox, HostMemory::none()) {
                 Ok(count) => drop(self.outbox.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The peer reads no more: what it has sent and how it ended is to be read.
+                // The peer reads no more. Its last bytes and the reason of its end can still be
+                // read.
                 Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     tracing::debug!("{}: no more grants: {error}", context.sockets);
                     self.outbox.clear();
@@ -207,8 +216,9 @@ impl StreamRecvPath {
         Ok(())
     }
 
-    /// Takes in what has come; whether anything had. Looks at the stream that bytes last came by, and when it has nothing at one other, in
-    /// turn. What came in part has its rest on the others.
+    /// Receives available bytes. Returns true if there were any. Polls the stream of the last
+    /// bytes, and if it has none, one other stream in turn. After part of a message, polls all
+    /// streams for the rest.
     fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
         if found == Found::Nothing && self.streams.len() > 1 {
@@ -231,7 +241,7 @@ impl StreamRecvPath {
         Ok(found != Found::Nothing)
     }
 
-    /// Takes in what one stream has.
+    /// Receives the available bytes of one stream.
     fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Found> {
         let Self { inbound, buffers, streams, .. } = self;
         let stream = &mut streams[number];
@@ -255,7 +265,8 @@ impl StreamRecvPath {
         Ok(found)
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first. The peer hears of it by the streams' end.
+    /// Fails the connection and returns the first error, which all later calls return too. The peer
+    /// notices the end of the streams.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {
@@ -272,7 +283,7 @@ impl Incoming {
         Self { inbox, unused: 0..read.len(), chunk: None, end: End::Open }
     }
 
-    /// Acts on what the inbox has, as far as that goes.
+    /// Processes the bytes in the inbox as far as possible.
     fn use_inbox(
         &mut self,
         inbound: &mut Inbound,
@@ -301,7 +312,7 @@ impl Incoming {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
-                    // It was granted with the size of this buffer.
+                    // The grant had the size of this buffer.
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
@@ -311,7 +322,7 @@ impl Incoming {
         }
     }
 
-    /// Bytes of the chunk lie in their place.
+    /// Records that bytes of the chunk have been stored.
     fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Found) {
         let Some(chunk) = &mut self.chunk else { return };
         let is_last = inbound.landed(chunk.slot, chunk.part, count as u32);
@@ -321,13 +332,14 @@ impl Incoming {
         }
     }
 
-    /// Reads what the socket has: the chunk that comes now to its place, else to the inbox. Whether there may be more.
+    /// Reads available bytes of the socket: those of the current chunk to their destination, others
+    /// to the inbox. Returns true if there may be more.
     fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Found) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
         let (to, most) = match &self.chunk {
             Some(chunk) if chunk.is_watched => (HostMemory::none(), INBOX_BYTES),
-            // With the next frame, and nothing of what is behind that.
+            // Up to the next frame, and no bytes after it.
             Some(chunk) => (chunk.to, FRAME_BYTES),
             None => (HostMemory::none(), PEEK_BYTES),
         };
@@ -352,11 +364,12 @@ impl Incoming {
 }
 
 impl Arriving {
-    /// Stores what of these bytes belongs to the chunk and can go to its place now; how many.
+    /// Stores those of the bytes that belong to the chunk and can be stored now. Returns their
+    /// number.
     fn store(&mut self, bytes: &[u8]) -> usize {
         let mut count = bytes.len().min(self.to.len());
         if self.is_watched && count < self.to.len() {
-            // A line's rest is waited for.
+            // Waits for the rest of a line.
             let beyond = (self.to.addr() + count) % LINE_BYTES as usize;
             count = count.saturating_sub(beyond);
         }

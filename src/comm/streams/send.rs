@@ -17,43 +17,44 @@ use crate::wire::stream::{FRAME_BYTES, Frame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
-/// Chunks that one call begins at most: a thread of NCCL's has other connections too.
+/// Largest number of chunks that one call starts: a thread of NCCL serves other connections too.
 const CHUNKS: usize = 16;
-/// Bytes of grants that are taken in at a time: those of a full window of groups.
+/// Size of the buffer for grants: those of a full window of groups.
 const GRANT_BYTES: usize = 256 * FRAME_BYTES;
 
-/// What the data path works on.
+/// The send data path.
 pub struct StreamSendPath {
     outbound: Outbound,
-    /// The bytes of each send that runs, by its request number.
+    /// The bytes of each running send, by its request number.
     sources: Box<[HostMemory; REQUESTS]>,
-    /// What each stream is sending.
+    /// The chunk that each stream is sending.
     begun: Vec<Option<Begun>>,
-    /// The stream that the next chunk goes by, if it takes one.
+    /// The stream for the next chunk, if it is free.
     turn: usize,
     grants: Box<[u8]>,
-    /// How much of `grants` is there.
+    /// Number of bytes used in `grants`.
     granted_bytes: usize,
-    /// Whether the peer has closed in good order.
+    /// True once the peer has closed with BYE.
     peer_has_closed: bool,
     stall: StallTimer,
     failed: Option<Box<Error>>,
 }
 
-/// A chunk of which a stream has taken some, or nothing yet.
+/// A chunk that a stream has accepted partly or not at all.
 struct Begun {
     chunk: Chunk,
     frame: [u8; FRAME_BYTES],
-    /// How much of frame and bytes together is with the kernel.
+    /// Number of bytes of frame and chunk together that the kernel has taken.
     sent: usize,
 }
 
 impl StreamSendPath {
-    /// Over as many streams as there are texts in `read`: what came by each beyond the handshake.
+    /// Creates the data path with one stream for each element of `read`, which holds the bytes
+    /// received after the handshake.
     pub fn new(read: &[Vec<u8>]) -> Self {
         let mut grants = vec![0; GRANT_BYTES.max(read.first().map_or(0, Vec::len))].into_boxed_slice();
         let mut granted_bytes = 0;
-        // The others bring nothing in this direction.
+        // Only the first stream carries bytes in this direction.
         for (place, byte) in grants.iter_mut().zip(read.first().into_iter().flatten()) {
             (*place, granted_bytes) = (*byte, granted_bytes + 1);
         }
@@ -70,12 +71,12 @@ impl StreamSendPath {
         }
     }
 
-    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a receive for `tag` or there is
-    /// no room: try again.
+    /// Starts to send `bytes` at `addr`. Returns the request number, or `None` if the receiver has
+    /// not granted a receive for `tag` yet or there is no room.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the send; else why the
-    /// connection has failed.
+    /// [`Error::Argument`] if the memory is not registered; [`Error::Usage`] if the receive is
+    /// smaller than the send; otherwise the error that ended the connection.
     pub fn isend(
         &mut self,
         context: &StreamContext,
@@ -97,7 +98,7 @@ impl StreamSendPath {
             found => found,
         };
         let Some(head) = found else {
-            // What others wait for goes on: the grant may depend on it.
+            // Other sends continue: the grant may depend on them.
             if !self.push(context)? {
                 self.idle(context, "a send without a matching receive", bytes)?;
             }
@@ -114,10 +115,11 @@ impl StreamSendPath {
         Ok(Some(request))
     }
 
-    /// The size of a finished send; `None` while it runs.
+    /// Returns the size of a finished send, or `None` while it runs.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the error that ended the
+    /// connection.
     pub fn test(&mut self, context: &StreamContext, request: u16) -> Quick<Option<u64>> {
         if let Some(bytes) = self.outbound.test(request).map_err(not_in_flight)? {
             return Ok(Some(bytes));
@@ -141,7 +143,7 @@ impl StreamSendPath {
         }
     }
 
-    /// Sends what the streams take; where that is nothing, looks at what there is to wait for.
+    /// Sends what the streams accept. If that is nothing, checks what the connection waits for.
     fn go_on(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
@@ -150,7 +152,7 @@ impl StreamSendPath {
         self.idle(context, what, bytes)
     }
 
-    /// Nothing can be done now.
+    /// Called when nothing can be sent now.
     fn idle(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         let waiting = Waiting { direction: Direction::Send, what, count: bytes };
         if self.peer_has_closed {
@@ -162,7 +164,7 @@ impl StreamSendPath {
         waiting.check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
     }
 
-    /// Sends what the streams take; whether that was anything.
+    /// Sends what the streams accept. Returns true if that was anything.
     fn push(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut moved = false;
         for stream in 0..self.begun.len() {
@@ -174,7 +176,8 @@ impl StreamSendPath {
             }
             let Some(stream) = self.free_stream() else { break };
             let Some(chunk) = self.outbound.next_chunk() else { break };
-            // The next message goes by the same stream as the end of this one, and the next chunk of this one by another.
+            // The next message starts on the stream where this one ends. The next chunk of this
+            // message uses another stream.
             self.turn = if chunk.is_last { stream } else { stream + 1 };
             self.begun[stream] = Some(Begun { frame: Frame::Data(chunk.data).encode(), chunk, sent: 0 });
             moved |= self.push_stream(context, stream)?;
@@ -182,13 +185,13 @@ impl StreamSendPath {
         Ok(moved)
     }
 
-    /// The stream whose turn it is, or the first after it that is not busy.
+    /// Returns the stream whose turn it is, or the first free one after it.
     fn free_stream(&self) -> Option<usize> {
         let count = self.begun.len();
         (self.turn..self.turn + count).map(|stream| stream % count).find(|stream| self.begun[*stream].is_none())
     }
 
-    /// Sends what one stream takes of its chunk; whether that was anything.
+    /// Sends what one stream accepts of its chunk. Returns true if that was anything.
     fn push_stream(&mut self, context: &StreamContext, stream: usize) -> Quick<bool> {
         let mut moved = false;
         while let Some(begun) = &mut self.begun[stream] {
@@ -210,14 +213,15 @@ impl StreamSendPath {
         Ok(moved)
     }
 
-    /// A stream takes nothing more: because the peer has closed, as it may have said, or because something is wrong.
+    /// Handles a stream that accepts no more bytes: the peer has closed it, possibly after BYE, or
+    /// there is an error.
     #[cold]
     fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
         while self.take_grants(context)? {}
         if self.peer_has_closed { Ok(()) } else { Err(self.fail(context, context.sockets.failed(stream, error))) }
     }
 
-    /// Takes in grants; whether there were any.
+    /// Receives grants. Returns true if there were any.
     fn take_grants(&mut self, context: &StreamContext) -> Quick<bool> {
         if self.granted_bytes < FRAME_BYTES && !self.peer_has_closed {
             let rest = &mut self.grants[self.granted_bytes..];
@@ -266,7 +270,8 @@ impl StreamSendPath {
         self.fail(context, Error::Protocol(broken_protocol(&context.sockets.peer, why)))
     }
 
-    /// The connection has failed; the error that its caller is told from here on, which is the first. The peer hears of it by the streams' end.
+    /// Fails the connection and returns the first error, which all later calls return too. The peer
+    /// notices the end of the streams.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {
@@ -277,7 +282,7 @@ impl StreamSendPath {
 }
 
 impl Begun {
-    /// Sends what a socket takes at once; whether that was the last of it.
+    /// Sends what a socket accepts without blocking. Returns true if that was the end of the chunk.
     fn send(&mut self, socket: &std::net::TcpStream, source: HostMemory) -> std::io::Result<bool> {
         let bytes = self.chunk.data.bytes as usize;
         let done = self.sent.saturating_sub(FRAME_BYTES);

@@ -1,4 +1,4 @@
-//! The streams of one connection, and what becomes of their errors.
+//! The streams of one connection, and the meaning of their errors.
 
 use super::caller_memory;
 use crate::comm::channel::Channel;
@@ -8,24 +8,24 @@ use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// The streams of one connection, set up.
+/// The open streams of one connection.
 #[derive(Debug)]
 pub struct Sockets {
     streams: Vec<TcpStream>,
-    /// The peer, for messages.
+    /// The peer, for log lines.
     pub peer: String,
-    /// The interface of this host that they go by, for messages.
+    /// This host's interface that the streams use, for log lines.
     pub interface: String,
 }
 
-/// The streams of one connection, with what was read of each beyond the handshake.
+/// The streams of one connection, with the bytes received on each after the handshake.
 pub type Opened = (Sockets, Vec<Vec<u8>>);
 
 impl Sockets {
-    /// Those of the handshake: the channel of HELLO first.
+    /// Takes over the channels of the handshake, the one of HELLO first.
     ///
     /// # Errors
-    /// [`Error::Os`] when an option of a socket cannot be set.
+    /// [`Error::Os`] if an option of a socket cannot be set.
     pub fn new(channels: Vec<Channel>, peer: String, interface: String) -> Result<Opened> {
         let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
         for channel in channels {
@@ -36,22 +36,23 @@ impl Sockets {
         Ok((Self { streams, peer, interface }, read))
     }
 
-    /// How many there are.
+    /// Returns the number of streams.
     pub fn count(&self) -> usize {
         self.streams.len()
     }
 
-    /// One of them; of a number that there is not, the last.
+    /// Returns a stream, or the last one if the number is too high.
     pub fn stream(&self, number: usize) -> &TcpStream {
         &self.streams[number.min(self.streams.len() - 1)]
     }
 
-    /// The longest that the peer has acknowledged nothing on one of them although bytes are under way there.
+    /// Returns the longest time without an acknowledgement among the streams with outstanding
+    /// bytes.
     pub fn unacknowledged(&self) -> Option<Duration> {
         self.streams.iter().filter_map(caller_memory::unacknowledged).max()
     }
 
-    /// What an error of a stream means.
+    /// Converts an error of a stream.
     #[cold]
     pub fn failed(&self, number: usize, error: &std::io::Error) -> Error {
         match error.kind() {
@@ -65,7 +66,7 @@ impl Sockets {
         }
     }
 
-    /// Ends them at once, both ways: what the peer waits for fails.
+    /// Shuts down all streams in both directions, so that the peer's requests fail.
     pub fn cut(&self) {
         for stream in &self.streams {
             if let Err(error) = stream.shutdown(Shutdown::Both) {

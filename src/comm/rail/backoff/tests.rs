@@ -7,7 +7,7 @@ fn unanswered() -> Error {
     Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT }
 }
 
-/// What is known, and the time, which the tests let pass.
+/// Findings about paths, and a time that the tests advance.
 struct Stage {
     backoff: Backoff,
     now: Instant,
@@ -59,13 +59,13 @@ fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
     let stage = Stage::new();
     let trial = stage.trial(Need::Acknowledgement);
     assert!(stage.waits(Need::Address) && stage.waits(Need::Acknowledgement));
-    // Its address resolves: that is enough for who connects.
+    // The address resolves, which is enough for the connecting side.
     trial.connected(None, stage.now);
     assert!(stage.uses(Need::Address) && stage.waits(Need::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
     drop(trial);
     assert!(stage.uses(Need::Acknowledgement));
-    // Another path is another matter.
+    // Findings do not apply to other paths.
     let other = PathId { peer_gid: [8; 16], ..PATH };
     assert!(matches!(stage.backoff.ask(other, Need::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
 }
@@ -78,7 +78,7 @@ fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
     assert!(stage.waits(Need::Address));
     stage.pass(4000);
     let next = stage.trial(Need::Address);
-    // The end of the one that took too long does not end the other's.
+    // The end of an overdue trial does not end the next one.
     drop(kept);
     assert!(stage.waits(Need::Address));
     drop(next);
@@ -92,7 +92,7 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
     assert_eq!(stage.why(), "QP 5 to RTR: Connection timed out (os error 110); next attempt in 2s");
-    // Who was under way at the same time does not make it worse.
+    // A failed attempt that ran at the same time does not lengthen the pause.
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.pass(1999);
     assert!(stage.why().contains("timed out"));
@@ -117,7 +117,7 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
     let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
     assert_eq!(why, "packets above 1024 bytes get lost on the way");
     assert!(matches!(ask(&stage, 1024), Advice::Use));
-    // However long ago that was.
+    // The limit does not expire.
     stage.pass(600_000);
     assert_eq!(stage.backoff.largest_mtu(PATH), Some(1024));
     assert_eq!(stage.backoff.largest_mtu(PathId { peer_gid: [9; 16], ..PATH }), None);
@@ -133,7 +133,7 @@ fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
     drop(stage.trial(Need::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
     assert!(stage.uses(Need::Acknowledgement));
-    // What went well says nothing after a while.
+    // A successful attempt proves nothing after a while.
     stage.pass(10_000);
     drop(stage.trial(Need::Address));
 }
