@@ -95,9 +95,9 @@ words! {
 words! {
     /// A protocol (`NCCL_PROTO_*`).
     Protocol {
-        /// 8 bytes, of which 4 are a flag.
+        /// 8 bytes: 4 of data and 4 of flag.
         Ll = 0 as "ll",
-        /// 128 bytes, of which 8 are a flag.
+        /// 128 bytes: 120 of data and 8 of flag.
         Ll128 = 1 as "ll128",
         /// Whole chunks, then a counter.
         Simple = 2 as "simple",

@@ -352,8 +352,8 @@ mod tests {
         assert!(of(40, vec![open(8), open(39)]).is_possible(100), "an old word");
         assert!(!of(33, vec![]).is_possible(0) && !of(u64::MAX, vec![]).is_possible(7), "more than there are slots");
         assert!(of(u64::MAX, vec![]).is_possible(u64::MAX));
-        assert!(!of(40, vec![open(40)]).is_possible(40), "it was not granted");
-        assert!(!of(40, vec![open(7)]).is_possible(40), "its slot was used since");
+        assert!(!of(40, vec![open(40)]).is_possible(40), "not granted");
+        assert!(!of(40, vec![open(7)]).is_possible(40), "slot used since");
         assert!(!of(40, vec![open(9), open(9)]).is_possible(40), "twice");
     }
 

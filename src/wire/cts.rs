@@ -107,9 +107,9 @@ pub enum Violation {
     /// The buffer is larger than any receive, or its address range wraps around.
     #[error("invalid buffer of {bytes} bytes at {addr:#x}")]
     Buffer {
-        /// Its address.
+        /// Address of the buffer.
         addr: u64,
-        /// Its size in bytes.
+        /// Size of the buffer in bytes.
         bytes: u64,
     },
 }

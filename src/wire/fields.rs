@@ -1,4 +1,5 @@
-//! Fields that handshake messages and control messages share. Each field is checked as it is read.
+//! Fields that handshake messages and control messages share. Each field is checked when it is
+//! read.
 
 use super::codec::{Malformed, Reader, Writer};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +12,7 @@ pub(super) const MAX_ADDRESSES: usize = 16;
 /// Upper bound for speeds, 10 Tb/s: faster than any port.
 const MAX_MBPS: u64 = 10_000_000;
 
-/// Description of a rail that a peer needs to pair with it.
+/// Description of a rail, which a peer needs to pair the rail.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub struct RailAdvert {
     /// RDMA device and port, for log lines.

@@ -40,7 +40,7 @@ pub enum Foreign {
         "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same plugin version on every node"
     )]
     Version(u16),
-    /// It has this plugin's magic number, but is damaged.
+    /// The magic number is this plugin's, but the handle is damaged.
     #[error("the connection handle is damaged: {0}")]
     Damaged(#[from] Malformed),
 }

@@ -97,7 +97,7 @@ impl LaneId {
         1 << self.0 as u8
     }
 
-    /// Returns the number as it is encoded in messages.
+    /// Returns the number for a message.
     pub(super) const fn byte(self) -> u8 {
         self.0 as u8
     }
@@ -133,7 +133,7 @@ impl RailId {
         Self(byte)
     }
 
-    /// Returns the number as it is encoded in messages.
+    /// Returns the number for a message.
     pub(super) const fn byte(self) -> u8 {
         self.0
     }

@@ -243,12 +243,12 @@ pub struct Redial {
 /// The accepting side's result for one pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PairGo {
-    /// It passed a test write.
+    /// The pair passed a test write.
     Carries {
         /// Key of the accepting side's mailbox on this rail.
         mailbox_rkey: u32,
     },
-    /// It does not work. It begins in the state of a lost rail.
+    /// The pair does not work yet. It begins in the state of a lost rail.
     NotYet(String),
 }
 

@@ -9,9 +9,9 @@
 //! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
 //!   one wrote it, it would be untrue for the others, and a connection that never recovers the rail
 //!   would not be visible.
-//! - If some connections recover the rail and others do not, a WARN says so [`SETTLED`] after the
-//!   last recovery. A later loss is a new outage, with a WARN of its own.
-//! - Connections that have failed, were closed, or whose peer is gone do not delay these lines.
+//! - If some connections recover the rail and others do not, a WARN reports it [`SETTLED`] after
+//!   the last recovery. A later loss is a new outage, with a WARN of its own.
+//! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
 //! Called while connections are made and by the service thread, but never while messages run
 //! normally. Takes a lock.
@@ -201,7 +201,7 @@ impl Member {
     }
 
     /// Records that the connection uses no rails any longer: it has failed or was closed, or its
-    /// peer is gone.
+    /// peer has ended.
     pub fn ended(&mut self) {
         if !std::mem::take(&mut self.is_without_one) {
             return;

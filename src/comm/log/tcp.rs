@@ -7,7 +7,7 @@
 //! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
 //!   before that belongs to the same outage: a network that breaks connections one after another is
 //!   one event.
-//! - Connections that have failed, were closed, or whose peer is gone do not delay these lines.
+//! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
 //! Called only by the service thread. Takes a lock.
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Time without TCP until a line is written. Longer than the time that a peer has to answer after
 /// its TCP connection was closed: until then it is not known if the connections continue.
 pub const LASTING: Duration = Duration::from_secs(3);
-/// Time that all connections must have TCP again before a line says so. Longer than the pauses
+/// Time that all connections must have TCP again before a line reports it. Longer than the pauses
 /// between attempts in the first ten seconds.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
