@@ -46,7 +46,7 @@ pub enum Verdict {
     Reject,
     /// Drops the client and sends it the reason.
     Refuse(&'static str),
-    /// Drops the client silently.
+    /// Drops the client.
     Drop,
 }
 

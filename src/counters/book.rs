@@ -171,8 +171,7 @@ fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Dire
         place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
     };
     set(Word::Sequence, sequence.wrapping_sub(1));
-    // Pairs with the readers' check of the sequence: a reader that sees a later word also sees the
-    // odd sequence.
+    // A reader that sees a word stored below also sees the odd sequence.
     fence(Ordering::Release);
     place[Word::State as usize..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let state = if lane.carries { State::Carries } else { State::Lost };

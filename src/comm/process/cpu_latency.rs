@@ -2,9 +2,10 @@
 //! `NCCL_SPARK_CPU_LATENCY_US`.
 //!
 //! A process opens `/dev/cpu_dma_latency` and writes a 32-bit integer in machine byte order. While
-//! the descriptor is open, the kernel keeps the wake-up latency of every processor below that many
-//! microseconds. The request ends when the descriptor closes, however the process ends (Linux,
-//! Documentation/power/pm_qos_interface.rst). It applies to the whole machine and costs power.
+//! the descriptor is open, it asks the kernel that no processor take longer than that many
+//! microseconds to wake up. The request ends when the descriptor closes, however the process ends
+//! (Linux, Documentation/power/pm_qos_interface.rst). It applies to the whole machine and costs
+//! power.
 //!
 //! The request is held while this process has a connection, which is known without a check for each
 //! message. A refusal is logged once in a process and not retried.

@@ -281,9 +281,9 @@ impl RailDevice {
             State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = State::Gone(*number);
             }
-            // A device that has failed or was cut off stays so. If it answers, only a single
-            // command had been refused. An answer to a question older than the last such error
-            // proves nothing.
+            // A device that has failed or was cut off stays so. If it answers, it had not failed:
+            // its firmware had only refused one command. An answer to a question older than the
+            // last such error proves nothing.
             State::Stuck(it) | State::Failed(it) | State::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
