@@ -35,9 +35,11 @@ pub struct Found {
     limited_by: &'static str,
     /// The speed that NCCL sees.
     announced_mbps: u32,
-    rails: Vec<RailJson>,
+    /// Rails of the machine.
+    pub rails: Vec<RailJson>,
     unused: Vec<UnusedJson>,
-    pcie_links: Vec<LinkJson>,
+    /// PCIe links above them.
+    pub pcie_links: Vec<LinkJson>,
     warnings: Vec<String>,
 }
 

@@ -1,24 +1,24 @@
-//! What the doctor answers with: findings, what it could not see, and facts for the reader.
+//! The parts of the doctor's answer: findings, unread facts, and facts for the reader.
 
-use super::id::Id;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
-/// How bad a finding is; the worst comes first.
+/// The severity of a finding. The worst one compares smallest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The plugin does not work, or is not used.
     Broken,
-    /// It works, and is slower than the machine allows.
+    /// The plugin works, but is slower than the machine allows.
     Slow,
-    /// It works, and something ordinary will stop it or has stopped others.
+    /// The plugin works, but an ordinary event will stop it, or has stopped it elsewhere.
     Fragile,
-    /// Good to know. Does not change the exit status.
+    /// A remark that does not change the exit status.
     Note,
 }
 
 impl Severity {
-    /// The word that the text has for it.
+    /// Returns the word in the text.
     pub fn word(self) -> &'static str {
         match self {
             Self::Broken => "BROKEN",
@@ -29,71 +29,71 @@ impl Severity {
     }
 }
 
-/// Something that a person should know, and can change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A fault, or a remark on something that a person can change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
     pub severity: Severity,
-    /// What kind of finding it is. Scripts may rely on it: an id keeps its meaning.
-    pub id: &'static str,
-    /// A sentence that names the thing.
+    /// The kind of finding. An id keeps its meaning, because scripts rely on it.
+    pub id: Cow<'static, str>,
+    /// A sentence that names the faulty part.
     pub text: String,
-    /// The command that cures it; `None` where nothing is to be done, or no command does it.
+    /// A shell command that cures the fault, if one does.
     pub cure: Option<String>,
 }
 
 impl Finding {
-    /// A finding without a cure.
-    pub fn new(severity: Severity, id: Id, text: impl Into<String>) -> Self {
-        Self { severity, id: id.text(), text: text.into(), cure: None }
-    }
-
-    /// The same with the command that cures it.
+    /// Adds the command that cures the fault.
     pub fn cured_by(self, cure: impl Into<String>) -> Self {
         Self { cure: Some(cure.into()), ..self }
     }
+
+    /// Sets a severity other than the usual one of the id.
+    pub fn at(self, severity: Severity) -> Self {
+        Self { severity, ..self }
+    }
 }
 
-/// Something that the doctor wanted to know and could not see.
+/// A fact that the doctor could not read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NotSeen {
-    /// What it is.
     pub what: String,
-    /// Why it was not seen.
     pub why: String,
 }
 
-/// Something that was read and is as it should be, or that nobody can judge: for reports and comparisons.
+impl NotSeen {
+    pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into() }
+    }
+}
+
+/// A fact that was read, for reports and comparisons. It may be in order, or beyond judgement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fact {
-    /// What it is.
     pub name: String,
-    /// What was read.
     pub value: String,
 }
 
 impl Fact {
-    /// A fact.
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
         Self { name: name.into(), value: value.into() }
     }
 }
 
-/// What the exit status says; the worse is the greater.
+/// The exit status of the doctor. A worse verdict compares greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// All is well: 0.
+    /// No fault: 0.
     #[default]
     Good,
     /// Slow or fragile: 1.
     Impaired,
-    /// It does not work: 3.
+    /// The plugin does not work: 3.
     Broken,
 }
 
 impl Verdict {
-    /// What some findings amount to.
+    /// Returns the verdict on some findings.
     pub fn of(findings: &[Finding]) -> Self {
         match findings.iter().map(|finding| finding.severity).min() {
             Some(Severity::Broken) => Self::Broken,
@@ -106,10 +106,11 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::doctor::id::Id;
 
     #[test]
     fn the_worst_decides() {
-        let find = |severity| Finding::new(severity, Id::NoRail, "x");
+        let find = |severity| Id::NoRail.finding("x").at(severity);
         let all = [Severity::Note, Severity::Fragile, Severity::Broken, Severity::Slow].map(find);
         assert_eq!(Verdict::of(&all), Verdict::Broken);
         assert_eq!(Verdict::of(&all[..2]), Verdict::Impaired);

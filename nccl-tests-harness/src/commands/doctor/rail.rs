@@ -1,9 +1,8 @@
-//! A rail as another host knows it, and the rails of two hosts that belong together, by the plugin's
-//! own rule.
+//! A rail as another host knows it, and the pairs of two hosts' rails, by the plugin's own rule.
 
-use crate::commands::rails::RailJson;
+use crate::commands::rails::{LinkJson, RailJson};
 use nccl_net_spark::flow::pairing;
-use nccl_net_spark::rails::{Rail, Survey};
+use nccl_net_spark::rails::Rail;
 use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,75 +10,66 @@ use std::net::{IpAddr, Ipv6Addr};
 /// A rail of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RailSheet {
-    /// Device and port, as `NCCL_IB_HCA` has them.
+    /// Device and port, in the form of `NCCL_IB_HCA`.
     pub name: String,
-    /// Interface of the rail.
     pub netdev: Option<String>,
     /// The physical port ("p0").
     pub phys_port: Option<String>,
-    /// Rails of one number share a PCIe link.
+    /// Rails with one number share a PCIe link.
     pub link: u8,
-    /// Payload rate of the link in Mb/s; 0 where it is not known.
+    /// Payload rate of the link in Mb/s, or 0 where it is unknown.
     pub link_mbps: u32,
-    /// Rails of one number share a cable.
+    /// Rails with one number share a cable.
     pub cable: u8,
     /// Line rate of the port in Mb/s.
     pub port_mbps: u32,
-    /// Rate in Mb/s while the others on the link are as busy.
+    /// Rate in Mb/s while the other rails on the link are as busy.
     pub share_mbps: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
-    /// Its addresses, IPv4 mapped into IPv6, each with the length of its subnet's prefix.
+    /// Addresses, IPv4 mapped into IPv6, each with its subnet's prefix length.
     pub addresses: Vec<(Ipv6Addr, Option<u8>)>,
 }
 
-/// Two rails that belong together: places among those of this host and of the peer.
+/// A pair of rails, by their indices among the rails of this host and of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
-    /// This host's.
     pub here: usize,
-    /// The peer's.
     pub there: usize,
-    /// Whether their addresses share a subnet. If not, they are paired by their cables, which names alone may show.
+    /// True where the addresses share a subnet. Other rails are paired by their cables, of which
+    /// names alone may tell.
     pub shares_subnet: bool,
 }
 
 impl RailSheet {
-    /// A rail of a survey.
-    pub fn of(rail: &Rail, survey: &Survey) -> Self {
-        let Attachment { link, link_mbps, cable, port_mbps } = survey.attachment(rail);
-        Self {
-            name: name(rail),
-            netdev: rail.netdev.clone(),
-            phys_port: rail.phys_port.clone(),
-            link,
-            link_mbps,
-            cable,
-            port_mbps,
-            share_mbps: survey.share_of_link_mbps(rail),
-            mtu_bytes: rail.path_mtu_bytes,
-            addresses: rail.addresses.iter().map(|one| (Ipv6Addr::from(one.gid), one.prefix)).collect(),
-        }
-    }
-
-    /// A rail as `nccl-spark rails` lists it; `link_mbps` is what its PCIe link carries.
-    pub fn listed(rail: &RailJson, link_mbps: u32) -> Self {
+    /// The rails of a host as `nccl-spark rails` lists them.
+    pub fn all(rails: &[RailJson], links: &[LinkJson]) -> Vec<Self> {
         let mapped = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
-        Self {
-            name: format!("{}:{}", rail.device, rail.port),
-            netdev: rail.netdev.clone(),
-            phys_port: rail.physical_port.clone(),
-            link: rail.pcie_link,
-            link_mbps,
-            cable: rail.cable,
-            port_mbps: rail.speed_mbps,
-            share_mbps: rail.speed_mbps,
-            mtu_bytes: rail.path_mtu_bytes,
-            addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
-        }
+        let sheet = |rail: &RailJson| {
+            let on_link = rails.iter().filter(|other| other.pcie_link == rail.pcie_link);
+            let together = on_link.map(|other| u64::from(other.speed_mbps)).sum::<u64>().max(1);
+            let link_mbps = links.get(usize::from(rail.pcie_link)).and_then(|link| link.payload_mbps).unwrap_or(0);
+            let share_mbps = match u64::from(link_mbps) {
+                payload if (1..together).contains(&payload) => (payload * u64::from(rail.speed_mbps) / together) as u32,
+                _ => rail.speed_mbps,
+            };
+            Self {
+                name: format!("{}:{}", rail.device, rail.port),
+                netdev: rail.netdev.clone(),
+                phys_port: rail.physical_port.clone(),
+                link: rail.pcie_link,
+                link_mbps,
+                cable: rail.cable,
+                port_mbps: rail.speed_mbps,
+                share_mbps,
+                mtu_bytes: rail.path_mtu_bytes,
+                addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
+            }
+        };
+        rails.iter().map(sheet).collect()
     }
 
     fn advert(&self) -> RailAdvert {
@@ -100,12 +90,12 @@ impl RailSheet {
     }
 }
 
-/// Device and port of a rail.
+/// Returns device and port of a rail.
 pub fn name(rail: &Rail) -> String {
     format!("{}:{}", rail.device, rail.port)
 }
 
-/// The rails that a connection from this host to the peer has.
+/// Returns the pairs of a connection from this host to the peer.
 pub fn pairs(here: &[RailSheet], there: &[RailSheet]) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
     let found = pairing::pair(&adverts(here), &adverts(there));

@@ -1,89 +1,71 @@
-//! The results for two hosts together, as text and JSON have them.
+//! The results for two hosts together.
 
-use crate::commands::doctor::finding::{Finding, Severity, Verdict};
+use crate::commands::doctor::finding::{Finding, Verdict};
 use crate::output::numbers::significant;
 use crate::output::plain;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-/// What the doctor says of a peer.
+/// The results for a peer.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Together {
-    /// The peer's name.
     pub host: String,
-    /// What its own doctor says of it.
+    /// The verdict of the peer's own doctor.
     pub verdict: Verdict,
-    /// What is wrong there.
-    pub findings: Vec<Remote>,
-    /// Each pair of rails by itself, then all of them together.
+    /// The findings of the peer's own doctor.
+    pub findings: Vec<Finding>,
+    /// Measurements of each pair of rails by itself, then of all of them together.
     pub paths: Vec<Path>,
 }
 
-/// A finding of the peer's own doctor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remote {
-    /// How bad it is.
-    pub severity: Severity,
-    /// What kind of finding it is.
-    pub id: String,
-    /// The sentence.
-    pub text: String,
-    /// The command that cures it, on the peer.
-    pub cure: Option<String>,
-}
-
-/// One way between the hosts.
+/// A measured path between the hosts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Path {
-    /// The rails of this host; one, or all that have a pair.
+    /// Rails of this host: one, or all that have a pair.
     pub here: Vec<String>,
-    /// The rails of the peer.
+    /// Rails of the peer.
     pub there: Vec<String>,
-    /// What their links and ports promise in payload each way, in Mb/s; null where nothing is known.
+    /// Payload rate each way that links and ports promise, in Mb/s. Null where it is unknown.
     pub expected_mbps: Option<f64>,
-    /// The smallest path MTU of the ports at both ends, in bytes.
+    /// Smallest path MTU of the ports at both ends, in bytes.
     pub port_mtu_bytes: Option<u32>,
-    /// What came of it.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a measurement.
+/// The outcome of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Bytes went both ways.
     Measured(Figures),
-    /// It does not carry; why.
+    /// The path carries nothing, for this reason.
     Failed(String),
-    /// It was not tried; why.
+    /// The path was not tried, for this reason.
     NotMeasured(String),
 }
 
-/// What was measured.
+/// Measured figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Figures {
-    /// From here to the peer.
     pub to_peer: Rate,
-    /// From the peer to here.
     pub from_peer: Rate,
-    /// Half a round trip of 8 bytes, the median, in microseconds.
+    /// Median of half a round trip of 8 bytes, in microseconds.
     pub latency_us: f64,
-    /// Bytes that arrived wrong, of those that were checked.
+    /// Checked bytes that arrived wrong.
     pub wrong_bytes: u64,
-    /// The smallest path MTU of its connections, in bytes; null where the plugin keeps no counters.
+    /// Smallest path MTU of the connections, in bytes. Null where the plugin keeps no counters.
     pub path_mtu_bytes: Option<u32>,
 }
 
-/// A rate, and what people would say of it.
+/// A rate with its grade.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
     /// Payload in Mb/s.
     pub mbps: f64,
-    /// Null where nothing is expected.
+    /// Null where no rate is expected.
     pub grade: Option<Grade>,
 }
 
-/// How good a rate is, of what is expected.
+/// The grade of a rate, by its part of the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
@@ -96,7 +78,7 @@ pub enum Grade {
 }
 
 impl Grade {
-    /// The word that the text has for it.
+    /// Returns the word in the text.
     pub fn word(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -107,7 +89,7 @@ impl Grade {
 }
 
 impl Rate {
-    /// A rate beside what is expected, in Mb/s.
+    /// Grades a rate. Both rates are in Mb/s.
     pub fn of(mbps: f64, expected_mbps: Option<f64>) -> Self {
         let part = expected_mbps.filter(|expected| *expected > 0.0).map(|expected| mbps / expected);
         let grade = part.map(|part| match part {
@@ -119,15 +101,8 @@ impl Rate {
     }
 }
 
-impl From<&Finding> for Remote {
-    fn from(finding: &Finding) -> Self {
-        let Finding { severity, id, text, cure } = finding.clone();
-        Self { severity, id: id.to_owned(), text, cure }
-    }
-}
-
 impl Path {
-    /// The path and its result, in a line.
+    /// Returns a line with the path and its result.
     pub fn summary(&self) -> String {
         let rate = |rate: Rate| {
             let grade = rate
@@ -147,7 +122,7 @@ impl Path {
         plain(&format!("{}: {result}", self.name()))
     }
 
-    /// The rails of both sides, for a sentence.
+    /// Names the rails of both sides in a sentence.
     pub fn name(&self) -> String {
         match (&self.here[..], &self.there[..]) {
             ([here], [there]) => format!("{here} to {there}"),
@@ -155,14 +130,13 @@ impl Path {
         }
     }
 
-    /// The path MTUs of its connections and of its ports, where the first is smaller: a switch
-    /// between the ports drops larger packets.
+    /// Returns the path MTUs of the connections and of the ports, where the first is smaller: a
+    /// switch between the ports drops larger packets.
     pub fn narrowed(&self) -> Option<(u32, u32)> {
         let both = (self.figures()?.path_mtu_bytes?, self.port_mtu_bytes?);
         Some(both).filter(|(path, port)| path < port)
     }
 
-    /// What was measured, if anything was.
     pub fn figures(&self) -> Option<&Figures> {
         match &self.outcome {
             Outcome::Measured(figures) => Some(figures),

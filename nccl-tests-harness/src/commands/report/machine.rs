@@ -63,7 +63,7 @@ fn versions(place: &Place, libraries: &Libraries) -> Json {
         "libibverbs": verbs.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy()),
         "glibc": libraries.glibc,
         "nccl": nccl.collect::<Vec<_>>(),
-        "network_plugin": libraries.plugin.as_ref().map(|plugin| match plugin.kind {
+        "network_plugin": libraries.plugin.as_ref().map(|plugin| match plugin.kind() {
             PluginKind::Ours => "spark",
             PluginKind::HpcX => "hpcx",
             PluginKind::Other => "other",

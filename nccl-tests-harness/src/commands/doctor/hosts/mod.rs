@@ -124,9 +124,7 @@ fn parse(text: &str) -> Result<Vec<RailSheet>> {
     if found.rails.len() > MOST_RAILS {
         bail!("it has {} rails, and {MOST_RAILS} at most are taken", found.rails.len());
     }
-    let link_mbps =
-        |rail: &RailJson| found.pcie_links.get(usize::from(rail.pcie_link)).and_then(|link| link.payload_mbps);
-    Ok(found.rails.iter().map(|rail| RailSheet::listed(rail, link_mbps(rail).unwrap_or(0))).collect())
+    Ok(RailSheet::all(&found.rails, &found.pcie_links))
 }
 
 impl Found {

@@ -1,9 +1,10 @@
-//! The functions, one by one and against each other.
+//! The RDMA functions, each by itself and against each other.
 
 use super::cures::{alike, by_number, list};
-use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Aer, Facts, Function};
+use nccl_net_spark::rails::PciFunction;
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let rails: Vec<&Function> = facts.functions.iter().filter(|function| function.is_rail).collect();
@@ -14,33 +15,30 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     absent(facts, found);
 }
 
-/// What all Sparks that were read have (16 machines of four makers).
+/// The size on all Sparks that were read: 16 machines of four makers.
 const USUAL_TRANSACTION_BYTES: u32 = 512;
 
 fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
-    let own = rails.iter().filter(|rail| is_mellanox(rail));
-    let sizes = own.filter_map(|rail| {
-        let pci = rail.pci.as_ref()?;
-        Some((rail.device.as_str(), pci.max_payload_bytes, pci.max_read_request_bytes))
-    });
-    let (payload, read_request): (Vec<_>, Vec<_>) =
-        sizes.map(|(device, payload, read_request)| ((payload, device), (read_request, device))).unzip();
-    for (name, id, sizes) in
-        [("payload", Id::PciePayload, payload), ("read request", Id::PcieReadRequest, read_request)]
-    {
-        for (bytes, devices) in alike(sizes) {
+    type Size = fn(&PciFunction) -> Option<u32>;
+    let kinds: [(&str, Id, Size); 2] = [
+        ("payload", Id::PciePayload, |pci| pci.max_payload_bytes),
+        ("read request", Id::PcieReadRequest, |pci| pci.max_read_request_bytes),
+    ];
+    let own = || rails.iter().filter(|rail| rail.is_mellanox());
+    for (name, id, size) in kinds {
+        for (bytes, devices) in alike(own().filter_map(|rail| Some((size(rail.pci.as_ref()?), rail.device.as_str())))) {
             let Some(bytes) = bytes.filter(|bytes| *bytes < USUAL_TRANSACTION_BYTES) else { continue };
             let text = format!(
                 "the largest PCIe {name} of {} is {bytes} bytes, where Sparks have {USUAL_TRANSACTION_BYTES}: each transaction's header \
                  costs more",
                 list(&devices)
             );
-            found.push(Finding::new(Severity::Slow, id, text).cured_by("sudo fwupdmgr update && sudo reboot"));
+            found.push(id.finding(text).cured_by("sudo fwupdmgr update && sudo reboot"));
         }
     }
 }
 
-/// Of rails, and of the ports above functions whether rails or not.
+/// Errors of rails, and of the ports above all functions.
 fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     let rails = facts.functions.iter().filter(|function| function.is_rail);
     for (rail, pci) in rails.filter_map(|rail| Some((rail, rail.pci.as_ref()?))) {
@@ -59,11 +57,11 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
         let text =
             format!("the kernel log has {count} {lines} about uncorrected PCIe errors of the NIC, the last: {last}");
         let cure = "sudo reboot    # if they come back: power off, re-seat the cable; then it is the hardware";
-        found.push(Finding::new(Severity::Fragile, Id::PcieLog, text).cured_by(cure));
+        found.push(Id::PcieLog.finding(text).cured_by(cure));
     }
 }
 
-/// Corrected errors cost bandwidth; a few are ordinary at power-up. Others have stopped something.
+/// Corrected errors cost bandwidth, and a few are ordinary at power-up. Others have stopped a transfer.
 fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     const ORDINARY: u64 = 100;
     let Some(aer) = aer else { return };
@@ -76,10 +74,11 @@ fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
         return;
     };
     let text = format!("{device} has had {count} PCIe errors since boot");
-    found.push(Finding::new(Severity::Fragile, id, text).cured_by(cure));
+    found.push(id.finding(text).cured_by(cure));
 }
 
-/// Without pause frames the NIC drops what its PCIe link does not take in time, and each loss costs a retransmission.
+/// Without pause frames the NIC drops packets that its PCIe link does not take in time, and each loss
+/// costs a retransmission.
 fn pause(rails: &[&Function], found: &mut Vec<Finding>) {
     let without = rails.iter().filter_map(|rail| {
         let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;
@@ -97,20 +96,20 @@ fn pause(rails: &[&Function], found: &mut Vec<Finding>) {
             format!("{} {which} pause frames: what the peer's link cannot take in time is dropped", list(&names));
         let cures: Vec<String> =
             netdevs.iter().map(|(netdev, _)| format!("sudo ethtool -A {netdev} rx on tx on")).collect();
-        found.push(Finding::new(Severity::Fragile, Id::NoPause, text).cured_by(cures.join(" && ")));
+        found.push(Id::NoPause.finding(text).cured_by(cures.join(" && ")));
     }
 }
 
 /// One NIC has one firmware.
 fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
-    let own = functions.iter().filter(|one| is_mellanox(one));
+    let own = functions.iter().filter(|one| one.is_mellanox());
     let versions = alike(own.filter_map(|one| Some((one.firmware.as_deref()?, one.device.as_str()))));
     if versions.len() > 1 {
         let texts: Vec<String> =
             versions.iter().map(|(version, devices)| format!("{version} ({})", list(devices))).collect();
         let text = format!("the functions run different firmware: {}", list(&texts));
         let cure = "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute";
-        found.push(Finding::new(Severity::Fragile, Id::FirmwareDiffers, text).cured_by(cure));
+        found.push(Id::FirmwareDiffers.finding(text).cured_by(cure));
     }
 }
 
@@ -118,18 +117,14 @@ fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
 fn absent(facts: &Facts, found: &mut Vec<Finding>) {
     let is_spark = facts.machine.product.as_deref().is_some_and(|product| product.contains("Spark"))
         || facts.functions.iter().any(|one| one.board.as_deref() == Some(SPARK_BOARD));
-    let count = facts.functions.iter().filter(|one| is_mellanox(one)).count();
+    let count = facts.functions.iter().filter(|one| one.is_mellanox()).count();
     if is_spark && (1..4).contains(&count) {
         let text = format!(
             "{count} of the 4 functions of a Spark's NIC are there; those of a port without a cable may be absent"
         );
-        found.push(Finding::new(Severity::Note, Id::FunctionsAbsent, text).cured_by("lspci -d 15b3:"));
+        found.push(Id::FunctionsAbsent.finding(text).cured_by("lspci -d 15b3:"));
     }
 }
 
-/// The board of a Spark's ConnectX-7, as owners' `ibstat` has it.
+/// The board of a Spark's ConnectX-7, as owners' `ibstat` shows it.
 const SPARK_BOARD: &str = "NVD0000000087";
-
-fn is_mellanox(function: &Function) -> bool {
-    function.vendor.as_deref() == Some("0x15b3")
-}

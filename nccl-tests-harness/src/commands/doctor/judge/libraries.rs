@@ -40,13 +40,13 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
         Ok(library) => library,
         Err(why) => {
             let text = format!("{path} ({}) cannot be read: {why}", file.by);
-            findings.push(Finding::new(Severity::Note, Id::NcclUnreadable, text));
+            findings.push(Id::NcclUnreadable.finding(text));
             return;
         }
     };
     let Some((version, numbers)) = library.nccl_version() else {
         let text = format!("{path} ({}) does not say which NCCL it is", file.by);
-        findings.push(Finding::new(Severity::Note, Id::NcclUnknown, text));
+        findings.push(Id::NcclUnknown.finding(text));
         return;
     };
     let told = format!("{path} ({}) is NCCL {version}, build id {}", file.by, short(library));
@@ -56,27 +56,27 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
         Some(Known::Bad) => {
             let text =
                 format!("{told}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)");
-            findings.push(Finding::new(Severity::Fragile, Id::NcclBadBuild, text).cured_by(newer));
+            findings.push(Id::NcclBadBuild.finding(text).cured_by(newer));
         }
         None if leaks(library, numbers) => {
             let text = format!(
                 "{told}, compiled by GCC {}: builds of 2.28.9 to 2.29.2 by a GCC before 10 leak proxy slots on aarch64 (NVIDIA/nccl 2353)",
                 library.oldest_gcc().unwrap_or(0)
             );
-            findings.push(Finding::new(Severity::Fragile, Id::NcclBadBuild, text).cured_by(newer));
+            findings.push(Id::NcclBadBuild.finding(text).cured_by(newer));
         }
         None => {
             let text = format!("{told}: nothing is known of this build, good or bad");
-            findings.push(Finding::new(Severity::Note, Id::NcclUnknownBuild, text));
+            findings.push(Id::NcclUnknownBuild.finding(text));
         }
     }
     if numbers == [2, 30, 4] && !cures.nvls_is_off {
         let text = format!("{told}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
-        findings.push(Finding::new(Severity::Fragile, Id::NcclNvls, text).cured_by("export NCCL_NVLS_ENABLE=0"));
+        findings.push(Id::NcclNvls.finding(text).cured_by("export NCCL_NVLS_ENABLE=0"));
     }
     if numbers < [2, 20, 0] {
         let text = format!("{told}: the plugin has interfaces from NCCL 2.20 on");
-        findings.push(Finding::new(Severity::Broken, Id::NcclTooOld, text).cured_by(newer));
+        findings.push(Id::NcclTooOld.finding(text).cured_by(newer));
     }
 }
 
@@ -116,31 +116,29 @@ fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
             ),
         ),
     };
-    findings.push(Finding::new(severity, Id::NcclSeveral, text).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
+    findings.push(Id::NcclSeveral.finding(text).at(severity).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
 }
 
 fn plugin(found: &Libraries, cures: &Cures, findings: &mut Vec<Finding>) {
     let cure = format!("export NCCL_NET_PLUGIN={} NCCL_NET=Spark", cures.plugin);
     match (&found.plugin, &found.process) {
-        (Some(plugin), _) if plugin.kind == PluginKind::Ours => {}
+        (Some(plugin), _) if plugin.kind() == PluginKind::Ours => {}
         (Some(plugin), process) => {
-            let whose = if plugin.kind == PluginKind::HpcX { "HPC-X's" } else { "another" };
+            let whose = if plugin.kind() == PluginKind::HpcX { "HPC-X's" } else { "another" };
             let verb = if process.is_some() { "NCCL has loaded" } else { "NCCL loads" };
             let text = format!("{verb} {whose} network plugin and not this one: {}", plugin.path.display());
-            findings.push(Finding::new(Severity::Broken, Id::OtherPlugin, text).cured_by(cure));
+            findings.push(Id::OtherPlugin.finding(text).cured_by(cure));
         }
         (None, Some(process)) if !found.nccl.is_empty() => {
             let text = format!("process {} has NCCL loaded and no network plugin", process.pid);
-            findings.push(Finding::new(Severity::Broken, Id::PluginNotLoaded, text).cured_by(cure));
+            findings.push(Id::PluginNotLoaded.finding(text).cured_by(cure));
         }
         (None, Some(process)) => {
             let text = format!(
                 "process {} has not loaded NCCL (yet): it may be its parent, or a worker that does",
                 process.pid
             );
-            findings.push(
-                Finding::new(Severity::Note, Id::NcclNotLoaded, text).cured_by(format!("pgrep -P {}", process.pid)),
-            );
+            findings.push(Id::NcclNotLoaded.finding(text).cured_by(format!("pgrep -P {}", process.pid)));
         }
         (None, None) => {}
     }
@@ -151,7 +149,7 @@ fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
     if rest.is_empty() {
         return;
     }
-    let differ = rest.iter().any(|other| other.build_id != first.build_id);
+    let differ = rest.iter().any(|other| other.library.build_id != first.library.build_id);
     let names: Vec<String> = found.copies.iter().map(|copy| copy.path.display().to_string()).collect();
     let (severity, what) = match differ {
         true => (
@@ -162,7 +160,9 @@ fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
     };
     let text = format!("{} {what}: {}", names.len(), names.join(", "));
     findings.push(
-        Finding::new(severity, Id::PluginCopies, text)
+        Id::PluginCopies
+            .finding(text)
+            .at(severity)
             .cured_by("sudo nccl-spark uninstall    # keep one; of a package: apt remove, pip uninstall"),
     );
 }
@@ -171,17 +171,17 @@ fn verbs(found: &Libraries, has_mlx5: bool, findings: &mut Vec<Finding>) {
     const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers    # in a container: in its image";
     if found.verbs.is_none() {
         let text = "libibverbs.so.1 is not where the loader looks: the plugin does not start";
-        findings.push(Finding::new(Severity::Broken, Id::Libibverbs, text).cured_by(INSTALL));
+        findings.push(Id::Libibverbs.finding(text).cured_by(INSTALL));
     } else if has_mlx5 && found.mlx5_provider.is_none() {
         let text = "libibverbs has no provider for mlx5 (libmlx5-rdmav*.so): it shows none of the NIC's devices";
-        findings.push(Finding::new(Severity::Broken, Id::Mlx5Provider, text).cured_by(INSTALL));
+        findings.push(Id::Mlx5Provider.finding(text).cured_by(INSTALL));
     }
 }
 
 fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
-    let plugin = found.plugin.iter().filter(|plugin| plugin.kind == PluginKind::Ours).chain(&found.copies).next();
+    let plugin = found.plugin.iter().filter(|plugin| plugin.kind() == PluginKind::Ours).chain(&found.copies).next();
     if let (Some(have), Some(plugin)) = (found.glibc, plugin)
-        && let Some(need) = plugin.glibc.filter(|need| *need > have)
+        && let Some(need) = plugin.library.glibc.filter(|need| *need > have)
     {
         let text = format!(
             "{} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it",
@@ -192,6 +192,6 @@ fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
             have.1
         );
         let cure = "sudo apt install ./nccl-net-spark_*.deb    # a package needs glibc 2.28 alone";
-        findings.push(Finding::new(Severity::Broken, Id::Glibc, text).cured_by(cure));
+        findings.push(Id::Glibc.finding(text).cured_by(cure));
     }
 }

@@ -32,7 +32,7 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
             list(&addresses),
             by_number(&addresses, "has", "have")
         );
-        found.push(Finding::new(Severity::Broken, Id::RdmaDriver, text).cured_by("sudo modprobe mlx5_ib"));
+        found.push(Id::RdmaDriver.finding(text).cured_by("sudo modprobe mlx5_ib"));
     }
     if !has_ports {
         let cure = if machine.container.is_some() { CONTAINER } else { HOST_DRIVER };
@@ -43,22 +43,20 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
             },
             Ok(()) => "no RDMA device".to_owned(),
         };
-        found.push(Finding::new(Severity::Broken, Id::NoRdmaDevice, why).cured_by(cure));
+        found.push(Id::NoRdmaDevice.finding(why).cured_by(cure));
         return;
     }
     let failed: Vec<_> = machine.device_files.iter().filter(|file| file.error.is_some()).collect();
     if !machine.has_dev_infiniband {
         let text = "sysfs shows RDMA devices, and /dev/infiniband is not there: programs cannot open them";
-        found.push(Finding::new(Severity::Broken, Id::DevInfiniband, text).cured_by(CONTAINER));
+        found.push(Id::DevInfiniband.finding(text).cured_by(CONTAINER));
     } else {
         device_files(machine, &failed, found);
     }
     let explained = !machine.has_dev_infiniband || !failed.is_empty();
     if let (Err(why), false) = (&facts.verbs, explained) {
         let text = format!("verbs cannot be used: {why}");
-        found.push(
-            Finding::new(Severity::Broken, Id::Verbs, text).cured_by("sudo apt install libibverbs1 ibverbs-providers"),
-        );
+        found.push(Id::Verbs.finding(text).cured_by("sudo apt install libibverbs1 ibverbs-providers"));
     }
 }
 
@@ -96,7 +94,7 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
                 (format!("{names} {is} not there"), cure.to_owned())
             }
         };
-        found.push(Finding::new(severity, id, text).cured_by(cure));
+        found.push(id.finding(text).at(severity).cured_by(cure));
     }
 }
 
@@ -114,7 +112,7 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
         Some(_) => "docker run --ulimit memlock=-1 ...",
         None => "ulimit -l unlimited    # for good: '* - memlock unlimited' in /etc/security/limits.conf",
     };
-    found.push(Finding::new(severity, Id::Memlock, text).cured_by(cure));
+    found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
 /// Kernels 7.0.0-1019 and -1031 count more free than total contiguous memory, and refuse to pin memory.
@@ -126,7 +124,7 @@ fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
          kernels 7.0.0-1019 and -1031 are known for it, this is {kernel}"
     );
     let cure = "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX kho=off\"' | sudo tee /etc/default/grub.d/kho.cfg && sudo update-grub && sudo reboot";
-    found.push(Finding::new(Severity::Broken, Id::CmaRegression, text).cured_by(cure));
+    found.push(Id::CmaRegression.finding(text).cured_by(cure));
 }
 
 fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
@@ -142,7 +140,7 @@ fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
         true => "sudo mv /etc/nvidia/cx7-hotplug-enabled /etc/nvidia/cx7-hotplug-enabled.off && sudo reboot",
         false => "sudo reboot",
     };
-    found.push(Finding::new(Severity::Fragile, Id::Hotplug, text).cured_by(cure));
+    found.push(Id::Hotplug.finding(text).cured_by(cure));
 }
 
 fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
@@ -152,11 +150,11 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
             list(&machine.peermem_files)
         );
         let cure = format!("sudo sed -i '/^nvidia[-_]peermem/d' {first}");
-        found.push(Finding::new(Severity::Note, Id::PeermemAtBoot, text).cured_by(cure));
+        found.push(Id::PeermemAtBoot.finding(text).cured_by(cure));
     }
     if machine.modules.iter().any(|module| module == "nvidia_peermem") {
         let text = "nvidia-peermem is loaded: nothing uses it, as the plugin announces host memory alone";
-        found.push(Finding::new(Severity::Note, Id::PeermemLoaded, text).cured_by("sudo modprobe -r nvidia-peermem"));
+        found.push(Id::PeermemLoaded.finding(text).cured_by("sudo modprobe -r nvidia-peermem"));
     }
 }
 
@@ -168,7 +166,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
         && cpus.capacities.len() > 1
     {
         let text = format!("the process may use processor {only} alone: NCCL's threads and the program's share it");
-        found.push(Finding::new(Severity::Slow, Id::OneProcessor, text).cured_by("mpirun --bind-to none ..."));
+        found.push(Id::OneProcessor.finding(text).cured_by("mpirun --bind-to none ..."));
         return;
     }
     let fastest = cpus.capacities.iter().map(|(_, capacity)| *capacity).max().unwrap_or(0);
@@ -177,10 +175,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
         let fast: Vec<u32> =
             cpus.capacities.iter().filter(|(_, capacity)| *capacity == fastest).map(|(cpu, _)| *cpu).collect();
         let text = "the process may use slow processors alone, and NCCL's proxy threads move every message";
-        found.push(
-            Finding::new(Severity::Slow, Id::SlowProcessors, text)
-                .cured_by(format!("taskset -c {} COMMAND", ranges(&fast))),
-        );
+        found.push(Id::SlowProcessors.finding(text).cured_by(format!("taskset -c {} COMMAND", ranges(&fast))));
     }
 }
 
@@ -191,10 +186,7 @@ fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
             "processors may go into idle state {}, which takes {} us to leave: more than a small all-reduce takes",
             deepest.name, deepest.latency_us
         );
-        found.push(
-            Finding::new(Severity::Note, Id::DeepIdle, text)
-                .cured_by("export NCCL_SPARK_CPU_LATENCY_US=10    # as root"),
-        );
+        found.push(Id::DeepIdle.finding(text).cured_by("export NCCL_SPARK_CPU_LATENCY_US=10    # as root"));
     }
 }
 

@@ -26,7 +26,7 @@ fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
         let reason = if ports.len() == 1 { reason.to_owned() } else { of_several(reason) };
         let text = format!("no rail: {} cannot be used: {reason}", list(&devices));
-        found.push(Finding { cure: cure_of(&ports), ..Finding::new(Severity::Broken, Id::NoRail, text) });
+        found.push(Finding { cure: cure_of(&ports), ..Id::NoRail.finding(text) });
     }
 }
 
@@ -87,15 +87,15 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
     let mtu = || {
         warning.devices.iter().map(|device| format!("sudo ip link set {} mtu 9000", netdev(device))).collect::<Vec<_>>()
     };
-    let (severity, id, cure) = match warning.kind {
-        WarningKind::FilterAdmitsNothing => (Severity::Broken, Id::HcaFilterEmpty, "unset NCCL_IB_HCA".to_owned()),
+    let (id, cure) = match warning.kind {
+        WarningKind::FilterAdmitsNothing => (Id::HcaFilterEmpty, "unset NCCL_IB_HCA".to_owned()),
         WarningKind::FilterWithinOneLink => {
-            (Severity::Slow, Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", warning.devices.join(",")))
+            (Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", warning.devices.join(",")))
         }
         WarningKind::NamedButUnusable => {
             let port = survey.refused.iter().find(|one| one.device == first);
             let other = port.and_then(|port| cure_of(&[port])).map(|cure| format!("{cure}; or: unset NCCL_IB_HCA"));
-            (Severity::Fragile, Id::HcaFilterUnusable, other.unwrap_or_else(|| "unset NCCL_IB_HCA".to_owned()))
+            (Id::HcaFilterUnusable, other.unwrap_or_else(|| "unset NCCL_IB_HCA".to_owned()))
         }
         WarningKind::HalfUsedCable => {
             let twin = warning.devices.get(1).and_then(|twin| survey.refused.iter().find(|one| one.device == *twin));
@@ -104,32 +104,29 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
                 None => "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband"
                     .to_owned(),
             };
-            (Severity::Slow, Id::HalfCable, cure)
+            (Id::HalfCable, cure)
         }
         WarningKind::SlowLink => (
-            Severity::Slow,
             Id::SlowPcieLink,
             "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute".to_owned(),
         ),
-        WarningKind::UnknownWiring => {
-            (Severity::Fragile, Id::UnknownWiring, "docker run -v /sys:/sys:ro ...".to_owned())
-        }
-        WarningKind::UnknownSpeed => (Severity::Note, Id::UnknownSpeed, format!("ethtool {}", netdev(first))),
-        WarningKind::SmallMtu => (Severity::Slow, Id::SmallMtu, mtu().join(" && ")),
-        WarningKind::UnequalMtus => (Severity::Slow, Id::UnequalMtus, mtu().join(" && ")),
+        WarningKind::UnknownWiring => (Id::UnknownWiring, "docker run -v /sys:/sys:ro ...".to_owned()),
+        WarningKind::UnknownSpeed => (Id::UnknownSpeed, format!("ethtool {}", netdev(first))),
+        WarningKind::SmallMtu => (Id::SmallMtu, mtu().join(" && ")),
+        WarningKind::UnequalMtus => (Id::UnequalMtus, mtu().join(" && ")),
         WarningKind::SharedSubnet => {
             let cure = format!(
                 "sudo ip address change ... dev {}    # one subnet for each function: docs/guide/install.md",
                 netdev(first)
             );
-            (Severity::Fragile, Id::SharedSubnet, cure)
+            (Id::SharedSubnet, cure)
         }
         WarningKind::Arp => {
             let loose = if warning.text.contains("rp_filter=2") { " net.ipv4.conf.all.rp_filter=2" } else { "" };
-            (Severity::Fragile, Id::Arp, format!("sudo {ARP_CURE}{loose}"))
+            (Id::Arp, format!("sudo {ARP_CURE}{loose}"))
         }
     };
-    Finding::new(severity, id, warning.text.clone()).cured_by(cure)
+    id.finding(warning.text.clone()).cured_by(cure)
 }
 
 /// A rail that has link-local addresses alone while its twin has IPv4: it works, if the peer has the same.
@@ -144,7 +141,7 @@ fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
             let netdev = rail.netdev.as_deref().unwrap_or("its interface");
             let cure =
                 format!("sudo ip address add 192.168.101.1/24 dev {netdev}    # an address of a subnet of its own");
-            found.push(Finding::new(Severity::Note, Id::LinkLocalOnly, text).cured_by(cure));
+            found.push(Id::LinkLocalOnly.finding(text).cured_by(cure));
         }
     }
 }
@@ -169,7 +166,7 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
                 by_number(&devices, "rail's", "rails'")
             );
             let cure = format!("sudo ip address flush dev {}    # then an address of another subnet", interface.name);
-            found.push(Finding::new(Severity::Fragile, Id::SubnetClash, text).cured_by(cure));
+            found.push(Id::SubnetClash.finding(text).cured_by(cure));
         }
     }
 }
@@ -191,7 +188,7 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
         let text = format!("{}: NetworkManager's {keeps} on DHCP{follows}", list(&names));
         let deleted = profiles.iter().map(|one| format!("sudo nmcli con delete {}", profile_word(one)));
         let cure = format!("{} && sudo netplan apply", deleted.collect::<Vec<_>>().join(" && "));
-        found.push(Finding::new(severity, Id::AutomaticProfile, text).cured_by(cure));
+        found.push(Id::AutomaticProfile.finding(text).at(severity).cured_by(cure));
     }
 }
 
@@ -213,7 +210,7 @@ fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     }
     let names: Vec<&str> = facts.interfaces.iter().filter(usable).map(|one| one.name.as_str()).collect();
     let text = format!("NCCL_SOCKET_IFNAME={wanted} leaves none of the interfaces that are up: {}", list(&names));
-    found.push(Finding::new(Severity::Broken, Id::SocketIfname, text).cured_by("unset NCCL_SOCKET_IFNAME"));
+    found.push(Id::SocketIfname.finding(text).cured_by("unset NCCL_SOCKET_IFNAME"));
 }
 
 fn ip(gid: &[u8; 16]) -> IpAddr {

@@ -1,4 +1,4 @@
-//! The RDMA functions, one by one: firmware, PCIe, counters, pause frames.
+//! The RDMA functions: firmware, PCIe, counters, pause frames.
 
 use super::pcie::{self, Aer};
 use crate::commands::doctor::finding::NotSeen;
@@ -12,143 +12,118 @@ use std::process::Command;
 pub struct Function {
     /// The RDMA device.
     pub device: String,
-    /// Whether it is a rail.
     pub is_rail: bool,
-    /// Its network interface.
     pub netdev: Option<String>,
-    /// Its PCI function, as the survey has it.
+    /// The PCI function, as the plugin reads it.
     pub pci: Option<PciFunction>,
-    /// The NIC's maker, as PCI numbers it.
+    /// The PCI number of the NIC's maker.
     pub vendor: Option<String>,
-    /// Firmware version.
     pub firmware: Option<String>,
-    /// The board.
     pub board: Option<String>,
-    /// PCIe errors that it has seen since boot.
+    /// PCIe errors since boot.
     pub aer: Option<Aer>,
-    /// What the IOMMU does for it: `DMA`, `DMA-FQ` or `identity`.
+    /// The mode of the IOMMU: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
     /// MTU of the interface in bytes.
     pub mtu_bytes: Option<u32>,
-    /// Pause frames; `None` where they could not be asked for.
+    /// Pause frames of a rail, if they could be read.
     pub pause: Option<Pause>,
     /// `counters` and `hw_counters` of the port.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Whether a port sends and takes pause frames.
+/// Pause frames of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
-    /// Takes them.
+    /// The port obeys them.
     pub rx: bool,
-    /// Sends them.
+    /// The port sends them.
     pub tx: bool,
 }
 
-/// A function of a NIC that could do RDMA and has no RDMA device.
+/// A function of an RDMA-capable NIC without an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unbound {
-    /// Its PCI address.
+    /// PCI address.
     pub address: String,
-    /// The driver that has it, if one has.
+    /// The function's driver, if it has one.
     pub driver: Option<String>,
 }
 
-/// All functions that the survey lists, rails first.
+impl Function {
+    /// True for a function of an NVIDIA (Mellanox) NIC.
+    pub fn is_mellanox(&self) -> bool {
+        self.vendor.as_deref() == Some(MELLANOX)
+    }
+}
+
+const MELLANOX: &str = "0x15b3";
+
+/// Reads all functions of the survey, rails first.
 pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Function> {
     let rails = survey.rails.iter().map(|rail| (&rail.device, rail.port, true, &rail.netdev, &rail.pci));
     let others = survey.refused.iter().map(|one| (&one.device, one.port, false, &one.netdev, &one.pci));
-    let mut unread = Unread::default();
-    let found = rails
-        .chain(others)
-        .map(|(device, port, is_rail, netdev, pci)| {
-            let class = format!("/sys/class/infiniband/{device}");
-            let counters = ["counters", "hw_counters"]
-                .iter()
-                .flat_map(|kind| counters(place, &format!("{class}/ports/{port}/{kind}")));
-            let function = Function {
-                vendor: place.text(format!("{class}/device/vendor")),
-                firmware: place.text(format!("{class}/fw_ver")),
-                board: place.text(format!("{class}/board_id")),
-                aer: pci.as_ref().and_then(|_| pcie::aer(place, &format!("{class}/device"))),
-                iommu: place.text(format!("{class}/device/iommu_group/type")),
-                mtu_bytes: netdev.as_ref().and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
-                pause: netdev.as_ref().filter(|_| is_rail).and_then(|name| unread.pause(pause(place, name), name)),
-                counters: counters.collect(),
-                device: device.clone(),
-                is_rail,
-                netdev: netdev.clone(),
-                pci: pci.clone(),
-            };
-            unread.note(&function);
-            function
-        })
-        .collect();
-    not_seen.extend(unread.into_not_seen());
+    let mut without_pause: Vec<(&str, String)> = Vec::new();
+    let mut found = Vec::new();
+    for (device, port, is_rail, netdev, pci) in rails.chain(others) {
+        let class = format!("/sys/class/infiniband/{device}");
+        let counters = ["counters", "hw_counters"].map(|kind| format!("{class}/ports/{port}/{kind}"));
+        let rail = netdev.as_ref().filter(|_| is_rail);
+        found.push(Function {
+            vendor: place.text(format!("{class}/device/vendor")),
+            firmware: place.text(format!("{class}/fw_ver")),
+            board: place.text(format!("{class}/board_id")),
+            aer: pci.as_ref().and_then(|_| pcie::aer(place, &format!("{class}/device"))),
+            iommu: place.text(format!("{class}/device/iommu_group/type")),
+            mtu_bytes: netdev.as_ref().and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
+            pause: rail.and_then(|name| pause(place, name).map_err(|why| without_pause.push((name, why))).ok()),
+            counters: counters.iter().flat_map(|folder| numbers(place, folder)).collect(),
+            device: device.clone(),
+            is_rail,
+            netdev: netdev.clone(),
+            pci: pci.clone(),
+        });
+    }
+    not_seen.extend(unread(&found));
+    let (netdevs, reasons): (Vec<&str>, Vec<String>) = without_pause.into_iter().unzip();
+    not_seen.extend(reasons.first().map(|why| NotSeen::new(format!("pause frames of {}", netdevs.join(", ")), why)));
     found
 }
 
-/// Functions with something unreadable, by name.
-#[derive(Default)]
-struct Unread {
-    /// Without a file for the configuration space, as in the software fabric.
-    configuration: Vec<String>,
-    payload: Vec<String>,
-    aer: Vec<String>,
-    counters: Vec<String>,
-    pause: Vec<(String, String)>,
+/// Names the functions with an unreadable fact, and the reason.
+fn unread(functions: &[Function]) -> Vec<NotSeen> {
+    const SIZES: &str = "PCIe payload and read request size";
+    // `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
+    const PRIVILEGED: &str =
+        "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
+    // The software fabric has no file for the configuration space.
+    let has_space = |one: &Function, has: bool| {
+        let unread = one.pci.as_ref().filter(|pci| pci.max_payload_bytes.is_none());
+        unread.is_some_and(|pci| pci.path.join("config").exists() == has)
+    };
+    type Test<'a> = &'a dyn Fn(&&Function) -> bool;
+    let kinds: [(&str, &str, Test); 4] = [
+        (SIZES, "sysfs shows no configuration space", &|one| has_space(one, false)),
+        (SIZES, PRIVILEGED, &|one| has_space(one, true)),
+        ("PCIe error counters", "the kernel has no aer_dev_* files for it", &|one| {
+            one.pci.is_some() && one.aer.is_none()
+        }),
+        ("port counters", "sysfs has none", &|one| one.is_rail && one.counters.is_empty()),
+    ];
+    let of = |(what, why, is_unread): (&str, &str, Test)| {
+        let names: Vec<&str> = functions.iter().filter(is_unread).map(|one| one.device.as_str()).collect();
+        (!names.is_empty()).then(|| NotSeen::new(format!("{what} of {}", names.join(", ")), why))
+    };
+    kinds.into_iter().filter_map(of).collect()
 }
 
-impl Unread {
-    fn note(&mut self, function: &Function) {
-        if let Some(pci) = &function.pci {
-            if pci.max_payload_bytes.is_none() {
-                let has_file = pci.path.join("config").exists();
-                let names = if has_file { &mut self.payload } else { &mut self.configuration };
-                names.push(function.device.clone());
-            }
-            if function.aer.is_none() {
-                self.aer.push(function.device.clone());
-            }
-        }
-        if function.is_rail && function.counters.is_empty() {
-            self.counters.push(function.device.clone());
-        }
-    }
-
-    fn pause(&mut self, answer: Result<Pause, String>, netdev: &str) -> Option<Pause> {
-        answer.map_err(|why| self.pause.push((netdev.to_owned(), why))).ok()
-    }
-
-    fn into_not_seen(self) -> Vec<NotSeen> {
-        let one = |what: &str, of: Vec<String>, why: &str| {
-            (!of.is_empty()).then(|| NotSeen { what: format!("{what} of {}", of.join(", ")), why: why.to_owned() })
-        };
-        let (netdevs, reasons): (Vec<String>, Vec<String>) = self.pause.into_iter().unzip();
-        let reason = reasons.first().cloned().unwrap_or_default();
-        const SIZES: &str = "PCIe payload and read request size";
-        // `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
-        const PRIVILEGED: &str = "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
-        [
-            one(SIZES, self.configuration, "sysfs shows no configuration space"),
-            one(SIZES, self.payload, PRIVILEGED),
-            one("PCIe error counters", self.aer, "the kernel has no aer_dev_* files for it"),
-            one("port counters", self.counters, "sysfs has none"),
-            one("pause frames", netdevs, &reason),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
-    }
-}
-
-/// Functions of Mellanox NICs that no RDMA device belongs to.
+/// Finds functions of Mellanox NICs without an RDMA device.
 pub(super) fn unbound(place: &Place) -> Vec<Unbound> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
         let read = |name: &str| place.text(format!("{folder}/{address}/{name}")).unwrap_or_default();
-        // An Ethernet or InfiniBand controller of Mellanox's.
-        read("vendor") == "0x15b3" && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
+        // An Ethernet or InfiniBand controller.
+        read("vendor") == MELLANOX && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
     };
     let names = place.names(folder).into_iter().filter(is_nic);
     names
@@ -161,7 +136,7 @@ pub(super) fn unbound(place: &Place) -> Vec<Unbound> {
         .collect()
 }
 
-fn counters(place: &Place, folder: &str) -> Vec<(String, u64)> {
+fn numbers(place: &Place, folder: &str) -> Vec<(String, u64)> {
     let names = place.names(folder).into_iter();
     names.filter_map(|name| Some((name.clone(), place.number(format!("{folder}/{name}"))?))).collect()
 }
@@ -170,7 +145,7 @@ fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }
 
-/// By `ethtool -a`, or what it said on a copied machine (`answers/ethtool-a/NETDEV`).
+/// Reads the output of `ethtool -a`, or of a copied machine `answers/ethtool-a/NETDEV`.
 fn pause(place: &Place, netdev: &str) -> Result<Pause, String> {
     let text = if place.is_live() {
         let output = ["ethtool", "/usr/sbin/ethtool"]

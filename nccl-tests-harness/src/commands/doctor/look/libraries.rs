@@ -1,4 +1,4 @@
-//! The libraries of a job: which libnccl, which network plugin, libibverbs with its provider, glibc.
+//! The libraries of a job: libnccl, the network plugin, libibverbs with its provider, and glibc.
 
 use super::elf::Library;
 use super::loader::Loader;
@@ -8,125 +8,132 @@ use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use std::path::{Path, PathBuf};
 
-/// What decides which libraries a process loads.
-#[derive(Debug, Clone, Default)]
-pub struct Loaded {
-    /// `LD_LIBRARY_PATH`.
-    pub library_path: String,
-    /// `LD_PRELOAD`.
-    pub preload: String,
-    /// `VLLM_NCCL_SO_PATH`.
-    pub vllm_nccl: Option<String>,
-    /// `NCCL_NET_PLUGIN`, where it is set.
-    pub net_plugin: Option<String>,
-    /// The verbs library's name.
-    pub verbs_library: String,
-    /// The user's home.
-    pub home: Option<String>,
-    /// The Python that is asked about.
+/// The facts that decide which libraries a job loads.
+pub struct Job<'a> {
+    /// The value of a variable, from the environment or NCCL's files.
+    pub value: &'a dyn Fn(&str) -> Option<String>,
+    /// The Python whose libnccl counts.
     pub python: Option<PathBuf>,
-    /// The program that is asked about.
+    /// The program whose libnccl counts.
     pub program: Option<PathBuf>,
     /// The plugin that belongs to this command line.
     pub own_plugin: Option<PathBuf>,
-    /// The running process that is asked about.
+    /// The running process that is examined.
     pub process: Option<Process>,
 }
 
-/// What was found.
+/// The libraries of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Libraries {
-    /// Every libnccl that would be loaded, or is, with how.
+    /// Every libnccl that would be loaded, or is.
     pub nccl: Vec<NcclFile>,
     /// The network plugin that NCCL would load.
     pub plugin: Option<Plugin>,
     /// Every copy of this plugin, each file once.
     pub copies: Vec<Plugin>,
-    /// libibverbs.
     pub verbs: Option<PathBuf>,
-    /// mlx5's provider for libibverbs.
+    /// The provider of libibverbs for mlx5.
     pub mlx5_provider: Option<PathBuf>,
-    /// glibc's version.
+    /// The version of glibc.
     pub glibc: Option<(u32, u32)>,
-    /// The process that was asked about.
+    /// The running process that is examined.
     pub process: Option<Process>,
 }
 
 /// A libnccl.
 #[derive(Debug, Clone)]
 pub struct NcclFile {
-    /// Where it is.
     pub path: PathBuf,
-    /// Who loads it: "the process", "torch", `LD_PRELOAD` ...
+    /// The program or variable that loads it, as in "the process" or `LD_PRELOAD`.
     pub by: String,
-    /// What it says of itself, or why it cannot be read.
+    /// Its content, or why that cannot be read.
     pub library: Result<Library, String>,
 }
 
 /// A network plugin.
 #[derive(Debug, Clone)]
 pub struct Plugin {
-    /// Where it is.
     pub path: PathBuf,
-    /// What it is.
-    pub kind: PluginKind,
-    /// Its build id.
-    pub build_id: String,
-    /// The glibc that it needs.
-    pub glibc: Option<(u32, u32)>,
+    pub library: Library,
 }
 
-/// What a network plugin is.
+/// The kinds of network plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PluginKind {
-    /// This one.
+    /// This plugin.
     Ours,
     /// HPC-X's, which NGC images have.
     HpcX,
-    /// Another one.
     Other,
+}
+
+impl Plugin {
+    pub fn kind(&self) -> PluginKind {
+        let has = |mark: &str| self.library.texts.iter().any(|text| text.starts_with(mark));
+        match () {
+            () if has("spark-rails") => PluginKind::Ours,
+            () if has("IBext") || self.path.to_string_lossy().contains("hpcx") => PluginKind::HpcX,
+            () => PluginKind::Other,
+        }
+    }
+
+    fn read(loader: &Loader, path: PathBuf) -> Option<Self> {
+        Some(Self { library: loader.read(&path).ok()?, path })
+    }
 }
 
 const NCCL: &str = "libnccl.so.2";
 
-/// Looks at the libraries of a job.
-pub fn libraries(place: &Place, loaded: &Loaded, not_seen: &mut Vec<NotSeen>) -> Libraries {
-    let loader = Loader::new(place, &loaded.library_path);
-    let verbs = match &loaded.process {
-        Some(process) => process.mapped("libibverbs.so").into_iter().next(),
-        None => None,
-    };
+/// Finds the libraries of a job.
+pub fn libraries(place: &Place, job: Job<'_>, not_seen: &mut Vec<NotSeen>) -> Libraries {
+    let loader = Loader::new(place, &job.text("LD_LIBRARY_PATH"));
+    let mapped = job.process.as_ref().and_then(|process| process.mapped("libibverbs.so").into_iter().next());
+    let verbs = job.filled("NCCL_IBVERBS_LIB").unwrap_or_else(|| "libibverbs.so.1".to_owned());
     let libc = loader.find("libc.so.6", None);
     Libraries {
-        nccl: nccl(place, &loader, loaded, not_seen),
-        plugin: plugin(&loader, loaded),
-        copies: copies(place, &loader, loaded, not_seen),
-        verbs: verbs.or_else(|| loader.find(&loaded.verbs_library, None)),
+        nccl: nccl(place, &loader, &job, not_seen),
+        plugin: plugin(&loader, &job),
+        copies: copies(place, &loader, &job, not_seen),
+        verbs: mapped.or_else(|| loader.find(&verbs, None)),
         mlx5_provider: mlx5_provider(place, &loader),
         glibc: libc.and_then(|path| loader.read(&path).ok()).and_then(|library| library.libc_version()),
-        process: loaded.process.clone(),
+        process: job.process,
     }
 }
 
-fn nccl(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<NotSeen>) -> Vec<NcclFile> {
+impl Job<'_> {
+    fn text(&self, name: &str) -> String {
+        (self.value)(name).unwrap_or_default()
+    }
+
+    fn filled(&self, name: &str) -> Option<String> {
+        (self.value)(name).filter(|value| !value.is_empty())
+    }
+
+    fn packages(&self, place: &Place, python: &Path) -> Result<Vec<PathBuf>, String> {
+        python::packages(place, python, (self.value)("HOME").as_deref())
+    }
+}
+
+fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<NcclFile> {
     let mut found: Vec<(PathBuf, String)> = Vec::new();
-    if let Some(process) = &loaded.process {
+    if let Some(process) = &job.process {
         found.extend(process.mapped("libnccl.so").into_iter().map(|path| (path, format!("process {}", process.pid))));
     } else {
-        let preloaded = loaded.preload.split([':', ' ']).filter(|name| name.contains("libnccl.so"));
+        let preload = job.text("LD_PRELOAD");
+        let preloaded = preload.split([':', ' ']).filter(|name| name.contains("libnccl.so"));
         found.extend(preloaded.map(|name| (PathBuf::from(name), "LD_PRELOAD".to_owned())));
-        found.extend(loaded.vllm_nccl.iter().map(|name| (PathBuf::from(name), "VLLM_NCCL_SO_PATH".to_owned())));
-        if let Some(program) = &loaded.program {
+        found.extend(job.filled("VLLM_NCCL_SO_PATH").map(|name| (name.into(), "VLLM_NCCL_SO_PATH".to_owned())));
+        if let Some(program) = &job.program {
+            let shown = program.display().to_string();
             match loader.read(program) {
-                Ok(library) => found.extend(
-                    loader.find(NCCL, Some((program, &library))).map(|path| (path, program.display().to_string())),
-                ),
-                Err(why) => not_seen.push(NotSeen { what: format!("what {} would load", program.display()), why }),
+                Ok(library) => found.extend(loader.find(NCCL, Some((program, &library))).map(|path| (path, shown))),
+                Err(why) => not_seen.push(NotSeen::new(format!("what {shown} would load"), why)),
             }
-        } else if let Some(python) = &loaded.python {
-            match python::packages(place, python, loaded.home.as_deref()) {
+        } else if let Some(python) = &job.python {
+            match job.packages(place, python) {
                 Ok(folders) => found.extend(of_packages(place, loader, &folders, python)),
-                Err(why) => not_seen.push(NotSeen { what: "the libnccl that Python would load".to_owned(), why }),
+                Err(why) => not_seen.push(NotSeen::new("the libnccl that Python would load", why)),
             }
         }
         found.extend(loader.find(NCCL, None).map(|path| (path, "the dynamic loader".to_owned())));
@@ -142,7 +149,8 @@ fn nccl(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<NotS
     files
 }
 
-/// What PyTorch's library asks for, by its own search path; NVIDIA's wheel where there is no PyTorch.
+/// The libnccl of PyTorch's library, by its own search path, or of NVIDIA's wheel where there is no
+/// PyTorch.
 fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Path) -> Option<(PathBuf, String)> {
     let torch = folders.iter().map(|folder| folder.join("torch/lib/libtorch_cuda.so")).find(|path| place.has(path));
     if let Some(torch) = torch {
@@ -153,49 +161,32 @@ fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Pat
     Some((wheel, format!("NVIDIA's wheel of {}", python.display())))
 }
 
-/// The plugin that NCCL loads: the first of the list that is there (`openPluginLib` in NCCL's plugin_open.cc).
-fn plugin(loader: &Loader, loaded: &Loaded) -> Option<Plugin> {
-    if let Some(process) = &loaded.process {
-        let mapped = process.maps.iter().filter(|path| {
-            path.file_name().is_some_and(|name| {
-                name.to_string_lossy().starts_with("libnccl") && name.to_string_lossy().contains("net")
-            })
-        });
-        return mapped.filter_map(|path| identify(loader, path)).next();
+/// Finds the plugin that NCCL loads: the first of the list that exists (`openPluginLib` in NCCL's
+/// plugin_open.cc).
+fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
+    if let Some(process) = &job.process {
+        let is_network = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("net"));
+        let mapped = process.mapped("libnccl").into_iter().filter(is_network);
+        return mapped.filter_map(|path| Plugin::read(loader, path)).next();
     }
-    let list = loaded.net_plugin.as_deref().unwrap_or("libnccl-net.so");
+    let list = (job.value)("NCCL_NET_PLUGIN").unwrap_or_else(|| "libnccl-net.so".to_owned());
     list.split(',').filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none")).find_map(|name| {
         let long = format!("libnccl-net-{name}.so");
-        let path = loader.find(name, None).or_else(|| loader.find(&long, None))?;
-        identify(loader, &path)
+        Plugin::read(loader, loader.find(name, None).or_else(|| loader.find(&long, None))?)
     })
 }
 
-fn identify(loader: &Loader, path: &Path) -> Option<Plugin> {
-    let library = loader.read(path).ok()?;
-    let has = |mark: &str| library.texts.iter().any(|text| text.starts_with(mark));
-    let kind = match () {
-        () if has("spark-rails") => PluginKind::Ours,
-        () if has("IBext") || path.to_string_lossy().contains("hpcx") => PluginKind::HpcX,
-        () => PluginKind::Other,
-    };
-    Some(Plugin { path: path.to_owned(), kind, build_id: library.build_id, glibc: library.glibc })
-}
-
-/// Where installation, packages and wheels put this plugin, and where the job's variables name it.
-fn copies(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
+/// Finds the copies of this plugin: at the places of installation, packages and wheels, and where
+/// the job's variables name one.
+fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
     const NAME: &str = "libnccl-net-spark.so";
-    let mut candidates: Vec<PathBuf> = loaded.own_plugin.iter().cloned().collect();
-    candidates.extend(
-        loaded.net_plugin.iter().flat_map(|list| list.split(',')).filter(|name| name.contains('/')).map(PathBuf::from),
-    );
+    let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));
+    let mut candidates: Vec<PathBuf> = job.own_plugin.iter().cloned().collect();
+    candidates.extend(list.split(',').filter(|name| name.contains('/')).map(PathBuf::from));
     candidates.push(PathBuf::from("/usr/local/lib").join(NAME));
-    let folders = loader.folders().iter().map(String::as_str).chain(loaded.library_path.split(':'));
+    let folders = loader.folders().iter().map(String::as_str).chain(library_path.split(':'));
     candidates.extend(folders.flat_map(|folder| [NAME, "libnccl-net.so"].map(|name| Path::new(folder).join(name))));
-    let packages = loaded
-        .python
-        .iter()
-        .flat_map(|python| python::packages(place, python, loaded.home.as_deref()).unwrap_or_default());
+    let packages = job.python.iter().flat_map(|python| job.packages(place, python).unwrap_or_default());
     candidates.extend(packages.map(|folder| folder.join("nccl_net_spark/lib").join(NAME)));
     let mut found: Vec<Plugin> = Vec::new();
     for candidate in candidates.iter().filter(|path| path.is_absolute() && place.has(path)) {
@@ -203,11 +194,11 @@ fn copies(place: &Place, loader: &Loader, loaded: &Loaded, not_seen: &mut Vec<No
         if found.iter().any(|known| is_same_file(place, &known.path, &path)) {
             continue;
         }
-        match identify(loader, &path) {
-            Some(plugin) if plugin.kind == PluginKind::Ours => found.push(plugin),
+        let shown = path.display().to_string();
+        match Plugin::read(loader, path) {
+            Some(plugin) if plugin.kind() == PluginKind::Ours => found.push(plugin),
             Some(_) => {}
-            None => not_seen
-                .push(NotSeen { what: path.display().to_string(), why: "it is not a readable ELF file".to_owned() }),
+            None => not_seen.push(NotSeen::new(shown, "it is not a readable ELF file")),
         }
     }
     found

@@ -1,15 +1,15 @@
-//! The machine as a whole: firmware, kernel, memory, limits, device files, processors.
+//! Firmware, kernel, memory, limits, device files and processors of the machine.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::rails::CudaDevice;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 /// A machine, without its network.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Machine {
-    /// What sort of container this is, by the mark that its engine leaves.
+    /// The kind of container, by the mark that its engine leaves.
     pub container: Option<&'static str>,
     /// Maker and product.
     pub product: Option<String>,
@@ -19,48 +19,39 @@ pub struct Machine {
     pub kernel: Option<String>,
     /// The contiguous memory area, total and free, in KiB.
     pub cma_kib: Option<(u64, u64)>,
-    /// The limit of locked memory in bytes; `u64::MAX` for none, or where the process may pass it by (CAP_IPC_LOCK).
+    /// The limit of locked memory in bytes. `u64::MAX` means no limit, or a process with
+    /// CAP_IPC_LOCK.
     pub memlock_bytes: Option<u64>,
-    /// The file of each RDMA device, in the order of their names.
+    /// The file of each RDMA device, sorted by device.
     pub device_files: Vec<DeviceFile>,
-    /// Whether there is a folder /dev/infiniband.
+    /// True where the folder /dev/infiniband exists.
     pub has_dev_infiniband: bool,
     /// Loaded kernel modules of interest.
     pub modules: Vec<String>,
     /// Files that load nvidia-peermem at boot.
     pub peermem_files: Vec<String>,
-    /// Whether DGX OS's hotplug handler is switched on by its marker file.
+    /// True where the marker file of DGX OS's hotplug handler exists.
     pub has_hotplug_marker: bool,
-    /// What the handler's state file says.
+    /// The content of the handler's state file.
     pub hotplug_state: Option<String>,
-    /// The processors.
     pub cpus: Cpus,
 }
 
 /// The file of an RDMA device.
 #[derive(Debug)]
 pub struct DeviceFile {
-    /// The RDMA device.
     pub device: String,
-    /// Its file.
     pub file: String,
-    /// Why it cannot be opened.
+    /// The reason why it cannot be opened.
     pub error: Option<io::Error>,
-}
-
-impl Clone for DeviceFile {
-    fn clone(&self) -> Self {
-        let error = self.error.as_ref().map(|error| io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0)));
-        Self { device: self.device.clone(), file: self.file.clone(), error }
-    }
 }
 
 /// The processors, as far as latency depends on them.
 #[derive(Debug, Clone, Default)]
 pub struct Cpus {
-    /// Those that the process may use.
+    /// The processors that the process may use.
     pub allowed: Vec<u32>,
-    /// The capacity of each processor, by number; empty where the kernel does not say.
+    /// The capacity of each processor, by number; empty where the kernel does not tell.
     pub capacities: Vec<(u32, u64)>,
     /// The idle states of the first processor that the process may use.
     pub idle: Vec<IdleState>,
@@ -69,15 +60,13 @@ pub struct Cpus {
 /// An idle state of a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleState {
-    /// Its name.
     pub name: String,
-    /// How long the processor takes to leave it.
+    /// The time to leave the state.
     pub latency_us: u64,
-    /// Whether it may be used.
     pub is_enabled: bool,
 }
 
-/// Reads it. `pid` is the process whose limits and processors count; `None` for this one.
+/// Reads a machine. Limits and processors are those of process `pid`, or of this one.
 pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
     let process = pid.map_or("/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
     let dmi = |name: &str| place.text(format!("/sys/class/dmi/id/{name}"));
@@ -108,7 +97,7 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
     };
     let mut missing = |is_missing: bool, what: &str, why: &str| {
         if is_missing {
-            not_seen.push(NotSeen { what: what.to_owned(), why: why.to_owned() });
+            not_seen.push(NotSeen::new(what, why));
         }
     };
     missing(machine.memlock_bytes.is_none(), "the limit of locked memory", &format!("{process}/limits cannot be read"));
@@ -128,7 +117,7 @@ fn container(place: &Place) -> Option<&'static str> {
     marks.into_iter().find(|(mark, _)| place.has(mark)).map(|(_, name)| name)
 }
 
-/// `CmaTotal` and `CmaFree`.
+/// Reads `CmaTotal` and `CmaFree`.
 fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     let text = place.text("/proc/meminfo")?;
     let value = |name: &str| {
@@ -138,7 +127,8 @@ fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     Some((value("CmaTotal:")?, value("CmaFree:")?))
 }
 
-/// The soft limit. Who has CAP_IPC_LOCK has none (`ib_umem_get` in the kernel's drivers/infiniband/core/umem.c).
+/// Reads the soft limit. A process with CAP_IPC_LOCK has none (`ib_umem_get` in the kernel's
+/// drivers/infiniband/core/umem.c).
 fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let status = place.text(format!("{process}/status")).unwrap_or_default();
@@ -155,7 +145,7 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     }
 }
 
-/// Each RDMA device with its uverbs file; a device without one is its own file's absence.
+/// Opens the uverbs file of each RDMA device. A missing file is an error of its device.
 fn device_files(place: &Place) -> Vec<DeviceFile> {
     let class = "/sys/class/infiniband_verbs";
     let named = place.names(class).into_iter().filter(|name| name.starts_with("uverbs")).filter_map(|name| {
@@ -217,26 +207,16 @@ fn cpu_list(text: &str) -> Vec<u32> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
-/// What `answers/cuda` of a copied machine says: a line for each GPU, `INTEGRATED GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED`.
+/// Reads `answers/cuda` of a copied machine: a line for each GPU, `INTEGRATED
+/// GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED`.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
-    let text = match place.read("/answers/cuda") {
-        Ok(Some(text)) => text,
-        Ok(None) => return Err("the copy has no answers/cuda".to_owned()),
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            return Err("answers/cuda cannot be read".to_owned());
-        }
-        Err(error) => return Err(error.to_string()),
-    };
+    let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;
     let device = |line: &str| {
-        let mut digits = line.split_whitespace().map(|digit| match digit {
-            "1" => Some(true),
-            "0" => Some(false),
-            _ => None,
-        });
-        let mut next = || digits.next().flatten();
+        let mut digits = line.split_whitespace();
+        let mut next = || digits.next().and_then(|digit| Some(digit.parse::<u8>().ok()? == 1));
         CudaDevice { is_integrated: next(), has_gpu_direct_rdma: next(), has_dma_buf: next() }
     };
-    Ok(text.lines().map(device).collect())
+    Ok(text.ok_or("the copy has no answers/cuda")?.lines().map(device).collect())
 }
 
 #[cfg(test)]

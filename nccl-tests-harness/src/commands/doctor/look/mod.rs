@@ -20,7 +20,7 @@ mod python;
 
 pub use elf::Library;
 pub use functions::{Function, Unbound};
-pub use libraries::{Libraries, Loaded, NcclFile, PluginKind, libraries};
+pub use libraries::{Job, Libraries, NcclFile, PluginKind, libraries};
 pub use machine::{Cpus, DeviceFile, Machine};
 pub use pcie::{Aer, PciePort};
 pub use process::Process;
@@ -34,35 +34,32 @@ use nccl_net_spark::interfaces::Interface;
 use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
 use std::path::PathBuf;
 
-/// All that was read of a machine.
+/// The facts of a machine.
 #[derive(Debug)]
 pub struct Facts {
-    /// The machine as a whole.
     pub machine: Machine,
-    /// Its RDMA functions.
     pub functions: Vec<Function>,
     /// Functions of RDMA-capable NICs that have no RDMA device.
     pub unbound: Vec<Unbound>,
-    /// The PCIe ports above its functions.
+    /// PCIe ports above the functions.
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of functions and ports.
     pub pcie_log: Vec<String>,
-    /// NetworkManager's automatic profiles on interfaces of functions.
+    /// NetworkManager's automatic profiles on the functions' interfaces.
     pub profiles: Vec<AutomaticProfile>,
-    /// Its network interfaces.
     pub interfaces: Vec<Interface>,
-    /// Its ports, and what they amount to.
+    /// The rails and the other ports, as the plugin finds them.
     pub survey: Survey,
-    /// Why verbs could not be asked for the ports, where sysfs stands in.
+    /// The error of verbs, where sysfs was read in place of it.
     pub verbs: Result<(), String>,
     /// The GPUs' attributes.
     pub cuda: Result<Vec<CudaDevice>, String>,
 }
 
-/// Reads a machine. `pid` is the process whose limits and processors count; `None` for this one.
+/// Reads a machine. Limits and processors are those of process `pid`, or of this one.
 pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: &mut Vec<NotSeen>) -> Facts {
     let interfaces = interfaces::all(place).unwrap_or_else(|why| {
-        not_seen.push(NotSeen { what: "network interfaces and their addresses".to_owned(), why });
+        not_seen.push(NotSeen::new("network interfaces and their addresses", why));
         Vec::new()
     });
     let config = config(variables);
@@ -72,10 +69,10 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     let survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
     let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
     if let Err(why) = &cuda {
-        not_seen.push(NotSeen { what: "CUDA's attributes of the GPUs".to_owned(), why: why.clone() });
+        not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
     }
     let mut machine = machine::machine(place, pid, not_seen);
-    // What verbs has opened can be opened: the software fabric has no device files.
+    // Verbs has opened the devices. The software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &survey, not_seen);
     let ports = pcie::ports(place, &survey);
@@ -96,17 +93,18 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     }
 }
 
-/// The settings of the plugin with some variables. One that is not usable has a finding of its own, and counts as unset here.
+/// The plugin's settings with these variables. One with a refused value has a finding of its own,
+/// and counts as unset here.
 fn config(variables: &[Variable]) -> Config {
     let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
     let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Each is usable by itself, and no setting depends on another; without any the defaults hold.
+    // Each is accepted by itself, and no setting depends on another. Without any, the defaults hold.
     Config::from_variables(&pairs)
         .or_else(|_| Config::from_variables(&[]))
         .unwrap_or_else(|error| unreachable!("{error}"))
 }
 
-/// The ports by verbs, or by sysfs where verbs cannot be asked.
+/// Reads the ports by verbs, or by sysfs where verbs fails.
 fn ports(place: &Place, config: &Config, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
     let by_sysfs = || rails::ports_from_sysfs(&place.path("/sys"));
     if !place.is_live() {
@@ -116,10 +114,7 @@ fn ports(place: &Place, config: &Config, not_seen: &mut Vec<NotSeen>) -> (Vec<Po
         Ok(ports) => (ports, Ok(())),
         Err(error) => {
             let why = error.to_string();
-            not_seen.push(NotSeen {
-                what: "what verbs says of the ports; sysfs alone was read".to_owned(),
-                why: why.clone(),
-            });
+            not_seen.push(NotSeen::new("what verbs says of the ports; sysfs alone was read", &why));
             (by_sysfs(), Err(why))
         }
     }

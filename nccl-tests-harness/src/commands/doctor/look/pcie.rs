@@ -8,29 +8,26 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// PCIe errors that the kernel has counted since boot.
+/// Counts of PCIe errors since boot, by the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aer {
     /// Corrected by the link.
     pub correctable: u64,
     /// Uncorrected, and not fatal.
     pub nonfatal: u64,
-    /// Fatal.
     pub fatal: u64,
 }
 
 /// A PCIe port above the NIC's functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePort {
-    /// PCI address.
     pub address: String,
-    /// RDMA devices below it; none where the kernel has removed the NIC.
+    /// RDMA devices below the port; none where the kernel has removed the NIC.
     pub devices: Vec<String>,
-    /// Errors, where the kernel counts them.
     pub aer: Option<Aer>,
 }
 
-/// The root ports above a Spark's NIC. They are read also when nothing is below them.
+/// The root ports above a Spark's NIC. They are read even without a device below them.
 const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
 /// The ports above the survey's functions.
@@ -59,7 +56,7 @@ pub(super) fn ports(place: &Place, survey: &Survey) -> Vec<PciePort> {
     ports
 }
 
-/// Errors that a PCI device has seen.
+/// Reads the error counters of a PCI device.
 pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     let total = |kind: &str, name: &str| -> Option<u64> {
         let text = place.text(Path::new(folder).join(format!("aer_dev_{kind}")))?;
@@ -72,8 +69,8 @@ pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     })
 }
 
-/// Errors of a root port and of the devices below it, as reported to the port. These counters stay
-/// when a device is removed; the device's own do not.
+/// Reads a root port's counters of errors that it and the devices below it have reported. They
+/// outlive the removal of a device, unlike the device's own.
 fn messages(place: &Place, folder: &str) -> Option<Aer> {
     let total = |kind: &str| place.number(format!("{folder}/aer_rootport_total_err_{kind}"));
     Some(Aer { correctable: total("cor")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
@@ -94,8 +91,7 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         return Vec::new();
     }
     let text = kernel_log(place).unwrap_or_else(|error| {
-        let why = format!("/dev/kmsg: {error}");
-        not_seen.push(NotSeen { what: "PCIe errors in the kernel log".to_owned(), why });
+        not_seen.push(NotSeen::new("PCIe errors in the kernel log", format!("/dev/kmsg: {error}")));
         String::new()
     });
     // Priority, number, time and flags, then the text; a line with a blank first has its properties.

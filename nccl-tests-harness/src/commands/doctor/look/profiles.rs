@@ -1,7 +1,7 @@
 //! NetworkManager's automatic profiles, by `nmcli`.
 //!
-//! NetworkManager's own files of them belong to root, and its state files name no profile that
-//! still asks for an address.
+//! NetworkManager keeps them in files of root, and its state files name no profile that still asks
+//! for an address.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -10,11 +10,9 @@ use std::process::Command;
 /// An automatic profile that is active on an interface and asks for a DHCP address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AutomaticProfile {
-    /// The interface.
     pub netdev: String,
     /// The profile's name; a translation of "Wired connection 1".
     pub name: String,
-    /// The profile's UUID.
     pub uuid: String,
 }
 
@@ -32,7 +30,7 @@ pub(super) fn automatic_profiles(
         return Vec::new();
     }
     read(place, netdevs).unwrap_or_else(|why| {
-        not_seen.push(NotSeen { what: "NetworkManager's profiles".to_owned(), why });
+        not_seen.push(NotSeen::new("NetworkManager's profiles", why));
         Vec::new()
     })
 }
@@ -49,7 +47,7 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
         if !netdevs.contains(&netdev) {
             continue;
         }
-        // Once an owner has given it addresses, it is no longer "auto".
+        // The method is no longer "auto" once an owner has given the profile addresses.
         let method = nmcli(place, &["--get-values", "ipv4.method", "connection", "show", uuid], uuid)?;
         if method.trim() == "auto" {
             let [netdev, name, uuid] = [netdev, name, uuid].map(str::to_owned);
@@ -59,8 +57,8 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
     Ok(found)
 }
 
-/// What `nmcli` prints, or on a copied machine `answers/nmcli/NAME`. Nothing where it is not
-/// installed, or NetworkManager does not run.
+/// Returns the output of `nmcli`, or of a copied machine `answers/nmcli/NAME`. The output is empty
+/// where `nmcli` is not installed or NetworkManager does not run.
 fn nmcli(place: &Place, arguments: &[&str], name: &str) -> Result<String, String> {
     /// `timeout` ended it.
     const TIMED_OUT: i32 = 124;

@@ -19,13 +19,13 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     let (a, b) = (&here.host, &there.host);
     if here.program != there.program {
         let text = format!("nccl-spark is {} on {a} and {} on {b}: nothing is measured", here.program, there.program);
-        found.push(Finding::new(Severity::Fragile, Id::PeerVersion, text));
+        found.push(Id::PeerVersion.finding(text));
     }
     match (&here.plugin, &there.plugin) {
         (Some(one), Some(other)) if one.sha256 != other.sha256 => {
             let text = format!("{} of {a} and {} of {b} are different builds of the plugin", one.path, other.path);
             let cure = format!("scp {} {b}:{}", one.path, other.path);
-            found.push(Finding::new(Severity::Fragile, Id::PeerPlugin, text).cured_by(cure));
+            found.push(Id::PeerPlugin.finding(text).cured_by(cure));
         }
         (Some(_), None) => found.push(no_plugin(b)),
         (None, Some(_)) => found.push(no_plugin(a)),
@@ -39,7 +39,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
                 version(&one.version),
                 version(&other.version)
             );
-            found.push(Finding::new(Severity::Fragile, Id::PeerNccl, text));
+            found.push(Id::PeerNccl.finding(text));
         } else if one.build_id != other.build_id {
             let text = format!(
                 "NCCL {} is another build on {a} (build id {}) than on {b} ({})",
@@ -47,7 +47,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
                 one.build_id,
                 other.build_id
             );
-            found.push(Finding::new(Severity::Note, Id::PeerNcclBuild, text));
+            found.push(Id::PeerNcclBuild.finding(text));
         }
     }
 }
@@ -55,7 +55,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
 fn no_plugin(host: &str) -> Finding {
     let text =
         format!("{host} has no plugin that can be read: NCCL uses another network there, and the job does not start");
-    Finding::new(Severity::Broken, Id::PeerPluginMissing, text).cured_by("sudo nccl-spark install    # there")
+    Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
 /// What the tuner decides by; the plugin compares that itself when it connects.
@@ -77,7 +77,7 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
             _ => (Severity::Fragile, Id::PeerSettings, "ranks that decide differently hang"),
         };
         let text = format!("{name} is {} on {} and {} on {}: {what}", word(one), here.host, word(other), there.host);
-        found.push(Finding::new(severity, id, text).cured_by(format!("unset {name}    # on both, or set it on both")));
+        found.push(id.finding(text).at(severity).cured_by(format!("unset {name}    # on both, or set it on both")));
     }
 }
 
@@ -100,7 +100,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             addresses(there)
         );
         found.push(
-            Finding::new(Severity::Broken, Id::NoCommonSubnet, text)
+            Id::NoCommonSubnet
+                .finding(text)
                 .cured_by("nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet"),
         );
         return;
@@ -115,7 +116,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             let (less, host) = if one.mtu_bytes < other.mtu_bytes { (one, here) } else { (other, there) };
             let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
             let cure = format!("sudo ip link set {netdev} mtu 9000    # on {}", host.host);
-            found.push(Finding::new(Severity::Slow, Id::PeerMtu, text).cured_by(cure));
+            found.push(Id::PeerMtu.finding(text).cured_by(cure));
         }
         if one.phys_port.is_some() && other.phys_port.is_some() && one.phys_port != other.phys_port {
             let port = |port: &Option<String>| port.clone().unwrap_or_default();
@@ -126,7 +127,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
                 port(&other.phys_port),
                 there.host
             );
-            found.push(Finding::new(Severity::Note, Id::AsymmetricCabling, text));
+            found.push(Id::AsymmetricCabling.finding(text));
         }
     }
     without_a_pair(here, there, pairs.iter().map(|pair| pair.here).collect(), found);
@@ -145,7 +146,8 @@ fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut V
             rail.name, host.host, other.host
         );
         found.push(
-            Finding::new(Severity::Slow, Id::PeerHalfCable, text)
+            Id::PeerHalfCable
+                .finding(text)
                 .cured_by(format!("ip address show    # on {}: an address in the subnet of {}", other.host, rail.name)),
         );
     }

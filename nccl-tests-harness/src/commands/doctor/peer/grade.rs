@@ -26,7 +26,9 @@ fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Ve
         };
         let text = format!("nothing gets through to {host} by {} ({what}): {why}", path.name());
         found.push(
-            Finding::new(severity, Id::PairUnreachable, text)
+            Id::PairUnreachable
+                .finding(text)
+                .at(severity)
                 .cured_by("nccl-spark doctor    # on both: cable, port, address, VLAN, MTU, ARP"),
         );
     }
@@ -37,7 +39,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
         if let Some(figures) = path.figures().filter(|figures| figures.wrong_bytes > 0) {
             let text =
                 format!("{} wrong bytes arrived by {}: data is not safe there", figures.wrong_bytes, path.name());
-            found.push(Finding::new(Severity::Broken, Id::WrongBytes, text));
+            found.push(Id::WrongBytes.finding(text));
         }
     }
 }
@@ -52,7 +54,7 @@ fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
             "packets above {path_mtu} bytes get lost between {here} here and {there} of {host}, whose ports have \
              path MTU {port_mtu}: the plugin uses path MTU {path_mtu} there"
         );
-        found.push(Finding::new(Severity::Slow, Id::SwitchMtu, text).cured_by(SWITCH_PORTS));
+        found.push(Id::SwitchMtu.finding(text).cured_by(SWITCH_PORTS));
     }
 }
 
@@ -82,16 +84,15 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
                 let text = format!(
                     "{names} of {host} is slow though its link, port and MTU are as they should be: {rates}; {others}"
                 );
-                Finding::new(Severity::Slow, Id::SlowRail, text).cured_by(POWER_CYCLE)
+                Id::SlowRail.finding(text).cured_by(POWER_CYCLE)
             }
             (Some(Grade::Bad), None) => {
                 let text = format!("{names} of {host} is slow: {rates}");
-                Finding::new(Severity::Slow, Id::SlowPath, text)
+                Id::SlowPath
+                    .finding(text)
                     .cured_by("nccl-spark doctor    # on both: processors, idle states, pause frames, counters")
             }
-            (Some(Grade::Fair), _) => {
-                Finding::new(Severity::Note, Id::FairRail, format!("{names} of {host} is below 90 %: {rates}"))
-            }
+            (Some(Grade::Fair), _) => Id::FairRail.finding(format!("{names} of {host} is below 90 %: {rates}")),
             (Some(Grade::Good) | None, _) => continue,
         };
         found.push(finding);
@@ -124,7 +125,8 @@ fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
         Grade::Bad if !pairs.iter().any(is_bad) => {
             let text = format!("all rails to {host} together are slow though each by itself is not: {rates}");
             Some(
-                Finding::new(Severity::Slow, Id::SlowMerged, text)
+                Id::SlowMerged
+                    .finding(text)
                     .cured_by("nccl-spark doctor    # on both: processors, PCIe payload, pause frames"),
             )
         }

@@ -35,7 +35,7 @@ impl Host {
     /// # Errors
     /// A setting that is not usable, which would stop the plugin in each measurement.
     pub fn new(place: &Place, answer: &Answer, seen: &Seen, program: &Path) -> Result<Self> {
-        let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind == PluginKind::Ours);
+        let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
             Some(plugin) => plugin.path.clone(),
             None => places::library(None, program)?,

@@ -30,7 +30,7 @@ pub use partner::{address, end_with_input, run as serve};
 pub use reach::Peer;
 
 use super::answer::Answer;
-use super::finding::{Finding, Severity};
+use super::finding::Finding;
 use super::id::Id;
 use super::rail::{Pair, pairs};
 use super::together::{Path, Together};
@@ -65,7 +65,7 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     found.extend(grade::judge(&there.host, alone, merged.first()));
     if let Some(error) = lost {
         let text = format!("the partner on {} ended before all was measured: {error:#}", there.host);
-        found.push(Finding::new(Severity::Broken, Id::PeerLost, text).cured_by("nccl-spark doctor    # there"));
+        found.push(Id::PeerLost.finding(text).cured_by("nccl-spark doctor    # there"));
     }
     answer.findings.extend(found);
     answer.peer = Some(Together { host: there.host, verdict: there.verdict, findings: there.findings, paths });

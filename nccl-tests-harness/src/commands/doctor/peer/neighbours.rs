@@ -3,7 +3,7 @@
 //! one.
 
 use super::sheet::{MOST, Neighbour, Sheet};
-use crate::commands::doctor::finding::{Finding, Severity};
+use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::{Pair, RailSheet};
@@ -60,19 +60,13 @@ fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) 
     let (seer, owner, Neighbour { address, hardware, .. }) = (&viewer.host, &other.host, entry);
     let answering = other.interfaces.iter().find(|(_, address)| is_that(address)).map(|(name, _)| name);
     Some(match answering {
-        Some(answering) => Finding::new(
-            Severity::Fragile,
-            Id::ArpAnsweredByAnother,
-            format!(
+        Some(answering) => Id::ArpAnsweredByAnother.finding(format!(
                 "{seer} sends what is for {address} ({netdev} of {owner}) to {hardware}, which is {answering} of {owner}: the functions of \
                  {owner} answer ARP for each other"
             ),
         )
         .cured_by(format!("ssh {owner} sudo {ARP_CURE}    # and on {seer}: sudo ip neigh flush to {address}")),
-        None => Finding::new(
-            Severity::Fragile,
-            Id::ArpForeign,
-            format!(
+        None => Id::ArpForeign.finding(format!(
                 "{seer} sends what is for {address} ({netdev} of {owner}, {own}) to {hardware}, which is no interface of {owner}: \
                  another host has this address too"
             ),

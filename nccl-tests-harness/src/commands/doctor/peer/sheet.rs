@@ -2,10 +2,10 @@
 //! have to fit together.
 
 use crate::commands::doctor::answer::{Answer, Seen};
-use crate::commands::doctor::finding::Verdict;
+use crate::commands::doctor::finding::{Finding, Verdict};
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::RailSheet;
-use crate::commands::doctor::together::Remote;
+use crate::commands::rails::Found;
 use crate::output;
 use crate::ranks::seats;
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub struct Sheet {
     /// The verdict of its own doctor.
     pub verdict: Verdict,
     /// The findings of its own doctor.
-    pub findings: Vec<Remote>,
+    pub findings: Vec<Finding>,
 }
 
 /// A copy of this plugin.
@@ -95,7 +95,7 @@ impl Sheet {
         let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
         let all =
             settings.iter().cloned().chain(variables).filter(|(name, value)| has_to_agree(name) && !value.is_empty());
-        let (survey, interfaces) = (&seen.facts.survey, seen.facts.interfaces.iter());
+        let (listed, interfaces) = (Found::from(seen.facts.survey.clone()), seen.facts.interfaces.iter());
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
             host: seats::host(),
@@ -110,11 +110,11 @@ impl Sheet {
                 })
             }),
             settings: all.collect(),
-            rails: survey.rails.iter().map(|rail| RailSheet::of(rail, survey)).collect(),
+            rails: RailSheet::all(&listed.rails, &listed.pcie_links),
             interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),
             neighbours: Vec::new(),
             verdict: answer.verdict,
-            findings: answer.findings.iter().take(MOST).map(Remote::from).collect(),
+            findings: answer.findings.iter().take(MOST).cloned().collect(),
         }
     }
 

@@ -8,7 +8,8 @@ use super::reach::parse;
 use super::sheet::{NcclSheet, Neighbour, PluginSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 use crate::commands::doctor::rail::{Pair, RailSheet, pairs};
-use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate, Remote};
+use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
@@ -48,7 +49,11 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
 const SUBNETS: [u8; 4] = [100, 101, 102, 103];
 
 fn ids(found: &[Finding]) -> Vec<(Severity, &'static str)> {
-    found.iter().map(|finding| (finding.severity, finding.id)).collect()
+    let own = |finding: &Finding| match finding.id {
+        Cow::Borrowed(id) => (finding.severity, id),
+        Cow::Owned(_) => panic!("{finding:?} has the id of another host"),
+    };
+    found.iter().map(own).collect()
 }
 
 fn compared(here: &Sheet, there: &Sheet) -> Vec<Finding> {
@@ -134,7 +139,7 @@ fn each_difference_is_found_on_either_side_and_names_both_hosts() {
             let mut hosts = [spark(1, SUBNETS), spark(2, SUBNETS)];
             plant(&mut hosts[usize::from(is_there)]);
             let found = compared(&hosts[0], &hosts[1]);
-            let is_it = |one: &Finding| (one.severity, one.id) == (severity, id);
+            let is_it = |one: &Finding| (one.severity, &*one.id) == (severity, id);
             assert!(!found.is_empty() && found.iter().all(is_it), "{what}: {found:?}");
             let text = &found[0].text;
             assert!(text.contains(word), "{what}: {text}");
@@ -309,7 +314,7 @@ fn a_sheet_from_another_host_is_bounded_and_printable() {
     let mut sheet = spark(2, SUBNETS);
     sheet.host = "spark-2\x1b[2J\n".to_owned();
     sheet.settings.insert("HF_TOKEN".to_owned(), "x".to_owned());
-    sheet.findings.push(Remote { severity: Severity::Note, id: "x".to_owned(), text: "y".repeat(9999), cure: None });
+    sheet.findings.push(Finding { severity: Severity::Note, id: "x".into(), text: "y".repeat(9999), cure: None });
     let taken = sheet.clone().received().unwrap();
     assert_eq!((taken.host.as_str(), taken.findings[0].text.len()), ("spark-2?[2J?", 2000));
     assert!(!taken.settings.contains_key("HF_TOKEN"));

@@ -1,6 +1,6 @@
 //! The variables of every launcher that is known, one by one, and the verdict for each.
 
-use crate::commands::doctor::environment::{self, Effect, LetsIn, Source, Variable, Verdicts};
+use crate::commands::doctor::environment::{self, Effect, Source, Variable, Verdicts};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 
 const PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
@@ -16,9 +16,28 @@ fn judge(text: &str) -> Verdicts {
     environment::judge(&variables(text), PLUGIN, &|_| None)
 }
 
-fn ids(verdicts: &Verdicts) -> Vec<&'static str> {
+/// The answer of NCCL to this plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LetsIn {
+    /// The variables name the plugin.
+    Named,
+    /// Nothing keeps the plugin out, and nothing names it.
+    NotNamed,
+    /// The variables keep the plugin out.
+    KeptOut,
+}
+
+fn lets_in(verdicts: &Verdicts) -> LetsIn {
+    match () {
+        () if verdicts.variables.iter().any(|one| one.effect == Effect::Blocks) => LetsIn::KeptOut,
+        () if verdicts.findings.iter().any(|one| one.id == "plugin-not-named") => LetsIn::NotNamed,
+        () => LetsIn::Named,
+    }
+}
+
+fn ids(verdicts: &Verdicts) -> Vec<&str> {
     let worse = verdicts.findings.iter().filter(|finding| finding.severity != Severity::Note);
-    worse.map(|finding| finding.id).collect()
+    worse.map(|finding| &*finding.id).collect()
 }
 
 fn effect(verdicts: &Verdicts, name: &str) -> Effect {
@@ -109,9 +128,9 @@ const LAUNCHERS: &[(&str, &str, LetsIn, &[&str], Verdict)] = &[
 
 #[test]
 fn every_launcher_is_recognised_and_judged() {
-    for (name, text, lets_in, found, verdict) in LAUNCHERS {
+    for (name, text, wanted, found, verdict) in LAUNCHERS {
         let verdicts = judge(text);
-        assert_eq!(verdicts.lets_in, *lets_in, "{name}");
+        assert_eq!(lets_in(&verdicts), *wanted, "{name}");
         assert_eq!(ids(&verdicts), *found, "{name}: {:#?}", verdicts.findings);
         assert_eq!(Verdict::of(&verdicts.findings), *verdict, "{name}");
         let launcher = verdicts.findings.iter().find(|finding| finding.id == "launcher");
@@ -138,7 +157,7 @@ fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
         };
         let kept: Vec<&str> = text.split_whitespace().filter(keep).collect();
         let verdicts = judge(&format!("{} NCCL_NET=Spark NCCL_NET_PLUGIN={PLUGIN}", kept.join(" ")));
-        assert_eq!(verdicts.lets_in, LetsIn::Named, "{name}");
+        assert_eq!(lets_in(&verdicts), LetsIn::Named, "{name}");
         assert_eq!(ids(&verdicts), [""; 0], "{name}");
     }
 }
@@ -190,7 +209,7 @@ fn single_variables_have_the_effect_that_they_have() {
     {
         let verdicts = judge(text);
         assert_eq!(verdicts.variables[0].effect, Effect::Harms, "{text}");
-        let is_it = |one: &Finding| (one.severity, one.id) == (Severity::Note, note) && one.cure.is_some();
+        let is_it = |one: &Finding| (one.severity, &*one.id) == (Severity::Note, note) && one.cure.is_some();
         assert!(verdicts.findings.iter().any(is_it), "{text}: {:#?}", verdicts.findings);
     }
     // NCCL looks for libnccl-net.so then, and knows no network Spark without it.
@@ -214,11 +233,11 @@ fn a_plugin_that_is_not_there_is_not_loaded() {
         ("none/libnccl-net-spark.so", None),
     ] {
         let verdicts = environment::judge(&variables(&format!("NCCL_NET_PLUGIN={value}")), PLUGIN, &lack);
-        let found = verdicts.findings.first().map(|finding| (finding.id, verdicts.variables[0].effect));
+        let found = verdicts.findings.first().map(|finding| (&*finding.id, verdicts.variables[0].effect));
         assert_eq!(found, wanted, "{value}");
     }
     let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &lack);
-    assert_eq!(verdicts.lets_in, LetsIn::KeptOut);
+    assert_eq!(lets_in(&verdicts), LetsIn::KeptOut);
     assert_eq!(
         verdicts.variables[0].text,
         "there is no such file as /none/spark.so, so NCCL does not load this plugin"

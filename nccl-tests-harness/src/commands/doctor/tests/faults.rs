@@ -338,7 +338,7 @@ fn each_fault_is_found_and_named_with_its_cure() {
         };
         assert_eq!(answer.verdict, wanted, "{}: {:#?}", fault.name, answer.findings);
         let with = TOGETHER.iter().find(|(id, _)| *id == fault.id).map_or(&[][..], |(_, with)| with);
-        let others = answer.findings.iter().filter(|finding| finding.id != fault.id && !with.contains(&finding.id));
+        let others = answer.findings.iter().filter(|finding| finding.id != fault.id && !with.contains(&&*finding.id));
         strange.extend(others.map(|finding| (fault.name, finding.clone())));
     }
     assert!(strange.is_empty(), "{strange:#?}");
@@ -371,12 +371,12 @@ fn what_a_copy_of_a_machine_does_not_have_is_judged_all_the_same() {
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
         let found = judge::machine(facts, &cures);
-        found.iter().map(|finding| (finding.severity, finding.id)).collect::<Vec<_>>()
+        found.into_iter().map(|finding| (finding.severity, finding.id)).collect::<Vec<_>>()
     };
     let warning = Warning { kind: WarningKind::UnknownWiring, devices: vec!["mlx5_0".into()], text: "mlx5_0".into() };
     facts.survey.warnings = vec![warning];
     facts.verbs = Err("the RDMA library libibverbs.so.1 has no function ibv_reg_mr".to_owned());
-    assert_eq!(judged(&facts), [(Broken, "verbs"), (Fragile, "unknown-wiring")]);
+    assert_eq!(judged(&facts), [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]);
 }
 
 /// One finding for all rails that have the same fault, in a sentence that is right for several.
