@@ -120,7 +120,7 @@ mod tests {
     fn nothing_that_was_read_reaches_the_terminal_as_a_command() {
         const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
         let odd = || ODD.to_owned();
-        let finding = Id::NoRail.finding(ODD).cured_by(ODD);
+        let finding = Id::NoRail.finding(ODD).at(Severity::Note).cured_by(ODD);
         let (here, there, outcome) = (vec![odd()], vec![odd()], Outcome::Failed(odd()));
         let path = Path { here, there, expected_mbps: None, port_mtu_bytes: None, outcome };
         let answer = Answer {

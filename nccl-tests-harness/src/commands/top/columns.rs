@@ -1,42 +1,37 @@
-//! The figures of a row as text: the same in the terminal and in plain lines. Pure.
+//! The figures of a row as text, for the terminal and for plain lines. Pure.
 
 use super::rows::{Condition, Row};
 use crate::output::numbers::significant;
 
-/// A figure of each row.
+/// A column of figures.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     /// Name with the unit.
     pub name: &'static str,
     /// Width in characters, with room for the name and the usual figures.
     pub width: usize,
-    /// The smaller, the longer it stays when the terminal gets narrow.
+    /// Rank of the figure: on a narrow terminal, those with greater numbers are left out.
     pub place: usize,
     text: fn(&Row) -> String,
 }
 
-/// All figures, in their order.
+/// All figures from left to right.
 pub const ALL: [Column; 11] = [
     Column { name: "out Gb/s", width: 8, place: 0, text: |row| gigabits(row.sent.bytes_per_s) },
     Column { name: "in Gb/s", width: 8, place: 1, text: |row| gigabits(row.received.bytes_per_s) },
-    Column {
-        name: "share %",
-        width: 7,
-        place: 3,
-        text: |row| row.share_percent.map_or_else(none, |it| format!("{it:.1}")),
-    },
+    Column { name: "share %", width: 7, place: 3, text: |row| row.share_percent.map_or_else(none, tenths) },
     Column { name: "carry", width: 9, place: 2, text: carry },
-    Column { name: "mean us", width: 8, place: 5, text: |row| row.mean_us().map_or_else(none, significant) },
-    Column { name: "longest us", width: 10, place: 8, text: |row| longest(row.total().longest_ns) },
-    Column { name: "losses", width: 6, place: 4, text: |row| row.total().losses.to_string() },
-    Column { name: "returns", width: 7, place: 7, text: |row| row.total().recoveries.to_string() },
-    Column { name: "lost s", width: 7, place: 9, text: |row| seconds(row.total().lost_ns) },
-    Column { name: "stalls", width: 6, place: 6, text: |row| stalls(row, row.total().stalls.to_string()) },
-    Column { name: "stalled s", width: 9, place: 10, text: |row| stalls(row, seconds(row.total().stalled_ns)) },
+    Column { name: "mean us", width: 8, place: 5, text: |row| row.mean_latency_us.map_or_else(none, significant) },
+    Column { name: "longest us", width: 10, place: 8, text: longest },
+    Column { name: "losses", width: 6, place: 4, text: |row| row.losses.to_string() },
+    Column { name: "returns", width: 7, place: 7, text: |row| row.recoveries.to_string() },
+    Column { name: "lost s", width: 7, place: 9, text: |row| tenths(row.lost_s) },
+    Column { name: "stalls", width: 6, place: 6, text: |row| row.stalls.map_or_else(String::new, |it| it.to_string()) },
+    Column { name: "stalled s", width: 9, place: 10, text: |row| row.stalled_s.map_or_else(String::new, tenths) },
 ];
 
 impl Column {
-    /// The figure; as many # as there is room for where it does not fit.
+    /// Returns the figure, or # signs where it is wider than the column.
     pub fn text(&self, row: &Row) -> String {
         let text = (self.text)(row);
         if text.len() > self.width { "#".repeat(self.width) } else { text }
@@ -52,7 +47,7 @@ pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the text of a figure that is not known.
+/// Returns the text of an unknown figure.
 pub fn none() -> String {
     "-".to_owned()
 }
@@ -66,17 +61,12 @@ fn carry(row: &Row) -> String {
     format!("{carrying}/{connections}")
 }
 
-fn longest(ns: u64) -> String {
-    if ns == 0 { none() } else { significant(ns as f64 / 1e3) }
+fn longest(row: &Row) -> String {
+    if row.longest_latency_us == 0.0 { none() } else { significant(row.longest_latency_us) }
 }
 
-fn seconds(ns: u64) -> String {
-    format!("{:.1}", ns as f64 / 1e9)
-}
-
-/// A connection's stalls belong to none of its rails.
-fn stalls(row: &Row, text: String) -> String {
-    if row.has_stalls() { text } else { String::new() }
+fn tenths(value: f64) -> String {
+    format!("{value:.1}")
 }
 
 #[cfg(test)]

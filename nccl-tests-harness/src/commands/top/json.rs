@@ -1,9 +1,9 @@
-//! A look as JSON: the fields of docs/guide/monitoring.md. A field that goes or changes its meaning
-//! makes another schema.
+//! A look as JSON: the fields of docs/guide/monitoring.md. A field that is removed or changes its
+//! meaning makes another schema.
 
 use super::look::PassedOver;
 use super::rates::{Job, Picture};
-use super::rows::{self, Condition, Row, Side};
+use super::rows::{self, Row};
 use serde::Serialize;
 
 const SCHEMA: u32 = 1;
@@ -12,7 +12,7 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, Serialize)]
 pub struct LookJson<'a> {
     schema: u32,
-    /// Seconds since 1970, when it was shown.
+    /// The time of the look, in seconds since 1970.
     time_s: f64,
     hidden_processes: usize,
     passed_over: &'a [PassedOver],
@@ -24,13 +24,13 @@ struct JobJson<'a> {
     pid: u32,
     rank: Option<u32>,
     command: &'a str,
-    /// Since the look before; null at the first look at this process.
+    /// Time since the look before. Null at the first look at this process.
     interval_s: Option<f64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
     #[serde(flatten)]
-    figures: Figures,
-    /// Over all peers; with --peers in `peers`.
+    row: Row,
+    /// Rails over all peers. With --peers they are in `peers`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rails: Vec<RailJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -41,48 +41,20 @@ struct JobJson<'a> {
 struct PeerJson {
     peer: String,
     #[serde(flatten)]
-    figures: Figures,
+    row: Row,
     rails: Vec<RailJson>,
 }
 
 #[derive(Debug, Serialize)]
 struct RailJson {
-    rail: String,
-    /// Null if it is not known.
+    /// Null where it is unknown.
     payload_bits_per_s: Option<u64>,
     #[serde(flatten)]
-    figures: Figures,
-}
-
-/// Figures of a job, a peer or a rail.
-#[derive(Debug, Serialize)]
-struct Figures {
-    sent: SideJson,
-    received: SideJson,
-    share_percent: Option<f64>,
-    mean_latency_us: Option<f64>,
-    longest_latency_us: f64,
-    losses: u64,
-    recoveries: u64,
-    lost_s: f64,
-    /// Null for a rail.
-    stalls: Option<u64>,
-    stalled_s: Option<f64>,
-    condition: Condition,
-}
-
-#[derive(Debug, Serialize)]
-struct SideJson {
-    bytes: u64,
-    writes: u64,
-    bytes_per_s: Option<f64>,
-    share_percent: Option<f64>,
-    connections: usize,
-    carrying: usize,
+    row: Row,
 }
 
 impl<'a> LookJson<'a> {
-    /// Returns the JSON of a look.
+    /// Makes the JSON of a look.
     pub fn new(picture: &'a Picture, by_peer: bool, time_s: f64) -> Self {
         let jobs = rows::of_picture(picture, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
         Self { schema: SCHEMA, time_s, hidden_processes: picture.hidden, passed_over: &picture.passed_over, jobs }
@@ -91,63 +63,22 @@ impl<'a> LookJson<'a> {
 
 fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
     let rails_of = |peer: &Option<String>| {
-        let rows = rows.iter().filter(|row| row.peer == *peer);
-        rows.filter_map(|row| Some(rail_json(row.rail.clone()?, row))).collect()
+        let rows = rows.iter().filter(|row| row.peer == *peer && row.rail.is_some());
+        let rate = |row: &Row| Some(row.bits_per_s).filter(|rate| *rate > 0);
+        rows.map(|row| RailJson { payload_bits_per_s: rate(row), row: row.clone() }).collect()
     };
-    let peers = rows.iter().filter(|row| row.rail.is_none());
-    let peers = peers
-        .filter_map(|row| Some(PeerJson { peer: row.peer.clone()?, figures: row.into(), rails: rails_of(&row.peer) }));
+    let peer = |row: &Row| Some(PeerJson { peer: row.peer.clone()?, row: row.clone(), rails: rails_of(&row.peer) });
     JobJson {
-        pid: job.pid,
-        rank: job.rank,
-        command: &job.command,
-        interval_s: job.elapsed_ns.map(seconds),
-        not_counted_lanes: job.not_counted,
-        passed_over_lanes: job.passed_over,
-        figures: (&rows[0]).into(),
+        pid: job.seen.pid,
+        rank: job.seen.rank,
+        command: &job.seen.command,
+        interval_s: job.elapsed_ns.map(|ns| ns as f64 / 1e9),
+        not_counted_lanes: job.seen.counters.not_counted,
+        passed_over_lanes: job.seen.counters.passed_over,
+        row: rows[0].clone(),
         rails: rails_of(&None),
-        peers: peers.collect(),
+        peers: rows.iter().filter(|row| row.rail.is_none()).filter_map(peer).collect(),
     }
-}
-
-fn rail_json(rail: String, row: &Row) -> RailJson {
-    RailJson { rail, payload_bits_per_s: Some(row.bits_per_s).filter(|rate| *rate > 0), figures: row.into() }
-}
-
-impl From<&Row> for Figures {
-    fn from(row: &Row) -> Self {
-        let total = row.total();
-        Self {
-            sent: (&row.sent).into(),
-            received: (&row.received).into(),
-            share_percent: row.share_percent,
-            mean_latency_us: row.mean_us(),
-            longest_latency_us: total.longest_ns as f64 / 1e3,
-            losses: total.losses,
-            recoveries: total.recoveries,
-            lost_s: seconds(total.lost_ns),
-            stalls: row.has_stalls().then_some(total.stalls),
-            stalled_s: row.has_stalls().then_some(seconds(total.stalled_ns)),
-            condition: row.condition,
-        }
-    }
-}
-
-impl From<&Side> for SideJson {
-    fn from(side: &Side) -> Self {
-        Self {
-            bytes: side.total.bytes,
-            writes: side.total.writes,
-            bytes_per_s: side.bytes_per_s,
-            share_percent: side.share_percent,
-            connections: side.connections,
-            carrying: side.carrying,
-        }
-    }
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A look as plain lines, for where standard output is no terminal. Each line says whose it is.
+//! A look as plain lines, for a standard output that is no terminal. Each line names its process.
 
 use super::columns::{self, mark, none};
 use super::look::PassedOver;
@@ -11,12 +11,12 @@ use std::io::{self, Write};
 /// Writes plain lines, look by look.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// Said already.
+    /// Remarks of the look before, which are not repeated.
     remarks: Vec<String>,
 }
 
 impl Lines {
-    /// Writes what was seen at a time.
+    /// Writes a look. `moment` is its time.
     pub fn write(&mut self, out: impl Write, picture: &Picture, by_peer: bool, moment: &str) -> io::Result<()> {
         let mut widths: Vec<Column> = vec![right(8), right(5), left(15), left(16), left(16)];
         widths.extend(columns::ALL.map(|column| right(column.width)));
@@ -45,10 +45,10 @@ impl Lines {
 
 fn cells(job: &Job, row: &Row) -> Vec<String> {
     let or_all = |name: &Option<String>| name.clone().unwrap_or_else(|| "all".to_owned());
-    let rank = job.rank.map_or_else(none, |rank| rank.to_string());
-    // One word in each, for programs that split the lines.
-    let command = job.command.replace(' ', "_");
-    let mut cells = vec![job.pid.to_string(), rank, command, or_all(&row.peer), or_all(&row.rail)];
+    let rank = job.seen.rank.map_or_else(none, |rank| rank.to_string());
+    // Programs that split the lines expect one word in each cell.
+    let command = job.seen.command.replace(' ', "_");
+    let mut cells = vec![job.seen.pid.to_string(), rank, command, or_all(&row.peer), or_all(&row.rail)];
     cells
         .extend(columns::ALL.map(|column| Some(column.text(row)).filter(|text| !text.is_empty()).unwrap_or_else(none)));
     cells.push(mark(row.condition).1.to_owned());
@@ -60,8 +60,9 @@ pub fn remarks(picture: &Picture) -> Vec<String> {
     let mut remarks: Vec<String> = hidden(picture.hidden, nix::unistd::geteuid().is_root()).into_iter().collect();
     remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));
     for job in &picture.jobs {
-        if job.not_counted > 0 {
-            remarks.push(format!("process {}: {} lanes are not counted: it has too many", job.pid, job.not_counted));
+        let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
+        if lanes > 0 {
+            remarks.push(format!("process {pid}: {lanes} lanes are not counted: it has too many"));
         }
     }
     remarks
@@ -92,7 +93,7 @@ mod tests {
             jobs: vec![job(4711, vec![flow("r0", "b", Direction::Send, 125_000_000)])],
             ..Picture::default()
         };
-        picture.jobs[0].command = "a b".to_owned();
+        picture.jobs[0].seen.command = "a b".to_owned();
         picture.hidden = 12;
         picture.passed_over = vec![PassedOver { pid: 9, reason: "a reason".to_owned() }];
         let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());

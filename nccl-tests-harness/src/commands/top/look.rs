@@ -1,8 +1,10 @@
-//! Processes that keep counters: found by the links of `/proc/PID/fd`, and read without believing anything that they say.
+//! Processes that keep counters. They are found by the links of `/proc/PID/fd`, and none of their
+//! data is trusted.
 //!
-//! A counters file is opened only once it is known to be a regular file of the right size, so that nothing else is opened in its place, and
-//! is read with `pread`: a file that is cut meanwhile gives fewer bytes, where a mapping would end this program with SIGBUS. Processes come
-//! and go between any two of these steps.
+//! A counters file is opened only after it was found to be a regular file of the right size: another
+//! file may take its place. It is read, not mapped: a file that is cut meanwhile gives fewer bytes,
+//! where a mapping would end this program with SIGBUS. A process can start or end between any two of
+//! these steps.
 
 mod process;
 
@@ -14,72 +16,68 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Counters files of one process that are read. A process has one; whatever has more does not do it in good faith.
+/// Most counters files of one process. An honest process has one.
 const MOST_OF_A_PROCESS: usize = 4;
-/// Counters files that are read in one look.
+/// Most counters files of one look.
 const MOST: usize = 256;
 
-/// Which memory file: its device and inode.
+/// Device and inode of a counters file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct FileId {
     device: u64,
     inode: u64,
 }
 
-/// A process that keeps counters, as it was seen.
+/// A process that keeps counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Its number here.
+    /// Process number in this program's namespace.
     pub pid: u32,
-    /// The command's name, without what a terminal would act on.
+    /// The command's name, without control characters.
     pub command: String,
-    /// What its launcher calls it.
+    /// The rank number that the launcher gave it.
     pub rank: Option<u32>,
-    /// Its counters file.
     pub file: FileId,
-    /// When the file was read, in ns since the first look.
+    /// Time of reading, in ns since the first look.
     pub at_ns: u64,
-    /// What the file said.
     pub counters: Counters,
 }
 
-/// A process that is not shown, and why.
+/// A process that is not shown, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedOver {
-    /// Its number.
     pub pid: u32,
-    /// Why.
     pub reason: String,
 }
 
-/// All that was seen at one time.
+/// The processes at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Look {
-    /// By their numbers.
+    /// Jobs, sorted by process number.
     pub jobs: Vec<Job>,
-    /// Processes whose open files this user may not see.
+    /// Number of processes whose open files this user may not see.
     pub hidden: usize,
-    /// Files that are no counters of this layout, and processes that were asked for and are not shown.
+    /// Processes with files of another layout, and processes that were asked for and cannot be shown.
     pub passed_over: Vec<PassedOver>,
 }
 
-/// Looks again and again.
+/// Takes looks.
 #[derive(Debug)]
 pub struct Looker {
     start: Instant,
-    /// The processes that were asked for; none: all.
+    /// The processes to show. Empty for all.
     only: Vec<u32>,
-    /// Read once for each process: its environment does not change.
+    /// Ranks of known processes, whose environments do not change.
     ranks: BTreeMap<(u32, FileId), Option<u32>>,
 }
 
-/// A counters file that was found, and the processes that have it open: a process that was forked has its parent's.
+/// A counters file with the processes that have it open. A forked process has its parent's.
 struct Found {
     at_ns: u64,
     counters: Counters,
@@ -87,13 +85,13 @@ struct Found {
 }
 
 impl Looker {
-    /// Looks at these processes, or at all if there are none.
+    /// Looks at these processes, or at all if the list is empty.
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
         Self { start: Instant::now(), only: only.into_iter().collect(), ranks: BTreeMap::new() }
     }
 
-    /// Looks once.
+    /// Takes a look.
     ///
     /// # Errors
     /// When /proc itself cannot be read.
@@ -114,13 +112,13 @@ impl Looker {
             look.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
         }
         self.ranks = ranks;
-        // A process that was forked has its parent's too. Shown are its own, and each number once.
+        // A forked process has its parent's file too. Its own one is shown.
         look.jobs.sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
         look.jobs.dedup_by_key(|job| job.pid);
         Ok(look)
     }
 
-    /// An error is why the process is not shown.
+    /// Finds the counters files of a process. The error is the reason why the process is not shown.
     fn look_into(&self, pid: u32, look: &mut Look, found: &mut BTreeMap<FileId, Found>) -> Result<(), String> {
         let is_asked_for = !self.only.is_empty();
         let links = match process::links(pid, is_counters) {
@@ -170,21 +168,22 @@ impl Looker {
     }
 }
 
-/// Whose counters these are among the processes that have them open: the one that knows itself by this number, else the first.
+/// Returns the process, of those that have the file open, that has this number in its own namespace,
+/// or else the first.
 fn owner(holders: &[u32], process_id: u64) -> u32 {
     let is_owner = |pid: &&u32| process::own_number(**pid) == Some(process_id);
     holders.iter().find(is_owner).or(holders.first()).copied().unwrap_or(0)
 }
 
-/// Whether a link of `/proc/PID/fd` leads to a memory file of the counters' name.
+/// True for the target of a link of `/proc/PID/fd` to a memory file with the counters' name.
 fn is_counters(target: &Path) -> bool {
     let name = target.as_os_str().as_encoded_bytes();
     let name = name.strip_prefix(b"/memfd:").and_then(|name| name.strip_suffix(b" (deleted)"));
     name == Some(OsStr::new(FILE_NAME).as_encoded_bytes())
 }
 
-/// Opens a file for reading if it is a regular one of the counters' size. Anything else is not opened: opening a pipe or a device can do
-/// something to it.
+/// Opens a regular file of the counters' size for reading. Other files are not opened, because
+/// opening a pipe or a device can have effects.
 fn open(path: &Path) -> io::Result<(FileId, File)> {
     let place = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(path)?;
     let metadata = place.metadata()?;
@@ -195,13 +194,14 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
         let text = format!("{} bytes; counters have {FILE_BYTES}", metadata.len());
         return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
-    // The same file, whatever the link leads to by now. The standard library adds O_CLOEXEC.
+    // The link may lead elsewhere by now; this path leads to the same file. The standard library adds
+    // O_CLOEXEC.
     let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(same)?;
     Ok((FileId { device: metadata.dev(), inode: metadata.ino() }, file))
 }
 
-/// Reads what is in use of a counters file, twice: see [`Counters::parse`].
+/// Reads the used part of a counters file twice, for [`Counters::parse`].
 fn read_twice(file: &File) -> Result<Counters, String> {
     let read = |length| read_at_most(file, length).map_err(|error| format!("its counters cannot be read: {error}"));
     let shown = |reason| format!("its counters: {reason}");
@@ -210,19 +210,11 @@ fn read_twice(file: &File) -> Result<Counters, String> {
     Counters::parse(&first, &read(length)?).map_err(shown)
 }
 
-/// The first `length` bytes, or what there is of them.
-fn read_at_most(file: &File, length: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; length.min(FILE_BYTES)];
-    let mut read = 0;
-    while read < bytes.len() {
-        match file.read_at(&mut bytes[read..], read as u64) {
-            Ok(0) => break,
-            Ok(count) => read += count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    bytes.truncate(read);
+/// Reads the first `length` bytes, or all of a shorter file.
+fn read_at_most(mut file: &File, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(length);
+    file.rewind()?;
+    file.take(length as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -1,9 +1,9 @@
-//! The file for node_exporter's textfile collector: its metrics, and how it is replaced as a whole.
+//! The metrics file for node_exporter's textfile collector.
 
 use super::rates::{Job, Picture};
 use super::rows::{self, Row};
 use crate::output::replacement;
-use Value::{Count, Nanoseconds};
+use Value::{Count, Seconds};
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, GaugeValueEncoder, prometheus_text};
@@ -28,17 +28,15 @@ const OF_RAILS: [Metric; 13] = [
     }),
     ("rail_timed_writes", Counter, "Sent writes that were timed.", |row| Count(row.sent.total.timed_writes)),
     ("rail_timed_write_seconds", Counter, "Time from post to confirmation of the timed writes.", |row| {
-        Nanoseconds(row.sent.total.timed_ns)
+        Seconds(row.sent.total.timed_ns as f64 / 1e9)
     }),
     ("rail_longest_write_seconds", Gauge, "Longest time from post to confirmation of a timed write.", |row| {
-        Nanoseconds(row.sent.total.longest_ns)
+        Seconds(row.sent.total.longest_ns as f64 / 1e9)
     }),
-    ("rail_losses", Counter, "Times that a connection lost a rail.", |row| Count(row.total().losses)),
-    ("rail_recoveries", Counter, "Times that a lost rail carried again for a connection.", |row| {
-        Count(row.total().recoveries)
-    }),
+    ("rail_losses", Counter, "Times that a connection lost a rail.", |row| Count(row.losses)),
+    ("rail_recoveries", Counter, "Times that a lost rail carried again for a connection.", |row| Count(row.recoveries)),
     ("rail_lost_seconds", Counter, "Time for which connections had lost a rail, until its last recovery.", |row| {
-        Nanoseconds(row.total().lost_ns)
+        Seconds(row.lost_s)
     }),
     ("rail_connections", Gauge, "Open connections that have a rail.", |row| Count(row.connections().0 as u64)),
     ("rail_carrying_connections", Gauge, "Open connections that a rail carries for.", |row| {
@@ -52,24 +50,24 @@ const OF_RAILS: [Metric; 13] = [
 /// Metrics of each peer.
 const OF_PEERS: [Metric; 2] = [
     ("peer_stalls", Counter, "Times that a request made no progress for a second or longer.", |row| {
-        Count(row.total().stalls)
+        Count(row.stalls.unwrap_or_default())
     }),
     ("peer_stalled_seconds", Counter, "Time for which requests made no progress.", |row| {
-        Nanoseconds(row.total().stalled_ns)
+        Seconds(row.stalled_s.unwrap_or_default())
     }),
 ];
 
-/// A value with its unit in the counters. The file has seconds.
+/// A value with its unit.
 enum Value {
     Count(u64),
-    Nanoseconds(u64),
+    Seconds(f64),
 }
 
 impl EncodeGaugeValue for Value {
     fn encode(&self, encoder: &mut GaugeValueEncoder) -> fmt::Result {
         match self {
             Count(count) => count.encode(encoder),
-            Nanoseconds(ns) => (*ns as f64 / 1e9).encode(encoder),
+            Seconds(seconds) => seconds.encode(encoder),
         }
     }
 }
@@ -100,9 +98,12 @@ impl Collector for Picture {
 }
 
 fn labels<'a>(job: &'a Job, row: &'a Row) -> Vec<(&'static str, Cow<'a, str>)> {
-    let rank = job.rank.map(|rank| rank.to_string()).unwrap_or_default();
-    let process =
-        [("command", job.command.as_str().into()), ("pid", job.pid.to_string().into()), ("rank", rank.into())];
+    let rank = job.seen.rank.map(|rank| rank.to_string()).unwrap_or_default();
+    let process = [
+        ("command", job.seen.command.as_str().into()),
+        ("pid", job.seen.pid.to_string().into()),
+        ("rank", rank.into()),
+    ];
     let place = [("rail", &row.rail), ("peer", &row.peer)];
     let place = place.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?.into())));
     process.into_iter().chain(place).collect()
@@ -117,7 +118,7 @@ pub fn text(picture: &Picture) -> Result<String> {
     Ok(text)
 }
 
-/// Takes a path that the textfile collector reads.
+/// Parses a path that the textfile collector reads.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.file_name().is_some() && path.extension().is_some_and(|extension| extension == "prom") {
@@ -126,8 +127,8 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file, replaced at each look. It is removed when this program ends: the collector would
-/// go on to serve its figures as current ones.
+/// The file, replaced at each look. It is removed when this program ends, because the collector
+/// would go on to serve its figures as current ones.
 #[derive(Debug)]
 pub struct Textfile {
     path: PathBuf,
@@ -135,31 +136,28 @@ pub struct Textfile {
 }
 
 impl Textfile {
-    /// Nothing is written yet.
+    /// Names the file. It is not written yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path, is_there: false }
     }
 
-    /// Writes it beside itself and puts it in place: a reader sees the old one or the new one.
+    /// Writes the text beside the file and puts it in place: a reader sees the old text or the new.
     ///
     /// # Errors
     /// Names the file that cannot be written. No temporary file stays behind.
     pub fn write(&mut self, text: &str) -> Result<()> {
-        self.replace(text).with_context(|| format!("--prometheus {}", self.path.display()))?;
+        // The collector reads *.prom. The temporary file's name has another ending.
+        let written = replacement::beside(&self.path).and_then(|mut file| {
+            replacement::fill(&mut file, text)?;
+            // The whole error would keep the temporary file.
+            file.persist(&self.path).map_err(|error| error.error)
+        });
+        written.with_context(|| format!("--prometheus {}", self.path.display()))?;
         self.is_there = true;
         Ok(())
     }
 
-    fn replace(&self, text: &str) -> Result<()> {
-        // The collector reads *.prom, which its name does not end in.
-        let mut file = replacement::beside(&self.path)?;
-        replacement::fill(&mut file, text)?;
-        // The error would keep the temporary file.
-        file.persist(&self.path).map_err(|error| error.error)?;
-        Ok(())
-    }
-
-    /// Leaves the file: who asked for a number of looks wants the last one.
+    /// Keeps the file: after --count, the last look is wanted.
     pub fn keep(mut self) {
         self.is_there = false;
     }
@@ -168,7 +166,7 @@ impl Textfile {
 impl Drop for Textfile {
     fn drop(&mut self) {
         if self.is_there {
-            // Another program may have removed it, and there is no place left for an error.
+            // Another program may have removed the file. The error cannot be reported any more.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -185,7 +183,7 @@ mod tests {
     fn hostile() -> Picture {
         let mut job =
             job(7, vec![flow("r\"0\\", "b", Direction::Send, 5), flow("r\"0\\", "b", Direction::Receive, u64::MAX)]);
-        (job.command, job.rank) = ("a\"} 1\\".to_owned(), Some(3));
+        (job.seen.command, job.seen.rank) = ("a\"} 1\\".to_owned(), Some(3));
         Picture { jobs: vec![job], ..Picture::default() }
     }
 

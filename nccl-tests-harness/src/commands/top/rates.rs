@@ -1,76 +1,66 @@
-//! What has happened between two looks. Pure: it knows neither a clock nor a file.
+//! The traffic between two looks. Pure: without a clock and without files.
 //!
-//! A record describes the same lane as before while its sequence is the same. With another one it starts anew, and so does one whose counters
-//! went backwards. What was counted is added up here, by rail, peer and direction, so that a sum does not fall when a closed connection's record is used for
-//! another.
-//! Nothing that a process writes makes anything here panic or grow without end.
+//! A record with the sequence of the look before describes the same lane. Another sequence, or a
+//! counter that went backwards, begins a new lane. Counts are added up here by rail, peer and
+//! direction, so that a sum does not fall when the record of a closed connection is reused. No data
+//! of a process can make this module panic or grow without end.
 
-use super::look::{FileId, Look, PassedOver};
+use super::look::{self, FileId, Look, PassedOver};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
 use std::collections::{BTreeMap, HashMap};
 
-/// What flows over one rail, to or from one peer, in one direction: the connections of a job that do this, together.
+/// The traffic over one rail, with one peer, in one direction: of all connections of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
-    /// The rail here.
+    /// The rail of this host.
     pub rail: String,
     /// The peer's host.
     pub peer: String,
-    /// Which way.
     pub direction: Direction,
-    /// What was counted since the process started, as far as it was seen.
+    /// Counts since the process started, as far as they were read.
     pub total: Counts,
-    /// What was counted since the look before; not known at the first look. Of `longest_ns` it has what `total` has.
+    /// Counts since the look before, unknown at the first look. `longest_ns` is that of `total`.
     pub gained: Option<Counts>,
-    /// Connections that are open.
+    /// Open connections.
     pub connections: usize,
-    /// Of those, the ones that this rail carries for.
+    /// Open connections that the rail carries for.
     pub carrying: usize,
-    /// The rail's payload rate, the highest that any record says; 0 if it is not known.
+    /// Highest payload rate of the rail in any record, or 0 where it is unknown.
     pub bits_per_s: u64,
 }
 
 /// A process that keeps counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Its number here.
-    pub pid: u32,
-    /// The command's name.
-    pub command: String,
-    /// What its launcher calls it.
-    pub rank: Option<u32>,
-    /// How long before this look it was looked at; not known at the first look.
+    /// The process at this look.
+    pub seen: look::Job,
+    /// Time since the look before, unknown at the first look.
     pub elapsed_ns: Option<u64>,
-    /// By rail, peer and direction.
+    /// Flows, sorted by rail, peer and direction.
     pub flows: Vec<Flow>,
-    /// Lanes that the process could not count.
-    pub not_counted: u64,
-    /// Records that made no sense, or were being changed.
-    pub passed_over: usize,
 }
 
-/// One look, with what has happened since the one before.
+/// A look with the traffic since the one before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Picture {
-    /// By their numbers.
+    /// Jobs, sorted by process number.
     pub jobs: Vec<Job>,
-    /// Processes whose open files this user may not see.
+    /// Number of processes whose open files this user may not see.
     pub hidden: usize,
-    /// What is not shown, and why.
     pub passed_over: Vec<PassedOver>,
 }
 
-/// Remembers what the look before said.
+/// The memory of the look before.
 #[derive(Debug, Default)]
 pub struct Rates {
     jobs: HashMap<(u32, FileId), Known>,
 }
 
-/// What is known of a process from the look before.
+/// A process at the look before.
 #[derive(Debug, Default)]
 struct Known {
     at_ns: u64,
-    /// Whether all its records were read: then what is new began since.
+    /// True where all records were read: a record that was not there is new.
     is_whole: bool,
     lanes: HashMap<usize, Record>,
     totals: BTreeMap<Key, Counts>,
@@ -79,7 +69,7 @@ struct Known {
 type Key = (String, String, Direction);
 
 impl Rates {
-    /// Takes in a look.
+    /// Takes a look, and compares it with the one before.
     pub fn take(&mut self, look: Look) -> Picture {
         let mut jobs = HashMap::new();
         let mut picture = Picture { hidden: look.hidden, passed_over: look.passed_over, jobs: Vec::new() };
@@ -91,25 +81,17 @@ impl Rates {
                 at_ns: job.at_ns,
                 is_whole: job.counters.passed_over == 0,
                 totals: flows.iter().map(|(key, flow)| (key.clone(), flow.total)).collect(),
-                lanes: job.counters.records.into_iter().map(|record| (record.index, record)).collect(),
+                lanes: job.counters.records.iter().map(|record| (record.index, record.clone())).collect(),
             };
             jobs.insert((job.pid, job.file), known);
-            picture.jobs.push(Job {
-                pid: job.pid,
-                command: job.command,
-                rank: job.rank,
-                elapsed_ns,
-                flows: flows.into_values().collect(),
-                not_counted: job.counters.not_counted,
-                passed_over: job.counters.passed_over,
-            });
+            picture.jobs.push(Job { seen: job, elapsed_ns, flows: flows.into_values().collect() });
         }
         self.jobs = jobs;
         picture
     }
 }
 
-/// What the records say together, and what of it is new.
+/// Adds up the records of each flow.
 fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     let mut flows: BTreeMap<Key, Flow> = BTreeMap::new();
     for record in records {
@@ -142,66 +124,59 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     flows
 }
 
-/// What a record has counted since the look before.
+/// Returns the counts of a record since the look before.
 fn gained(before: &Known, record: &Record) -> Counts {
     match before.lanes.get(&record.index) {
         Some(old) if old.sequence == record.sequence => {
-            // Backwards: the counters of another lane, or of somebody who makes fun of us.
+            // Counters that went backwards belong to another lane, or are forged.
             difference(&old.counts, &record.counts).unwrap_or(record.counts)
         }
         Some(_) => record.counts,
         None if before.is_whole => record.counts,
-        // It may have been one of those that were being changed: when it counted this is not known.
+        // At the look before, the record may have been one that was being changed. The time of its
+        // counts is unknown.
         None => Counts { longest_ns: record.counts.longest_ns, ..Counts::default() },
     }
 }
 
-/// Both together; of the longest the longer one.
+/// Adds up two counts. `longest_ns` is the longer one.
 pub fn sum(a: &Counts, b: &Counts) -> Counts {
-    Counts {
-        bytes: a.bytes.saturating_add(b.bytes),
-        writes: a.writes.saturating_add(b.writes),
-        timed_writes: a.timed_writes.saturating_add(b.timed_writes),
-        timed_ns: a.timed_ns.saturating_add(b.timed_ns),
-        longest_ns: a.longest_ns.max(b.longest_ns),
-        losses: a.losses.saturating_add(b.losses),
-        recoveries: a.recoveries.saturating_add(b.recoveries),
-        lost_ns: a.lost_ns.saturating_add(b.lost_ns),
-        stalls: a.stalls.saturating_add(b.stalls),
-        stalled_ns: a.stalled_ns.saturating_add(b.stalled_ns),
-    }
+    let sum = each(a, b, |a, b| Some(a.saturating_add(b)));
+    Counts { longest_ns: a.longest_ns.max(b.longest_ns), ..sum.unwrap_or_default() }
 }
 
-/// What `new` has more; nothing if any counter went backwards.
+/// Subtracts `old` from `new`, or returns `None` if any counter went backwards. `longest_ns` is the
+/// new one.
 fn difference(old: &Counts, new: &Counts) -> Option<Counts> {
-    if new.longest_ns < old.longest_ns {
-        return None;
-    }
+    Some(Counts { longest_ns: new.longest_ns, ..each(new, old, u64::checked_sub)? })
+}
+
+fn each(a: &Counts, b: &Counts, both: fn(u64, u64) -> Option<u64>) -> Option<Counts> {
     Some(Counts {
-        bytes: new.bytes.checked_sub(old.bytes)?,
-        writes: new.writes.checked_sub(old.writes)?,
-        timed_writes: new.timed_writes.checked_sub(old.timed_writes)?,
-        timed_ns: new.timed_ns.checked_sub(old.timed_ns)?,
-        longest_ns: new.longest_ns,
-        losses: new.losses.checked_sub(old.losses)?,
-        recoveries: new.recoveries.checked_sub(old.recoveries)?,
-        lost_ns: new.lost_ns.checked_sub(old.lost_ns)?,
-        stalls: new.stalls.checked_sub(old.stalls)?,
-        stalled_ns: new.stalled_ns.checked_sub(old.stalled_ns)?,
+        bytes: both(a.bytes, b.bytes)?,
+        writes: both(a.writes, b.writes)?,
+        timed_writes: both(a.timed_writes, b.timed_writes)?,
+        timed_ns: both(a.timed_ns, b.timed_ns)?,
+        longest_ns: both(a.longest_ns, b.longest_ns)?,
+        losses: both(a.losses, b.losses)?,
+        recoveries: both(a.recoveries, b.recoveries)?,
+        lost_ns: both(a.lost_ns, b.lost_ns)?,
+        stalls: both(a.stalls, b.stalls)?,
+        stalled_ns: both(a.stalled_ns, b.stalled_ns)?,
     })
 }
 
-/// `amount` in a second; not known if no time has passed.
+/// Returns `amount` for each second, or `None` if no time has passed.
 pub fn per_second(amount: u64, elapsed_ns: u64) -> Option<f64> {
     (elapsed_ns > 0).then(|| amount as f64 * 1e9 / elapsed_ns as f64)
 }
 
-/// `part` of `whole` in percent; not known of nothing.
+/// Returns `part` of `whole` in percent, or `None` for an empty whole.
 pub fn percent(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 
-/// The mean time from post to confirmation, in µs; not known if nothing was timed.
+/// Returns the mean time from post to confirmation in µs, or `None` if no write was timed.
 pub fn mean_us(counts: &Counts) -> Option<f64> {
     (counts.timed_writes > 0).then(|| counts.timed_ns as f64 / counts.timed_writes as f64 / 1e3)
 }

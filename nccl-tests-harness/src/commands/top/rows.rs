@@ -1,98 +1,96 @@
-//! The rows of a picture: one for each job, for each of its peers if asked for, and for each rail.
-//! Pure.
+//! The rows of a picture: one for each job, for each of its peers if these are wanted, and for each
+//! rail. The fields of a row are those of the JSON (docs/guide/monitoring.md). Pure.
 
 use super::rates::{self, Flow, Job, Picture};
 use nccl_net_spark::counters::layout::{Counts, Direction};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail that carries less than this part of what the busiest one of the job carries, each by its
-/// own rate, is marked.
+/// A rail is slow if it carries less than this part of the busiest rail's load. A load is relative
+/// to the rail's own rate.
 const SLOW: f64 = 0.5;
 /// Rails are compared where the busiest one carries at least this part of its payload rate.
 const BUSY: f64 = 0.1;
-/// They are compared at any rate where its writes have at least this size on average: smaller
-/// messages may go by one rail alone.
+/// Rails are compared at any rate where the busiest one's writes have at least this mean size:
+/// smaller messages may go by one rail alone.
 const SHARED_BYTES: u64 = 64 << 10;
 
 /// State of a row's connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
     /// Every connection carries.
+    #[default]
     Good,
-    /// This rail carries less than half of what another does.
+    /// The rail carries less than half of another rail's load.
     Slow,
     /// A rail of a connection is lost, or has not carried yet.
     Lost,
 }
 
 /// One direction of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Side {
-    /// Since the process started.
+    /// Counts since the process started.
+    #[serde(skip)]
     pub total: Counts,
-    /// Since the look before.
+    /// Counts since the look before.
+    #[serde(skip)]
     pub gained: Option<Counts>,
-    /// Of `gained`, for each second.
+    /// Bytes since the process started.
+    pub bytes: u64,
+    /// Writes since the process started.
+    pub writes: u64,
     pub bytes_per_s: Option<f64>,
     /// The row's part of the job's bytes in this direction, in percent.
     pub share_percent: Option<f64>,
-    /// Connections that are open.
+    /// Open connections.
     pub connections: usize,
-    /// Of those, the ones that this rail carries for.
+    /// Open connections that the rail carries for.
     pub carrying: usize,
 }
 
 /// A line of the table. The row of the whole job has neither a peer nor a rail.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Row {
-    /// Host of the peer; none over all peers.
+    /// Host of the peer. `None` over all peers.
+    #[serde(skip)]
     pub peer: Option<String>,
-    /// The rail here; none over all rails.
+    /// The rail of this host. `None` over all rails.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rail: Option<String>,
-    /// Figures of the process as a sender.
     pub sent: Side,
-    /// Figures of the process as a receiver.
     pub received: Side,
     /// The row's part of the job's bytes in both directions, in percent.
     pub share_percent: Option<f64>,
-    /// The rails' payload rate, where the row is one rail's; 0 if it is not known.
-    pub bits_per_s: u64,
-    /// State of the connections.
+    /// Mean time of a write since the look before.
+    pub mean_latency_us: Option<f64>,
+    pub longest_latency_us: f64,
+    pub losses: u64,
+    pub recoveries: u64,
+    pub lost_s: f64,
+    /// `None` for a rail: a connection stalls, not one of its rails.
+    pub stalls: Option<u64>,
+    pub stalled_s: Option<f64>,
     pub condition: Condition,
+    /// Payload rate of a rail, or 0 where it is unknown.
+    #[serde(skip)]
+    pub bits_per_s: u64,
 }
 
 impl Row {
-    /// Both directions together, since the process started.
-    pub fn total(&self) -> Counts {
-        rates::sum(&self.sent.total, &self.received.total)
-    }
-
-    /// Connections that are open, and those of them that are carried for.
+    /// Returns the number of open connections, and of those that the rail carries for.
     pub fn connections(&self) -> (usize, usize) {
         (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
     }
 
-    /// The mean time of a write in this interval, in µs.
-    pub fn mean_us(&self) -> Option<f64> {
-        self.sent.gained.as_ref().and_then(rates::mean_us)
-    }
-
-    /// Both directions together; 0 where the rates are not known.
+    /// Returns the rate of both directions, or 0 where it is unknown.
     pub fn bytes_per_s(&self) -> f64 {
         self.sent.bytes_per_s.unwrap_or(0.0) + self.received.bytes_per_s.unwrap_or(0.0)
     }
 
-    /// Stalls are a connection's and not a rail's: rows of rails have none.
-    pub fn has_stalls(&self) -> bool {
-        self.rail.is_none()
-    }
-
     fn new(peer: Option<&str>, rail: Option<&str>) -> Self {
-        let (side, condition) = (Side::default(), Condition::Good);
-        let (peer, rail) = (peer.map(str::to_owned), rail.map(str::to_owned));
-        Self { peer, rail, sent: side, received: side, share_percent: None, bits_per_s: 0, condition }
+        Self { peer: peer.map(str::to_owned), rail: rail.map(str::to_owned), ..Self::default() }
     }
 
     fn add(&mut self, flow: &Flow) {
@@ -117,13 +115,33 @@ impl Row {
         let bytes = |side: &Side| side.gained.map_or(0, |gained| gained.bytes);
         bytes(&self.sent).saturating_add(bytes(&self.received))
     }
+
+    /// Fills in the figures that follow from the counts.
+    fn figure(&mut self, whole: &Row, elapsed_ns: Option<u64>) {
+        self.share_percent = elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
+        // Without a connection in this direction, no bytes go there.
+        for (side, all) in [(&mut self.sent, &whole.sent), (&mut self.received, &whole.received)] {
+            let bytes = side.gained.map_or(0, |gained| gained.bytes);
+            (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
+            side.bytes_per_s = elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
+            side.share_percent = all.gained.and_then(|all| rates::percent(bytes, all.bytes));
+        }
+        let total = rates::sum(&self.sent.total, &self.received.total);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.mean_latency_us = self.sent.gained.as_ref().and_then(rates::mean_us);
+        self.longest_latency_us = total.longest_ns as f64 / 1e3;
+        (self.losses, self.recoveries, self.lost_s) = (total.losses, total.recoveries, seconds(total.lost_ns));
+        if self.rail.is_none() {
+            (self.stalls, self.stalled_s) = (Some(total.stalls), Some(seconds(total.stalled_ns)));
+        }
+    }
 }
 
 /// Returns the rows of a job: the job's, then for each peer its own and its rails', or with
 /// `by_peer` false the rails' alone.
 pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
-    // None comes before all names, so a row comes before the rows that it is the sum of.
-    let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::new(None, None))]);
+    // None sorts before all names, so a row comes before the rows that it sums up.
+    let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::default())]);
     for flow in &job.flows {
         let peer = by_peer.then_some(flow.peer.as_str());
         let of_peer = peer.map(|peer| (Some(peer), None));
@@ -132,29 +150,16 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
         }
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
-    measure(&mut rows, job.elapsed_ns);
+    let whole = rows[0].clone();
+    rows.iter_mut().for_each(|row| row.figure(&whole, job.elapsed_ns));
+    for side in [|row: &Row| row.sent, |row: &Row| row.received] {
+        mark_slow(&mut rows, side);
+    }
     rows
 }
 
-/// Fills in what needs the whole job: rates, shares, and which rails are slow beside the others.
-fn measure(rows: &mut [Row], elapsed_ns: Option<u64>) {
-    let whole = rows[0].clone();
-    for row in rows.iter_mut() {
-        row.share_percent = elapsed_ns.and_then(|_| rates::percent(row.gained_bytes(), whole.gained_bytes()));
-        // Before a process has a connection in this direction, nothing goes there.
-        for (side, all) in [(&mut row.sent, &whole.sent), (&mut row.received, &whole.received)] {
-            let bytes = side.gained.map_or(0, |gained| gained.bytes);
-            side.bytes_per_s = elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
-            side.share_percent = all.gained.and_then(|all| rates::percent(bytes, all.bytes));
-        }
-    }
-    for side in [|row: &Row| row.sent, |row: &Row| row.received] {
-        mark_slow(rows, side);
-    }
-}
-
-/// Rails of one job and peer carry equal parts of their rates. Only rails with connections in this
-/// direction are compared.
+/// Marks slow rails. Rails of one job and peer should carry equal parts of their rates. Only rails
+/// with connections in this direction are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
         Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {
@@ -180,7 +185,7 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     }
 }
 
-/// Returns each job with its rows, in the order of the processes' numbers.
+/// Returns each job with its rows, sorted by process number.
 pub fn of_picture(picture: &Picture, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
     picture.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
 }

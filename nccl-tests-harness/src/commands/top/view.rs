@@ -1,4 +1,4 @@
-//! What top shows in a terminal, and what keys do to it. Pure: the cells depend on the state and the size alone.
+//! The screen of top and its keys. Pure: the cells depend on the state and the size alone.
 
 use super::columns::{self, Column, mark};
 use super::lines;
@@ -7,7 +7,7 @@ use super::rows::{self, Condition, Row};
 use crate::output::numbers::count;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use ratatui::layout::Rect;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use std::time::Duration;
 
@@ -46,21 +46,16 @@ enum Order {
     Rank,
 }
 
+const ORDERS: [(Order, &str); 3] = [(Order::Pid, "pid"), (Order::Rate, "rate"), (Order::Rank, "rank")];
+
 impl Order {
     fn next(self) -> Self {
-        match self {
-            Self::Pid => Self::Rate,
-            Self::Rate => Self::Rank,
-            Self::Rank => Self::Pid,
-        }
+        let at = ORDERS.iter().position(|(order, _)| *order == self).unwrap_or_default();
+        ORDERS[(at + 1) % ORDERS.len()].0
     }
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Pid => "pid",
-            Self::Rate => "rate",
-            Self::Rank => "rank",
-        }
+        ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
     }
 
     /// Sorts jobs that are in the order of their numbers.
@@ -69,7 +64,7 @@ impl Order {
         match self {
             Self::Pid => {}
             Self::Rate => jobs.sort_by(|(_, a), (_, b)| rate(b).total_cmp(&rate(a))),
-            Self::Rank => jobs.sort_by_key(|(job, _)| (job.rank.is_none(), job.rank)),
+            Self::Rank => jobs.sort_by_key(|(job, _)| (job.seen.rank.is_none(), job.seen.rank)),
         }
     }
 }
@@ -116,16 +111,17 @@ impl View {
         Self { picture: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
     }
 
-    /// Takes in a look, unless it is paused.
+    /// Takes a look, unless the screen is paused.
     pub fn show(&mut self, picture: Picture) {
         if !self.is_paused || self.picture.is_none() {
             self.picture = Some(picture);
         }
     }
 
-    /// Does what a key says in a terminal of this height. True for a key that ends the program.
+    /// Obeys a key in a terminal of this height. Returns true for a key that ends the program.
     pub fn press(&mut self, key: KeyEvent, height: u16) -> bool {
-        let page = Places::of(height).body.max(1);
+        let [.., body, _] = layout(Rect { height, ..Rect::default() });
+        let page = usize::from(body.height).max(1);
         let last = self.lines().len().saturating_sub(page);
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -148,44 +144,36 @@ impl View {
         false
     }
 
-    /// Draws it into all of `area`.
+    /// Draws into all of `area`.
     pub fn draw(&self, area: Rect, buffer: &mut Buffer) {
-        let (width, places) = (usize::from(area.width), Places::of(area.height));
-        let mut put = |line: usize, text: &str, style: Style| {
-            if let Some(line) = u16::try_from(line).ok().filter(|line| *line < area.height) {
-                buffer.set_stringn(area.x, area.y + line, text, width, style);
+        let width = usize::from(area.width);
+        let [title, head, body, footer] = layout(area);
+        let mut put = |row: Rect, text: &str, style: Style| {
+            if row.height > 0 {
+                buffer.set_stringn(row.x, row.y, text, width, style);
             }
         };
-        let bold = Style::new().add_modifier(Modifier::BOLD);
-        if places.has_title {
-            put(0, &self.title(), bold);
-        }
-        if let Some(line) = places.footer {
-            put(line, &self.footer(), Style::new());
-        }
+        put(title, &self.title(), Style::new().add_modifier(Modifier::BOLD));
+        put(footer, &self.footer(), Style::new());
+        let lines = self.lines();
         if self.is_help {
-            for (at, text) in HELP.iter().take(places.body).enumerate() {
-                put(places.first + at, text, Style::new());
-            }
+            body.rows().zip(HELP).for_each(|(row, text)| put(row, text, Style::new()));
             return;
         }
-        let lines = self.lines();
         if lines.is_empty() {
             let text = if self.picture.is_some() { "no job here uses NCCL over this plugin" } else { "looking" };
-            put(places.first, text, Style::new());
+            put(body, text, Style::new());
             return;
         }
         let (name_width, columns) = columns_for(width, lines.iter().map(Line::room).max().unwrap_or(0));
-        if let Some(line) = places.head {
-            let names = columns.iter().map(|column| format!(" {:>1$}", column.name, column.width));
-            let text = format!("{:name_width$}{}", " job, rail", names.collect::<String>());
-            put(line, &format!("{text:width$}"), Style::new().add_modifier(Modifier::REVERSED));
-        }
-        let from = self.scroll.min(lines.len().saturating_sub(places.body));
-        for (at, line) in lines.iter().skip(from).take(places.body).enumerate() {
+        let names = columns.iter().map(|column| format!(" {:>1$}", column.name, column.width));
+        let text = format!("{:name_width$}{}", " job, rail", names.collect::<String>());
+        put(head, &format!("{text:width$}"), Style::new().add_modifier(Modifier::REVERSED));
+        let from = self.scroll.min(lines.len().saturating_sub(usize::from(body.height)));
+        for (row, line) in body.rows().zip(lines.iter().skip(from)) {
             let figures = columns.iter().map(|column| format!(" {:>1$}", column.text(&line.row), column.width));
             let text = format!("{:name_width$}{}", line.name_in(name_width), figures.collect::<String>());
-            put(places.first + at, &text, self.style(&line.row));
+            put(row, &text, self.style(&line.row));
         }
     }
 
@@ -235,8 +223,8 @@ impl View {
 fn name(job: &Job, row: &Row) -> String {
     match (&row.peer, &row.rail) {
         (None, None) => {
-            let rank = job.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
-            format!("{} {}{rank}", job.pid, job.command)
+            let rank = job.seen.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
+            format!("{} {}{rank}", job.seen.pid, job.seen.command)
         }
         (Some(name), None) | (None, Some(name)) => format!(" {name}"),
         (Some(_), Some(rail)) => format!("  {rail}"),
@@ -262,28 +250,10 @@ fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     (width.saturating_sub(taken).min(MOST_NAME), figures)
 }
 
-/// Which line of the screen is what: the lower the terminal, the less is around the table.
-struct Places {
-    has_title: bool,
-    head: Option<usize>,
-    footer: Option<usize>,
-    first: usize,
-    body: usize,
-}
-
-impl Places {
-    fn of(height: u16) -> Self {
-        let height = usize::from(height);
-        let (has_title, has_head, has_footer) = (height >= 4, height >= 2, height >= 5);
-        let first = usize::from(has_title) + usize::from(has_head);
-        Self {
-            has_title,
-            head: has_head.then_some(usize::from(has_title)),
-            footer: has_footer.then(|| height - 1),
-            first,
-            body: height.saturating_sub(first + usize::from(has_footer)),
-        }
-    }
+/// Splits the screen into title, heading, table and footer. A low terminal has the table alone.
+fn layout(area: Rect) -> [Rect; 4] {
+    let from = |height| Constraint::Length(u16::from(area.height >= height));
+    Layout::vertical([from(4), from(2), Constraint::Fill(1), from(5)]).areas(area)
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
 use super::*;
+use crate::commands::top::look::{self, FileId};
+use nccl_net_spark::counters::layout::Counters;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -20,8 +22,9 @@ pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
 
 /// A job of these flows, looked at after a second.
 pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
-    let command = "python3".to_owned();
-    Job { pid, command, rank: None, elapsed_ns: Some(SECOND), flows, not_counted: 0, passed_over: 0 }
+    let (file, counters) = (FileId::default(), Counters::default());
+    let seen = look::Job { pid, command: "python3".to_owned(), rank: None, file, at_ns: 0, counters };
+    Job { seen, elapsed_ns: Some(SECOND), flows }
 }
 
 fn subjects(rows: &[Row]) -> Vec<String> {
@@ -46,19 +49,25 @@ fn rails_are_summed_over_peers_unless_they_are_split() {
     assert_eq!((rows[0].sent.bytes_per_s, rows[0].received.bytes_per_s), (Some(400.0), Some(200.0)));
     assert_eq!((rows[1].sent.share_percent, rows[1].received.share_percent), (Some(75.0), Some(100.0)));
     assert_eq!((rows[1].share_percent.map(f64::round), rows[1].connections()), (Some(83.0), (2, 2)));
-    assert_eq!((rows[2].received.bytes_per_s, rows[2].mean_us(), rows[2].total().bytes), (Some(0.0), Some(25.0), 200));
+    assert_eq!(
+        (rows[2].received.bytes_per_s, rows[2].mean_latency_us, rows[2].sent.bytes),
+        (Some(0.0), Some(25.0), 200)
+    );
     let rows = of_job(&job, true);
     assert_eq!(subjects(&rows), ["job", "b", "b/r0", "b/r1", "c", "c/r0"]);
     assert_eq!((rows[1].sent.bytes_per_s, rows[5].received.share_percent), (Some(400.0), Some(100.0)));
-    assert_eq!(rows.iter().map(Row::has_stalls).collect::<Vec<_>>(), [true, true, false, false, true, false]);
+    assert_eq!(
+        rows.iter().map(|row| row.stalls.is_some()).collect::<Vec<_>>(),
+        [true, true, false, false, true, false]
+    );
 }
 
 #[test]
 fn the_first_look_has_no_rates() {
     let job = Job { elapsed_ns: None, ..job(1, vec![Flow { gained: None, ..flow("r0", "b", Direction::Send, 5) }]) };
     let row = &of_job(&job, false)[1];
-    assert_eq!((row.sent.bytes_per_s, row.share_percent, row.mean_us()), (None, None, None));
-    assert_eq!(row.total().bytes, 10);
+    assert_eq!((row.sent.bytes_per_s, row.share_percent, row.mean_latency_us), (None, None, None));
+    assert_eq!(row.sent.bytes, 10);
     assert_eq!(of_job(&Job { flows: Vec::new(), ..job }, true).len(), 1);
 }
 

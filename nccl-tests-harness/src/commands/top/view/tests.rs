@@ -12,7 +12,7 @@ fn picture() -> Picture {
     let of = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
     let lost = Flow { carrying: 0, ..of("rocep1s0f1:1", 0) };
     let mut first = job(4711, vec![of("rocep1s0f0:1", 5 * gigabyte), lost]);
-    first.rank = Some(1);
+    first.seen.rank = Some(1);
     let second = job(4712, vec![of("rocep1s0f0:1", 10 * gigabyte), of("rocep1s0f1:1", gigabyte)]);
     Picture { jobs: vec![first, second], ..Picture::default() }
 }
@@ -180,12 +180,16 @@ fn what_is_not_shown_is_said_in_the_last_line() {
 
 #[test]
 fn jobs_are_ordered_by_what_is_asked_for() {
-    let of = |pid, rank, bytes| Job { rank, ..job(pid, vec![flow("r0", "b", Direction::Send, bytes)]) };
+    let of = |pid, rank, bytes| {
+        let mut job = job(pid, vec![flow("r0", "b", Direction::Send, bytes)]);
+        job.seen.rank = rank;
+        job
+    };
     let picture = Picture { jobs: vec![of(1, None, 5), of(2, Some(1), 9), of(3, Some(0), 7)], ..Picture::default() };
     let pids = |order: Order| {
         let mut jobs = rows::of_picture(&picture, false);
         order.sort(&mut jobs);
-        jobs.iter().map(|(job, _)| job.pid).collect::<Vec<_>>()
+        jobs.iter().map(|(job, _)| job.seen.pid).collect::<Vec<_>>()
     };
     assert_eq!((pids(Order::Pid), pids(Order::Rate), pids(Order::Rank)), (vec![1, 2, 3], vec![2, 3, 1], vec![3, 2, 1]));
     assert_eq!(Order::Pid.next().next().next(), Order::Pid);
