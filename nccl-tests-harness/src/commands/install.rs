@@ -54,44 +54,52 @@ impl Install {
     /// # Errors
     /// When something to install is missing, when a file is in the way, when the prefix cannot be
     /// written, or when a package put this program there.
-    pub fn run(self, program: &Path, path: Option<&str>, command_line: &clap::Command, out: impl Write) -> Result<()> {
+    pub fn run(
+        self,
+        program: &Path,
+        path: Option<&str>,
+        command_line: &clap::Command,
+        mut out: impl Write,
+    ) -> Result<()> {
         if let Some((package, _)) = packaged::package_of(program) {
             let cure = "there is nothing to install; `nccl-spark env` prints the variables to set";
             bail!("{} belongs to the {package} nccl-net-spark: {cure}", program.display());
         }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
-        let items = self.items(program, command_line)?;
-        let old = manifest::read(&prefix)?;
-        let is_upgrade = old.is_some();
+        let (items, old) = (self.items(program, command_line)?, manifest::read(&prefix)?);
+        let done = if old.is_some() { "Upgraded" } else { "Installed" };
         let command = command(program, "install", &prefix);
-        let folders = items.iter().filter_map(|item| prefix.join(&item.path).parent().map(Path::to_owned));
-        folders.into_iter().try_for_each(|folder| files::check_writable(&folder, &command))?;
+        for item in &items {
+            files::check_writable(prefix.join(&item.path).parent().unwrap_or(&prefix), &command)?;
+        }
         let kept = files::put(&prefix, &items, &old.unwrap_or_default())?;
-        report(&prefix, is_upgrade, &items, &kept, path, out)
+        kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
+        if output::verbosity() == Verbosity::Quiet {
+            return Ok(());
+        }
+        writeln!(out, "{done} nccl-spark {} in {}:", env!("PROGRAM_VERSION"), prefix.display())?;
+        report(&prefix, &items, path, out)
     }
 
     /// Reads all files before any is written: the program may be the one that is replaced.
     fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
         let plugin = places::found_plugin(self.plugin, program)?;
         let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
-        let (fabric_name, build) = (fabric.display(), places::build_command());
-        let cure = format!("build it with `{build}`, or name it with --softverbs");
-        ensure!(fabric.is_file(), "software fabric {fabric_name} not found: {cure}");
+        let cure = format!("build it with `{}`, or name it with --softverbs", places::build_command());
+        ensure!(fabric.is_file(), "software fabric {} not found: {cure}", fabric.display());
         let present = net::exported_versions(&plugin, abi::VERSIONS)?;
         let missing = abi::VERSIONS.filter(|version| !present.contains(version));
         let missing: Vec<String> = missing.map(|version| format!("ncclNetPlugin_v{version}")).collect();
-        let (plugin_name, missing) = (plugin.display(), missing.join(", "));
-        ensure!(missing.is_empty(), "{plugin_name} is not this plugin: it does not export {missing}");
+        let missing = missing.join(", ");
+        ensure!(missing.is_empty(), "{} is not this plugin: it does not export {missing}", plugin.display());
 
-        let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
-        let mut items = vec![
-            Item { path: places::PROGRAM.to_owned(), content: read(program)?, mode: 0o755 },
-            Item { path: places::PLUGIN.to_owned(), content: read(&plugin)?, mode: 0o644 },
-            Item { path: places::FABRIC.to_owned(), content: read(&fabric)?, mode: 0o644 },
-        ];
-        let shared = manual::files(command_line).context("write the manual pages")?;
-        items.extend(shared.into_iter().map(|(path, content)| Item { path, content, mode: 0o644 }));
-        Ok(items)
+        let mut files = manual::files(command_line).context("write the manual pages")?;
+        for (path, file) in [(places::PROGRAM, program), (places::PLUGIN, &plugin), (places::FABRIC, &fabric)] {
+            let content = fs::read(file).with_context(|| format!("read {}", file.display()))?;
+            files.push((path.to_owned(), content));
+        }
+        let mode = |path: &str| if path == places::PROGRAM { 0o755 } else { 0o644 };
+        Ok(files.into_iter().map(|(path, content)| Item { mode: mode(&path), path, content }).collect())
     }
 }
 
@@ -119,24 +127,12 @@ impl Uninstall {
     }
 }
 
-/// Says what was installed, and how to use and to remove it.
-fn report(
-    prefix: &Path,
-    is_upgrade: bool,
-    items: &[Item],
-    kept: &[String],
-    path: Option<&str>,
-    mut out: impl Write,
-) -> Result<()> {
-    kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
-    if output::verbosity() == Verbosity::Quiet {
-        return Ok(());
-    }
-    let (done, prefix_text) = (if is_upgrade { "Upgraded" } else { "Installed" }, prefix.display());
-    writeln!(out, "{done} nccl-spark {} in {prefix_text}:", env!("PROGRAM_VERSION"))?;
+/// Prints the installed files, and how to use and to remove them. `path` is the environment's PATH.
+fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write) -> Result<()> {
     let (shared, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.path.starts_with("share/"));
     others.iter().try_for_each(|item| writeln!(out, "  {}", prefix.join(&item.path).display()))?;
-    writeln!(out, "  shell completions and manual pages ({}) in {prefix_text}/share", count(shared.len(), "file"))?;
+    let share = prefix.join("share");
+    writeln!(out, "  shell completions and manual pages ({}) in {}", count(shared.len(), "file"), share.display())?;
     let bin = prefix.join("bin");
     if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
         writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;
@@ -144,11 +140,11 @@ fn report(
     if cfg!(debug_assertions) {
         writeln!(out, "This is a debug build, which is slow: build the one to use with `cargo build --release`")?;
     }
-    writeln!(out, "To use the plugin, set for a job:")?;
-    writeln!(out, "  export NCCL_NET_PLUGIN={}", prefix.join(places::PLUGIN).display())?;
+    let plugin = prefix.join(places::PLUGIN);
+    writeln!(out, "To use the plugin, set for a job:\n  export NCCL_NET_PLUGIN={}", plugin.display())?;
     writeln!(out, "  export NCCL_NET=Spark")?;
     writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
-    // Files that root installed only root can remove.
+    // Only root can remove the files that root has installed.
     let sudo = if geteuid().is_root() { "sudo " } else { "" };
     Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(&prefix.join(places::PROGRAM), "uninstall", prefix))?)
 }

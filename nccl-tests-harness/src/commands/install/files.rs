@@ -1,6 +1,6 @@
-//! The files below a prefix: which of them may be replaced or removed, and how that is done.
+//! The files below a prefix: which of them may be replaced or removed, and how.
 
-use super::manifest::{self, FOLDER, Manifest, digest};
+use super::manifest::{self, Manifest, digest};
 use super::packaged::is_of_deb;
 use crate::output::replacement;
 use anyhow::{Context, Result, bail, ensure};
@@ -9,16 +9,24 @@ use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A file to install.
 pub struct Item {
     /// Path below the prefix.
     pub path: String,
-    /// The whole content.
     pub content: Vec<u8>,
     /// File mode, as in chmod(2).
     pub mode: u32,
+}
+
+/// A file at the place of an installed one.
+enum Present {
+    Nothing,
+    /// A file that may be replaced or removed.
+    Ours,
+    /// A file that may not, for this reason.
+    Others(&'static str),
 }
 
 /// Fails unless files can be made in `folder`, or `folder` in the nearest existing folder above it.
@@ -27,17 +35,12 @@ pub struct Item {
 /// # Errors
 /// Names the folder, the reason and the cure.
 pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
-    let existing = folder.ancestors().find_map(|folder| Some((folder, fs::metadata(folder).ok()?)));
-    let Some((existing, about)) = existing else { bail!("cannot write to {}: no such folder", folder.display()) };
-    if !about.is_dir() {
-        bail!("cannot write to {}: {} is not a folder", folder.display(), existing.display());
-    }
+    let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+    ensure!(existing.is_dir(), "cannot write to {}: {} is not a folder", folder.display(), existing.display());
     let Err(error) = eaccess(existing, AccessFlags::W_OK | AccessFlags::X_OK) else { return Ok(()) };
-    let advice = match geteuid().is_root() {
-        true => "choose another folder with --prefix".to_owned(),
-        false => format!("run it as root: sudo {command}"),
-    };
-    bail!("cannot write to {}: {}; {advice}", existing.display(), error.desc().to_lowercase())
+    let advice = if geteuid().is_root() { "choose another folder with --prefix" } else { "run it as root: sudo " };
+    let command = if geteuid().is_root() { "" } else { command };
+    bail!("cannot write to {}: {}; {advice}{command}", existing.display(), error.desc().to_lowercase())
 }
 
 /// Puts the items into `prefix`, and removes files of `old` that are no longer among them. Returns
@@ -51,126 +54,117 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
 pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>> {
     let mut in_the_way = Vec::new();
     for item in items {
-        let reason = obstacle(prefix, &item.path, old, Some(&item.content))?;
-        in_the_way.extend(reason.map(|reason| format!("{} {reason}", prefix.join(&item.path).display())));
+        if let Present::Others(reason) = present(prefix, &item.path, old, Some(&item.content))? {
+            in_the_way.push(format!("{} {reason}", prefix.join(&item.path).display()));
+        }
     }
     let cure = "nothing was installed: move what is in the way, or choose another folder with --prefix";
     ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
 
-    let mut new: Manifest = items.iter().map(|item| (item.path.clone(), digest(&item.content))).collect();
-    let mut both = old | &new;
-    let paths = items.iter().map(|item| item.path.as_str());
-    paths.chain([manifest::PATH]).try_for_each(|path| make_folder(prefix, path, &mut both))?;
-    write_list(prefix, &both)?;
-    let written = items.iter().map(|Item { path, content, mode }| {
-        let path = prefix.join(path);
-        let file = replacement::written(&path, content, Permissions::from_mode(*mode));
-        file.with_context(|| format!("write {}", path.display())).map(|file| (file, path))
-    });
-    // A running job keeps the file that it has mapped: the new one takes over its name alone.
-    for (file, path) in written.collect::<Result<Vec<_>>>()? {
-        file.persist(&path).map_err(|error| error.error).with_context(|| format!("replace {}", path.display()))?;
-    }
-    let mut gone = files(old);
+    let new: Manifest = items.iter().map(|item| (item.path.clone(), digest(&item.content))).collect();
+    write(prefix, &[manifest::item(&(old | &new))])?;
+    write(prefix, items)?;
+    let mut gone = paths(old);
     gone.retain(|path| !items.iter().any(|item| item.path == *path));
     let (_, kept) = remove_files(prefix, gone, old)?;
-    new.extend(both.into_iter().filter(|(_, mark)| mark == FOLDER));
-    write_list(prefix, &new)?;
+    write(prefix, &[manifest::item(&new)])?;
     Ok(kept)
 }
 
-/// Removes the files of the list, the list, and the folders that were made where nothing else is in
-/// them. Returns the number of files that were removed, and a line for each that stays. `command`
-/// is this command line.
+/// Removes the files of the list, the list, and the folders that this leaves empty. Returns the
+/// number of removed files, and a line for each that stays. `command` is this command line.
 ///
 /// # Errors
 /// Names a file or folder that cannot be changed. Folders are checked before anything is removed.
 pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usize, Vec<String>)> {
-    for file in files(manifest).into_iter().map(|path| prefix.join(path)) {
-        if is_there(&file)? {
-            check_writable(file.parent().unwrap_or(prefix), command)?;
+    for path in paths(manifest) {
+        if !matches!(present(prefix, path, manifest, None)?, Present::Nothing) {
+            check_writable(prefix.join(path).parent().unwrap_or(prefix), command)?;
         }
     }
-    let outcome = remove_files(prefix, files(manifest), manifest)?;
+    let outcome = remove_files(prefix, paths(manifest), manifest)?;
     let list = prefix.join(manifest::PATH);
     fs::remove_file(&list).with_context(|| format!("remove {}", list.display()))?;
-    // A folder comes before those in it. The path of the prefix itself ends in `.`, which rmdir(2)
-    // refuses.
-    for (folder, _) in manifest.iter().rev().filter(|(_, mark)| mark == FOLDER) {
-        // One that is not empty stays.
-        let _ = fs::remove_dir(prefix.join(folder).components().collect::<PathBuf>());
+    for path in paths(manifest).into_iter().chain([manifest::PATH]) {
+        let folders = Path::new(path).ancestors().skip(1).map(|folder| prefix.join(folder));
+        // The system's folders stay below /usr/local, and folders with other files everywhere.
+        let own = folders.filter(|folder| !prefix.starts_with("/usr") || folder.ends_with("nccl-spark"));
+        own.for_each(|folder| drop(fs::remove_dir(folder.components().as_path())));
     }
     Ok(outcome)
 }
 
-fn files(manifest: &Manifest) -> BTreeSet<&str> {
-    manifest.iter().filter(|(_, mark)| mark != FOLDER).map(|(path, _)| path.as_str()).collect()
-}
-
-/// True for a file, and for a link wherever it leads.
-fn is_there(file: &Path) -> Result<bool> {
-    match file.symlink_metadata() {
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => Ok(false),
-        about => about.map(|_| true).with_context(|| format!("look at {}", file.display())),
-    }
+fn paths(manifest: &Manifest) -> BTreeSet<&str> {
+    manifest.iter().map(|(path, _)| path.as_str()).collect()
 }
 
 fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Result<(usize, Vec<String>)> {
     let (mut removed, mut kept) = (0, Vec::new());
     for path in paths {
         let file = prefix.join(path);
-        if let Some(reason) = obstacle(prefix, path, manifest, None)? {
-            kept.push(format!("kept {}: it {reason}", file.display()));
-        } else if is_there(&file)? {
-            fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
-            removed += 1;
+        match present(prefix, path, manifest, None)? {
+            Present::Nothing => {}
+            Present::Others(reason) => kept.push(format!("kept {}: it {reason}", file.display())),
+            Present::Ours => {
+                fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+                removed += 1;
+            }
         }
     }
     Ok((removed, kept))
 }
 
-/// Returns the reason why a file may be neither replaced nor removed. There is none where the file
-/// is absent, or has content that `manifest` lists or that is to be installed.
-fn obstacle(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Option<&'static str>> {
+/// Looks for a file or link. It is ours with content that `manifest` lists or that is to be
+/// installed.
+fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Present> {
     let file = prefix.join(path);
-    if !is_there(&file)? {
-        return Ok(None);
-    }
+    let is_file = match file.symlink_metadata() {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(Present::Nothing);
+        }
+        about => about.with_context(|| format!("look at {}", file.display()))?.is_file(),
+    };
     // dpkg may have replaced the file that install had put there.
     if is_of_deb(&file) {
-        return Ok(Some("belongs to the Debian package nccl-net-spark"));
+        return Ok(Present::Others("belongs to the Debian package nccl-net-spark"));
     }
-    // Install puts no links there, whatever they lead to.
-    if !file.is_symlink() && file.is_file() {
+    // Install makes no links.
+    if is_file {
         let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
         if new == Some(&content) || manifest.contains(&(path.to_owned(), digest(&content))) {
-            return Ok(None);
+            return Ok(Present::Ours);
         }
     }
-    let is_listed = files(manifest).contains(path);
-    Ok(Some(if is_listed { "was changed since it was installed" } else { "was not installed by nccl-spark" }))
+    let is_listed = paths(manifest).contains(path);
+    Ok(Present::Others(if is_listed {
+        "was changed since it was installed"
+    } else {
+        "was not installed by nccl-spark"
+    }))
 }
 
-fn write_list(prefix: &Path, manifest: &Manifest) -> Result<()> {
-    let path = prefix.join(manifest::PATH);
-    let list = replacement::written(&path, manifest::text(manifest).as_bytes(), Permissions::from_mode(0o644));
-    list.and_then(|file| Ok(file.persist(&path)?)).with_context(|| format!("write {}", path.display()))?;
+/// Writes all items beside their places, then gives each its name. A running job keeps the file that
+/// it has mapped.
+fn write(prefix: &Path, items: &[Item]) -> Result<()> {
+    let written = items.iter().map(|Item { path, content, mode }| {
+        let path = prefix.join(path);
+        make_folder(path.parent().unwrap_or(prefix))?;
+        let file = replacement::written(&path, content, Permissions::from_mode(*mode));
+        file.with_context(|| format!("write {}", path.display())).map(|file| (file, path))
+    });
+    for (file, path) in written.collect::<Result<Vec<_>>>()? {
+        file.persist(&path).map_err(|error| error.error).with_context(|| format!("replace {}", path.display()))?;
+    }
     Ok(())
 }
 
-/// Makes the folder of the file `path`, and lists the folders that had to be made below the prefix.
-fn make_folder(prefix: &Path, path: &str, manifest: &mut Manifest) -> Result<()> {
-    if let Some(above) = prefix.parent() {
-        fs::create_dir_all(above).with_context(|| format!("make {}", above.display()))?;
+/// Makes a folder and those above it. Everybody may read the files, whatever the umask of root's
+/// shell.
+fn make_folder(folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        return Ok(());
     }
-    let folders = Path::new(path).ancestors().skip(1).filter(|folder| !prefix.join(folder).is_dir());
-    for folder in folders.collect::<Vec<_>>().into_iter().rev() {
-        let whole = prefix.join(folder);
-        // The files are for everybody, whatever the umask of root's shell.
-        let made = fs::create_dir(&whole).and_then(|()| fs::set_permissions(&whole, Permissions::from_mode(0o755)));
-        made.with_context(|| format!("make {}", whole.display()))?;
-        let name = folder.to_str().filter(|name| !name.is_empty()).unwrap_or(".");
-        manifest.insert((name.to_owned(), FOLDER.to_owned()));
-    }
-    Ok(())
+    folder.parent().map_or(Ok(()), make_folder)?;
+    let made = fs::create_dir(folder).and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o755)));
+    made.with_context(|| format!("make {}", folder.display()))
 }
