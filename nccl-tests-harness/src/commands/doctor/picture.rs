@@ -1,8 +1,9 @@
-//! The rails as a small picture: PCIe links on the left, cables on the right, and what they carry together.
+//! A drawing of the rails: PCIe links on the left, cables on the right, and the rate of all.
 
+use super::rail::name;
 use nccl_net_spark::rails::{Limit, PcieLink, Rail, Survey, gbps};
 
-/// The picture, line by line; nothing without rails.
+/// Draws the rails, line by line. There is no line without a rail.
 pub fn picture(survey: &Survey) -> Vec<String> {
     if survey.rails.is_empty() {
         return Vec::new();
@@ -11,17 +12,17 @@ pub fn picture(survey: &Survey) -> Vec<String> {
     let left = survey.rails.iter().map(|rail| link_text(rail, survey).len()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for (at, rail) in survey.rails.iter().enumerate() {
-        let shares = survey.rails.iter().enumerate().filter(|(_, other)| other.cable == rail.cable);
-        let on_cable: Vec<usize> = shares.map(|(other, _)| other).collect();
-        let bracket = match (on_cable.first() == Some(&at), on_cable.last() == Some(&at)) {
+        let on_cable: Vec<usize> =
+            (0..survey.rails.len()).filter(|other| survey.rails[*other].cable == rail.cable).collect();
+        let (is_first, is_last) = (on_cable.first() == Some(&at), on_cable.last() == Some(&at));
+        let bracket = match (is_first, is_last) {
             (true, true) => "---",
             (true, false) => "-.",
             (false, true) => "-'",
             (false, false) => "-|",
         };
         // The cable is named once, beside its first rail.
-        let cable =
-            if on_cable.first() == Some(&at) { cable_text(rail, on_cable.len(), survey) } else { String::new() };
+        let cable = if is_first { cable_text(rail, on_cable.len(), survey) } else { String::new() };
         let line = format!("  {:<left$} -- {:<width$} {bracket:<3} {cable}", link_text(rail, survey), name(rail));
         lines.push(line.trim_end().to_owned());
     }
@@ -34,10 +35,6 @@ pub fn picture(survey: &Survey) -> Vec<String> {
     let bytes = f64::from(payload.mbps) / 8_000.0;
     lines.push(format!("  together: {} ({bytes:.1} GB/s) each way, limited by {limit}", gbps(payload.mbps)));
     lines
-}
-
-fn name(rail: &Rail) -> String {
-    format!("{}:{}", rail.device, rail.port)
 }
 
 fn link_text(rail: &Rail, survey: &Survey) -> String {

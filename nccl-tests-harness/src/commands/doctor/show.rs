@@ -1,9 +1,9 @@
-//! The answer as text for a person.
+//! The answer as text.
 
 use super::answer::Answer;
-use super::finding::{Severity, Verdict};
+use super::finding::{Finding, Severity, Verdict};
 use super::together::Together;
-use crate::output::{self, Verbosity, plain};
+use crate::output::{self, Verbosity, numbers, plain};
 use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
 use std::io::Write;
@@ -20,12 +20,7 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     let mut page = wrapped(columns, "", &verdict(answer, is_env_alone));
     let line = |indent: &str, text: &str| wrapped(columns, indent, &plain(text));
     for finding in &answer.findings {
-        page += "\n";
-        page += &line("    ", &format!("{}: {} [{}]", finding.severity.word(), finding.text, finding.id));
-        if let Some(cure) = &finding.cure {
-            // Not wrapped: it is to be copied.
-            page += &format!("    $ {}\n", plain(cure));
-        }
+        page += &format!("\n{}", of_finding(finding, "", &line));
     }
     if let Some(peer) = &answer.peer {
         page += &of_peer(peer, &line);
@@ -46,7 +41,7 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     page + &if is_verbose { read(answer, &line) } else { unshown(answer, &line) }
 }
 
-/// The sections of facts and of things not seen.
+/// Makes the sections of facts and of unread facts.
 fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let facts = answer.facts.iter().map(|fact| format!("  {}: {}", fact.name, fact.value));
     let not_seen = answer.not_seen.iter().map(|one| format!("  {}: {}", one.what, one.why));
@@ -57,7 +52,7 @@ fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     section("Read", facts.collect()) + &section("Not seen", not_seen.collect())
 }
 
-/// A remark for a reader who may miss the facts, or something that could not be seen.
+/// Makes a remark on the facts that are not shown.
 fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let (read, not_seen) = (answer.facts.len(), answer.not_seen.len());
     if read + not_seen == 0 {
@@ -80,13 +75,14 @@ fn of_peer(peer: &Together, line: &dyn Fn(&str, &str) -> String) -> String {
         0 => format!("\nOn {host} nothing is wrong by itself.\n"),
         _ => format!("\nOn {host}:\n"),
     };
-    for finding in &peer.findings {
-        page += &line("      ", &format!("  {}: {} [{}]", finding.severity.word(), finding.text, finding.id));
-        if let Some(cure) = &finding.cure {
-            page += &format!("      $ {}\n", plain(cure));
-        }
-    }
-    page
+    page + &peer.findings.iter().map(|finding| of_finding(finding, "  ", line)).collect::<String>()
+}
+
+fn of_finding(finding: &Finding, indent: &str, line: &dyn Fn(&str, &str) -> String) -> String {
+    let text = format!("{indent}{}: {} [{}]", finding.severity.word(), finding.text, finding.id);
+    // The cure is not wrapped, so that it can be copied.
+    let cure = finding.cure.as_ref().map(|cure| format!("{indent}    $ {}\n", plain(cure)));
+    line(&format!("{indent}    "), &text) + &cure.unwrap_or_default()
 }
 
 fn verdict(answer: &Answer, is_env_alone: bool) -> String {
@@ -95,17 +91,17 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
     let count = |severity| all.iter().filter(|one| **one == severity).count();
     let what = if is_env_alone { "With these variables the plugin" } else { "The plugin" };
     let (broken, slow, fragile) = (count(Severity::Broken), count(Severity::Slow), count(Severity::Fragile));
-    let findings = |count: usize| if count == 1 { "1 finding".to_owned() } else { format!("{count} findings") };
     match answer.verdict {
         Verdict::Good if is_env_alone => format!("{what} is not kept out."),
         Verdict::Good if answer.peer.is_some() => format!("{what} works here and there, as far as this was seen."),
         Verdict::Good => format!("{what} works here, as far as this was seen."),
         Verdict::Impaired => {
             let kinds = [(slow, "slow"), (fragile, "fragile")].into_iter().filter(|(count, _)| *count > 0);
-            let kinds: Vec<String> = kinds.map(|(count, kind)| format!("{} {kind}", findings(count))).collect();
+            let kinds: Vec<String> =
+                kinds.map(|(count, kind)| format!("{} {kind}", numbers::count(count, "finding"))).collect();
             format!("{what} works, but: {}.", kinds.join(", "))
         }
-        Verdict::Broken => format!("{what} does not work: {}.", findings(broken)),
+        Verdict::Broken => format!("{what} does not work: {}.", numbers::count(broken, "finding")),
     }
 }
 

@@ -1,47 +1,52 @@
-//! Programs on other hosts, by ssh. It asks for nothing (`BatchMode`), so what needs a password fails at once, and every wait has a limit.
+//! Programs on other hosts, by ssh. With `BatchMode`, a login that needs a password fails without a
+//! question. Every wait has a limit.
 
 use crate::output;
+use crate::usage::wrong;
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How ssh is called.
+/// The command for ssh.
 #[derive(Debug, Clone)]
 pub struct Ssh {
-    /// The program and its options.
+    /// ssh and its options.
     words: Vec<String>,
     /// This program's name or path on the other hosts.
     program: String,
 }
 
-/// How long a host may take to answer.
+/// Most hosts of one command, with an order of ranks to find (`hosts::order`).
+pub const MOST_HOSTS: usize = 16;
+/// Time limit of a host's answer.
 pub const ANSWER: Duration = Duration::from_secs(30);
-/// How long ssh may take to connect, in seconds.
+/// Time limit of a connection, in seconds.
 const CONNECT_S: u32 = 10;
-/// The longest line, and how many bytes of errors are kept.
+/// The longest line of output.
 const LINE_MAX_BYTES: u64 = 16 << 10;
+/// The longest text of errors.
 const KEPT_BYTES: usize = 2 << 10;
-/// How long a program may take to end after its output did.
+/// Time limit of a program's end after that of its output.
 const EXIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A program that runs on another host. It ends with this.
+/// A program that runs on another host. It ends when this is dropped.
 pub struct Remote {
     host: String,
     ssh: Child,
-    /// Closed when this is dropped; the program there sees it.
+    /// Closed when this is dropped, which the program there notices.
     _input: Option<ChildStdin>,
     output: mpsc::Receiver<String>,
     errors: mpsc::Receiver<String>,
 }
 
 impl Ssh {
-    /// `words` is the command, as in `ssh -p 22`; `program` is this program's name on the other hosts.
+    /// Takes the command, as in `ssh -p 22`, and this program's name on the other hosts.
     ///
     /// # Errors
-    /// What is allowed.
+    /// Tells what is allowed.
     pub fn new(words: &str, program: &str) -> Result<Self, String> {
         let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         if words.is_empty() {
@@ -53,7 +58,8 @@ impl Ssh {
         Ok(Self { words, program: program.to_owned() })
     }
 
-    /// Starts this program with `arguments` on a host. What is in them must be plain: the shell there reads it.
+    /// Starts this program with `arguments` on a host. The shell there reads them, so they must be
+    /// plain.
     ///
     /// # Errors
     /// When ssh cannot be started.
@@ -72,10 +78,10 @@ impl Ssh {
 }
 
 impl Remote {
-    /// The next line that it prints; `None` when it prints no more.
+    /// Returns the next line of output, or `None` at its end.
     ///
     /// # Errors
-    /// When nothing comes by `end`.
+    /// No line comes until `end`.
     pub fn line(&mut self, end: Instant) -> Result<Option<String>> {
         match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => Ok(Some(line)),
@@ -86,10 +92,10 @@ impl Remote {
         }
     }
 
-    /// How it ended, once it prints no more.
+    /// Returns the exit status after the end of the output.
     ///
     /// # Errors
-    /// When it does not end.
+    /// The program does not end.
     pub fn status(&mut self) -> Result<ExitStatus> {
         let end = Instant::now() + EXIT;
         loop {
@@ -101,21 +107,22 @@ impl Remote {
         }
     }
 
-    /// Why there is no more output, as an error.
+    /// Makes an error of the end of the output.
     pub fn ended(&mut self) -> anyhow::Error {
         let status = self.status().map_or_else(|error| error.to_string(), crate::ranks::job::ended);
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
     }
 
-    /// The last errors that were printed, as the end of a sentence.
+    /// Returns the last lines of standard error, as the end of a sentence.
     fn errors(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
-        // The thread that reads them may be about to.
+        // The thread that reads them may need a moment.
         while let Ok(line) = self.errors.recv_timeout(LOOK * 10) {
             lines.push(line);
         }
-        let text = lines.iter().filter(|line| !line.starts_with('#')).rev().take(3).cloned().collect::<Vec<_>>();
-        let text: String = text.into_iter().rev().collect::<Vec<_>>().join("; ").chars().take(KEPT_BYTES).collect();
+        lines.retain(|line| !line.starts_with('#'));
+        let last = lines.split_off(lines.len().saturating_sub(3));
+        let text: String = last.join("; ").chars().take(KEPT_BYTES).collect();
         if text.is_empty() { String::new() } else { format!(": {text}") }
     }
 }
@@ -123,27 +130,45 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         drop(self._input.take());
-        // It may have ended by itself.
+        // Both fail where ssh has ended by itself.
         let _ = self.ssh.kill();
         let _ = self.ssh.wait();
     }
 }
 
-/// Whether a host's name may be given to ssh: none that it would take for an option, and none that a shell would.
+/// Checks a host's name: neither ssh nor a shell takes it for anything else.
 ///
 /// # Errors
-/// What is allowed.
+/// Tells what is allowed.
 pub fn check_host(host: &str) -> Result<(), String> {
     let is_name = !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
     if is_name { Ok(()) } else { Err(format!("{host:?}: a host is a name or address, as in spark-2 or user@spark-2")) }
+}
+
+/// Checks the hosts of `--hosts`.
+///
+/// # Errors
+/// A mistake on the command line.
+pub fn check_hosts(hosts: &[String]) -> Result<(), clap::Error> {
+    for (at, host) in hosts.iter().enumerate() {
+        check_host(host).map_err(|allowed| wrong(format!("--hosts: {allowed}")))?;
+        if hosts[..at].contains(host) {
+            return Err(wrong(format!("--hosts: {host} is named twice")));
+        }
+    }
+    match hosts.len() {
+        2..=MOST_HOSTS => Ok(()),
+        other => Err(wrong(format!("--hosts: {other} hosts; must be 2 to {MOST_HOSTS}"))),
+    }
 }
 
 fn is_plain(text: &str, also: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c))
 }
 
-/// The lines of a stream, without control characters, until it ends. Of a line that is too long, and of more lines than anybody reads, the
-/// rest is thrown away: the program at the other end must not stand still for it.
+/// Sends the lines of a stream without control characters until its end. The rest of a line that is
+/// too long, and further lines after the last that may be read, are thrown away, so that the program
+/// at the other end does not block.
 fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     const MOST_LINES: usize = 1 << 16;
     let (lines_in, lines) = mpsc::channel();
@@ -152,13 +177,10 @@ fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> 
         let mut reader = BufReader::new(stream);
         for _ in 0..MOST_LINES {
             let mut bytes = Vec::new();
-            match reader.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut bytes) {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
+            if !reader.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+                return;
             }
-            let text = String::from_utf8_lossy(&bytes);
-            let text = output::plain(text.trim_end());
-            if lines_in.send(text).is_err() {
+            if lines_in.send(output::plain(String::from_utf8_lossy(&bytes).trim_end())).is_err() {
                 break;
             }
         }

@@ -21,8 +21,9 @@ pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String
     let asked = Asked { own_program: program.to_owned(), variables, ..Asked::default() };
     let (answer, seen) = answer(place, asked).map_err(Error::msg)?;
     let seen = seen.context("this machine was not examined")?;
-    let variables = answer.variables.iter();
-    let variables = variables
+    let variables = answer
+        .variables
+        .iter()
         .map(|one| json!({ "name": one.name, "value": Value::new(&one.name, &one.value), "effect": one.effect }));
     Ok(json!({
         "versions": versions(place, &seen.libraries),

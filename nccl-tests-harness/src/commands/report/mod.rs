@@ -25,13 +25,13 @@ use crate::{date, interrupt, output};
 use anyhow::{Context, Result, anyhow};
 use facts::Facts;
 use names::Name;
-use options::Target;
 use parts::{Order, Part, State, Step};
 use run::Ended;
 use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
+use tempfile::NamedTempFile;
 
 /// How long the file may take to be written once the report was interrupted.
 const WRITE: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ impl Options {
             plan.steps.iter().try_for_each(|step| writeln!(out, "{}: {}", step.title(), intention(step)))?;
             return Ok(());
         }
-        let target = Target::open(plan.file)?;
+        let file = options::open(&plan.file)?;
         interrupt::leave_the_end_to_the_main_thread(WRITE);
         let place = Place::new(&plan.root);
         let count = plan.steps.len();
@@ -87,7 +87,7 @@ impl Options {
             interrupted: interrupt::status().is_some(),
             parts,
         };
-        conclude(target, &report)?;
+        conclude(file, &plan.file, &report)?;
         interrupt::keep_at_exit(folder.path());
         Ok(())
     }
@@ -129,17 +129,16 @@ fn part(step: &Step, place: &Place, program: &Path, variables: &[(String, String
     PartReport { part: step.part, peer: step.peer, test: step.test, ended, facts: facts.ok() }
 }
 
-fn conclude(target: Target, report: &Report) -> Result<()> {
-    let text = serde_json::to_string_pretty(report).context("make the JSON")? + "\n";
-    let place = target.write(&text)?;
+fn conclude(file: Option<NamedTempFile>, path: &Path, report: &Report) -> Result<()> {
+    let place = if file.is_some() { path.display().to_string() } else { "standard output".to_owned() };
+    options::write(&(serde_json::to_string_pretty(report).context("make the JSON")? + "\n"), file, path)?;
     let without = report.parts.iter().filter(|part| part.facts.is_none()).count();
     let how = if report.interrupted { "interrupted; what there is was written" } else { "written" };
-    let place = place.map_or("to standard output".to_owned(), |path| format!("to {}", path.display()));
-    let mut err = output::error();
-    writeln!(err, "# report: {how} {place}: {} parts, {without} of them without facts", report.parts.len())?;
     writeln!(
-        err,
-        "# It has numbers, versions and names of devices, and no text of yours. Look it through before you post it."
+        output::error(),
+        "# report: {how} to {place}: {} parts, {without} of them without facts\n\
+         # It has numbers, versions and names of devices, and no text of yours. Look it through before you post it.",
+        report.parts.len()
     )?;
     Ok(())
 }

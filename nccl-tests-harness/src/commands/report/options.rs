@@ -61,17 +61,6 @@ pub(super) struct Plan {
     pub(super) root: PathBuf,
 }
 
-/// Where it goes: made before anything runs, so that an unusable place is an error then and not
-/// after an hour.
-pub(super) enum Target {
-    Output,
-    /// The file under another name, beside its place.
-    File(NamedTempFile, PathBuf),
-}
-
-/// The doctor's limit.
-const MOST_HOSTS: usize = 16;
-
 impl Options {
     /// True where processes are started that must not outlive this one.
     pub fn starts_processes(&self) -> bool {
@@ -83,38 +72,23 @@ impl Options {
     /// # Errors
     /// A mistake on the command line.
     pub(super) fn plan(self, program: &Path, folder: &Path, variables: &[(String, String)]) -> Result<Plan> {
-        for (at, host) in self.hosts.iter().enumerate() {
-            ssh::check_host(host).map_err(|allowed| wrong(format!("--hosts: {allowed}")))?;
-            if self.hosts[..at].contains(host) {
-                return Err(wrong(format!("--hosts: {host} is named twice")))?;
-            }
-        }
-        if self.hosts.len() == 1 || self.hosts.len() > MOST_HOSTS {
-            return Err(wrong(format!(
-                "--hosts: {} hosts; must be 2 to {MOST_HOSTS}, this one first",
-                self.hosts.len()
-            )))?;
+        if !self.hosts.is_empty() {
+            ssh::check_hosts(&self.hosts)?;
         }
         if self.ssh.split_whitespace().next().is_none() {
             return Err(wrong("--ssh: a command, as in \"ssh -p 22\""))?;
         }
-        let nccl_tests = match &self.nccl_tests {
-            None => None,
-            Some(path) => {
-                let whole = path.canonicalize().ok().filter(|path| path.is_dir());
-                Some(whole.ok_or_else(|| wrong(format!("--nccl-tests {}: must be a folder", path.display())))?)
-            }
-        };
-        let program = self.with_program.clone().unwrap_or_else(|| program.to_owned());
-        let path = variables.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
-        let place = Place::new(&self.root);
-        let has_gpu = place.names("/dev").iter().any(|name| is_gpu(name));
+        let nccl_tests = self.nccl_tests.map(|path| {
+            let whole = path.canonicalize().ok().filter(|path| path.is_dir());
+            whole.ok_or_else(|| wrong(format!("--nccl-tests {}: must be a folder", path.display())))
+        });
+        let path = variables.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_str());
         let asked = Asked {
-            program,
+            program: self.with_program.unwrap_or_else(|| program.to_owned()),
             folder: folder.to_owned(),
-            has_gpu,
-            mpirun: parts::in_path("mpirun", path.as_deref()),
-            nccl_tests,
+            has_gpu: Place::new(&self.root).names("/dev").iter().any(|name| is_gpu(name)),
+            mpirun: parts::in_path("mpirun", path),
+            nccl_tests: nccl_tests.transpose()?,
             hosts: self.hosts,
             ssh: self.ssh,
         };
@@ -132,42 +106,33 @@ impl Options {
     }
 }
 
-impl Target {
-    /// Takes the place.
-    ///
-    /// # Errors
-    /// A file of that name exists, or its folder cannot be written.
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
-        if path == Path::new("-") {
-            return Ok(Self::Output);
-        }
-        if path.symlink_metadata().is_ok() {
-            bail!("{} is there already and is not overwritten: name another file with --output", path.display());
-        }
-        let file = replacement::beside(&path).with_context(|| format!("--output {}", path.display()))?;
-        Ok(Self::File(file, path))
+/// Makes the report's file under another name beside its place; none for standard output. An
+/// unusable place is an error before anything runs, and not after an hour.
+///
+/// # Errors
+/// A file of that name exists, or its folder cannot be written.
+pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
+    if path == Path::new("-") {
+        return Ok(None);
     }
+    if path.symlink_metadata().is_ok() {
+        bail!("{} is there already and is not overwritten: name another file with --output", path.display());
+    }
+    replacement::beside(path).map(Some).with_context(|| format!("--output {}", path.display()))
+}
 
-    /// Writes the report; returns its file.
-    ///
-    /// # Errors
-    /// When it cannot be written, or its file has come into being meanwhile.
-    pub(super) fn write(self, text: &str) -> Result<Option<PathBuf>> {
-        match self {
-            Self::Output => {
-                let mut out = std::io::stdout();
-                // Not `output::standard`: with --quiet it would leave out lines that start with #.
-                out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT)?;
-                Ok(None)
-            }
-            Self::File(mut file, path) => {
-                // All may read it: a report is made to be shared.
-                let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
-                filled.with_context(|| format!("write {}", path.display()))?;
-                let kept = file.persist_noclobber(&path).map_err(|error| error.error);
-                kept.with_context(|| format!("write {}", path.display()))?;
-                Ok(Some(path))
-            }
-        }
-    }
+/// Writes the report to `file` at `path`, or to standard output.
+///
+/// # Errors
+/// The report cannot be written, or its file has come into being meanwhile.
+pub(super) fn write(text: &str, file: Option<NamedTempFile>, path: &Path) -> Result<()> {
+    let Some(mut file) = file else {
+        let mut out = std::io::stdout();
+        // Not `output::standard`: with --quiet it would leave out lines that start with #.
+        return out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT);
+    };
+    // Everybody may read it: a report is made to be shared.
+    let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
+    let kept = filled.and_then(|()| file.persist_noclobber(path).map_err(|error| error.error));
+    kept.map(drop).with_context(|| format!("write {}", path.display()))
 }

@@ -80,7 +80,7 @@ const MEETING_PORT: u16 = 29_501;
 const BY_HOST: &str = "--map-by node --bind-to none";
 
 impl Part {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub(super) fn word(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -119,22 +119,20 @@ impl Step {
         Self { part, peer: None, test: None, order, limit: part.limit() }
     }
 
-    /// The heading for a person.
+    /// Returns the heading for a person.
     pub(super) fn title(&self) -> String {
-        let peer = self.peer.map(|number| format!(" {number}")).unwrap_or_default();
-        let test = self.test.map(|test| format!(" {test}")).unwrap_or_default();
-        format!("{}{peer}{test}", self.part.word())
+        let words = [Some(self.part.word()), self.peer.map(|number| number.to_string()), self.test.map(str::to_owned)];
+        words.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 }
 
 /// All steps, in the order in which they run.
 pub(super) fn all(asked: &Asked) -> Vec<Step> {
-    let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
-    between_hosts(asked, &mut steps);
     let memory = asked.has_gpu.then(|| own(asked, "memory --litmus 20", &[])).ok_or(State::NoGpu);
-    steps.push(Step::new(Part::Memory, memory));
-    steps.push(Step::new(Part::AllGather, all_gather(asked)));
-    with_nccl(asked, &mut steps);
+    let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
+    steps.extend(between_hosts(asked));
+    steps.extend([Step::new(Part::Memory, memory), Step::new(Part::AllGather, all_gather(asked))]);
+    steps.extend(with_nccl(asked));
     for (at, step) in steps.iter_mut().enumerate() {
         if let Ok(Order::Run { arguments, json, .. }) = &mut step.order {
             *json = asked.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
@@ -154,21 +152,20 @@ fn run(program: &Path, arguments: Vec<String>) -> Order {
     Order::Run { program: program.to_owned(), arguments, json: PathBuf::new() }
 }
 
-/// One of this program's commands; `options` are taken as they are.
+/// One of this program's commands. The words of `options` may have blanks.
 fn own(asked: &Asked, command: &str, options: &[&str]) -> Order {
-    run(&asked.program, words(command).into_iter().chain(options.iter().map(|one| (*one).to_owned())).collect())
+    run(&asked.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
 }
 
-fn between_hosts(asked: &Asked, steps: &mut Vec<Step>) {
+fn between_hosts(asked: &Asked) -> Vec<Step> {
     let [_, others @ ..] = &asked.hosts[..] else {
-        steps.extend([Part::Hosts, Part::Peer].map(|part| Step::new(part, Err(State::NoHosts))));
-        return;
+        return [Part::Hosts, Part::Peer].map(|part| Step::new(part, Err(State::NoHosts))).into();
     };
     let doctor = |option: &str, value: &str| Ok(own(asked, "doctor", &[option, value, "--ssh", &asked.ssh]));
-    steps.push(Step::new(Part::Hosts, doctor("--hosts", &asked.hosts.join(","))));
     let peer =
         |(at, host): (usize, &String)| Step { peer: Some(at + 1), ..Step::new(Part::Peer, doctor("--peer", host)) };
-    steps.extend(others.iter().enumerate().map(peer));
+    let hosts = Step::new(Part::Hosts, doctor("--hosts", &asked.hosts.join(",")));
+    [hosts].into_iter().chain(others.iter().enumerate().map(peer)).collect()
 }
 
 /// Two ranks here, or one on each of the first two hosts.
@@ -180,14 +177,13 @@ fn all_gather(asked: &Asked) -> Result<Order, State> {
     let mpirun = asked.mpirun.as_ref().ok_or(State::NoMpirun)?;
     let mut arguments = words(&format!("-np 2 -H {first},{second} {BY_HOST}"));
     arguments.push(asked.program.display().to_string());
-    arguments.extend(words(SIZES));
     let first = first.rsplit('@').next().unwrap_or(first);
-    arguments.extend(["--rendezvous".to_owned(), format!("{first}:{MEETING_PORT}")]);
+    arguments.extend(words(&format!("{SIZES} --rendezvous {first}:{MEETING_PORT}")));
     Ok(run(mpirun, arguments))
 }
 
 /// Steps that need NCCL, GPUs and the owner's build of nccl-tests.
-fn with_nccl(asked: &Asked, steps: &mut Vec<Step>) {
+fn with_nccl(asked: &Asked) -> [Step; 3] {
     let folder = match &asked.nccl_tests {
         None => Err(State::NoNcclTests),
         Some(_) if !asked.has_gpu => Err(State::NoGpu),
@@ -201,15 +197,14 @@ fn with_nccl(asked: &Asked, steps: &mut Vec<Step>) {
         let options = [vec!["--dir", folder], hosts, last.split_whitespace().collect()].concat();
         Ok(own(asked, command, &options))
     };
-    for test in ["all_reduce", "all_gather"] {
+    let test = |test| {
         let command = format!("nccl-tests {test} --compare spark,ib --rounds 3");
-        let order = order(&command, "-- -b 8 -e 128M -f 4");
-        steps.push(Step { test: Some(test), ..Step::new(Part::NcclTests, order) });
-    }
-    steps.push(Step::new(Part::Tune, order("tune collectives --dry-run", "")));
+        Step { test: Some(test), ..Step::new(Part::NcclTests, order(&command, "-- -b 8 -e 128M -f 4")) }
+    };
+    [test("all_reduce"), test("all_gather"), Step::new(Part::Tune, order("tune collectives --dry-run", ""))]
 }
 
-/// The program `name` in the folders of PATH.
+/// Finds the program `name` in the folders of PATH.
 pub(super) fn in_path(name: &str, path: Option<&str>) -> Option<PathBuf> {
     let folders = path.unwrap_or_default().split(':').filter(|folder| !folder.is_empty());
     folders.map(|folder| Path::new(folder).join(name)).find(|file| file.is_file())

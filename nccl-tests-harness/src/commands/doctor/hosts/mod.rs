@@ -1,7 +1,8 @@
-//! `nccl-spark doctor --hosts a,b,c,d`: which hosts have rails in common, and the order of ranks in which no neighbours lack a cable.
+//! `nccl-spark doctor --hosts a,b,c,d`: the pairs of rails between hosts, and the order of ranks in
+//! which no neighbours lack a cable.
 //!
-//! Each host is asked by ssh what `nccl-spark rails --json -` says there; this host answers for itself. Nothing is measured: addresses
-//! and subnets alone are compared (`order`), by the plugin's own rule for pairs.
+//! Each host runs `nccl-spark rails --json -` by ssh, and this host without. Nothing is measured:
+//! `order` compares addresses and subnets alone, by the plugin's own rule for pairs.
 
 mod order;
 
@@ -15,37 +16,34 @@ use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use order::Reach;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-pub use order::MOST;
-
-/// The hosts, as JSON has them.
+/// The result, with the fields of the JSON.
 #[derive(Debug, Default, Serialize)]
 pub struct Found {
     hosts: Vec<HostJson>,
-    /// Names in the order of ranks; null where there is none without a missing cable.
+    /// Hosts in the order of ranks. Null where every order lacks a cable.
     order: Option<Vec<String>>,
-    /// Hosts that have no rail in common.
+    /// Pairs of hosts without a pair of rails.
     apart: Vec<[String; 2]>,
 }
 
 #[derive(Debug, Serialize)]
 struct HostJson {
     name: String,
-    /// Names of its rails.
     rails: Vec<String>,
-    /// How many pairs of rails it has with each host.
+    /// Number of pairs of rails with each host.
     pairs: Vec<usize>,
 }
 
-/// Asks all hosts until `end` at the latest, and prints what they have in common. False where no order of ranks has a cable between all neighbours.
+/// Asks all hosts until `end` at the latest, and prints the result. Returns false where no order of
+/// ranks has a cable between all neighbours.
 ///
 /// # Errors
-/// When a host does not answer, or the output cannot be written.
+/// A host does not answer, or the output cannot be written.
 pub fn run(names: &[String], ssh: &Ssh, program: &Path, end: Instant, json: Option<Target>) -> Result<bool> {
     report::of_run(json.as_ref(), Found::default(), |mut out, found| {
         let rails = ask(names, ssh, program, end)?;
@@ -61,7 +59,7 @@ fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<
     let own = seats::host();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
     let end = end.min(Instant::now() + ANSWER);
-    // All at once, then each answer in turn.
+    // All hosts work at the same time.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
         .map(|name| {
@@ -82,7 +80,7 @@ fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<
         .collect()
 }
 
-/// The answer of this host, by a process of its own.
+/// Returns the output on this host, of a process of its own.
 fn here(program: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.args(["rails", "--json", "-"]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -100,11 +98,11 @@ fn all_of(mut remote: Remote, end: Instant) -> Result<String> {
             bail!("more than {MOST_BYTES} bytes came");
         }
     }
-    // Without a rail the exit status is 1, and the answer is there.
+    // A host without a rail answers too, with exit status 1.
     if text.trim().is_empty() { Err(remote.ended()) } else { Ok(text) }
 }
 
-/// The output of `nccl-spark rails --json`, as much of it as is needed.
+/// The fields of `nccl-spark rails --json` that are needed.
 #[derive(Debug, Deserialize)]
 struct Rails {
     error: Option<String>,
@@ -112,7 +110,7 @@ struct Rails {
     pcie_links: Vec<LinkJson>,
 }
 
-/// Reads the JSON in a host's output, before which its login may have printed something.
+/// Reads the JSON in a host's output. A login may print other lines before it.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
     /// The plugin takes fewer.
     const MOST_RAILS: usize = 32;
@@ -143,44 +141,38 @@ impl Found {
     }
 }
 
-/// A table of what each two have, then the order.
+/// Makes a table of the pairs of each two hosts, with the order of ranks below.
 fn text(found: &Found) -> String {
     let wide = found.hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max(5);
-    let mut page = String::new();
-    let heads = found.hosts.iter().map(|host| format!(" {:>wide$}", host.name)).collect::<String>();
-    // Writing to a String cannot fail.
-    let _ = writeln!(page, "{:wide$}{heads}", "rails");
+    let row = |name: &str, cells: Vec<String>| {
+        let cells = cells.iter().map(|cell| format!(" {cell:>wide$}")).collect::<String>();
+        format!("{name:<wide$}{cells}\n")
+    };
+    let mut page = row("rails", found.hosts.iter().map(|host| host.name.clone()).collect());
     for (at, host) in found.hosts.iter().enumerate() {
-        let cell = |(to, pairs): (usize, &usize)| match *pairs {
-            _ if to == at => format!(" {:>wide$}", "-"),
-            0 => format!(" {:>wide$}", "none"),
-            pairs => format!(" {pairs:>wide$}"),
+        let cell = |(to, pairs): (usize, &usize)| match pairs {
+            _ if to == at => "-".to_owned(),
+            0 => "none".to_owned(),
+            pairs => pairs.to_string(),
         };
-        let _ = writeln!(page, "{:<wide$}{}", host.name, host.pairs.iter().enumerate().map(cell).collect::<String>());
+        page += &row(&host.name, host.pairs.iter().enumerate().map(cell).collect());
     }
     for host in found.hosts.iter().filter(|host| host.rails.is_empty()) {
-        let _ = writeln!(page, "{} has no rail: nccl-spark doctor there says why", host.name);
+        page += &format!("{} has no rail: nccl-spark doctor there says why\n", host.name);
     }
-    match &found.order {
+    match found.order.as_deref() {
         Some(order) => {
-            let _ = writeln!(page, "\nRanks in this order: {}", order.join(","));
-            if order.len() > 1 {
-                let ring: Vec<&str> = order.iter().chain(order.first()).map(String::as_str).collect();
-                let _ = writeln!(page, "  {}", ring.join(" -- "));
+            page += &format!("\nRanks in this order: {}\n", order.join(","));
+            if let [first, _, ..] = order {
+                page += &format!("  {} -- {first}\n", order.join(" -- "));
             }
         }
-        None => {
-            let _ =
-                writeln!(page, "\nNo order of ranks has a cable between all neighbours, the last and the first too.");
-        }
+        None => page += "\nNo order of ranks has a cable between all neighbours, the last and the first too.\n",
     }
     if !found.apart.is_empty() {
-        let pairs = found.apart.iter().map(|[one, other]| format!("{one} and {other}")).collect::<Vec<_>>().join("; ");
-        let _ = writeln!(page, "Without a rail in common ({}): {pairs}", count(found.apart.len(), "pair"));
-        let _ = writeln!(
-            page,
-            "  NCCL_ALGO=Ring in this order keeps collectives off them; NCCL_SPARK_RING_TCP=1 on every host connects them by TCP."
-        );
+        let pairs = found.apart.iter().map(|pair| pair.join(" and ")).collect::<Vec<_>>().join("; ");
+        page += &format!("Without a rail in common ({}): {pairs}\n", count(found.apart.len(), "pair"));
+        page += "  NCCL_ALGO=Ring in this order keeps collectives off them; NCCL_SPARK_RING_TCP=1 on every host connects them by TCP.\n";
     }
     page
 }

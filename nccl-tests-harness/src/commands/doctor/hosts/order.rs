@@ -1,20 +1,19 @@
-//! The order of ranks in which each neighbour, and the first of the last, has a cable. Pure.
+//! The order of ranks in which each host has a cable to the next one, and the last to the first. Pure.
 
 use crate::commands::doctor::rail::{RailSheet, pairs};
+use crate::commands::doctor::ssh::MOST_HOSTS;
 
-/// The most hosts that an order is looked for.
-pub const MOST: usize = 16;
-
-/// Which hosts have rails in common.
+/// The pairs of rails between hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
-    /// For each host by its number, and each other one: how many pairs of rails they have.
+    /// The number of pairs, by the indices of both hosts.
     rails: Vec<Vec<usize>>,
 }
 
 impl Reach {
-    /// By the addresses of the hosts' rails. A pair that only names suggest (both rails have nothing but link-local addresses) counts for
-    /// two hosts and for no more: where there are three, such a rail may lead to either of the others.
+    /// Pairs the hosts' rails by their addresses. A pair that only names suggest, because both rails
+    /// have link-local addresses alone, counts where there are two hosts: among three, such a rail may
+    /// lead to either of the others.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
@@ -25,31 +24,32 @@ impl Reach {
         Self { rails: (0..hosts.len()).map(row).collect() }
     }
 
-    /// How many pairs of rails two hosts have.
+    /// Returns the number of pairs of two hosts.
     pub fn rails(&self, one: usize, other: usize) -> usize {
-        // Pairing is asked both ways: a rail that serves two is counted from either side.
+        // A rail that serves two of the other side is counted in one of the directions.
         self.rails[one][other].max(self.rails[other][one])
     }
 
-    /// The pairs of hosts that have none.
+    /// Returns the pairs of hosts without a pair of rails.
     pub fn apart(&self) -> Vec<(usize, usize)> {
         let count = self.rails.len();
         let all = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
         all.filter(|(one, other)| self.rails(*one, *other) == 0).collect()
     }
 
-    /// An order of all hosts in which each has rails in common with the next, and the last with the first: as near to the given order as
-    /// there is, beginning with the first host. `None` where there is none.
+    /// Returns an order of all hosts in which each has a pair of rails with the next, and the last with
+    /// the first. It begins with the first host, and is the nearest to the given order.
     ///
-    /// By sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
+    /// The search goes by sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
     pub fn order(&self) -> Option<Vec<usize>> {
         let count = self.rails.len();
-        if count == 0 || count > MOST {
+        if count == 0 || count > MOST_HOSTS {
             return None;
         }
         let joins = |one: usize, other: usize| self.rails(one, other) > 0;
         let all = (1_usize << count) - 1;
-        // For each set of hosts that were passed: those from which the way through the others ends at the first.
+        // For each set of visited hosts: bits of those from which a path through the others ends at the
+        // first host.
         let mut ends = vec![0_u32; all + 1];
         for set in (1..=all).rev() {
             for last in (0..count).filter(|at| set >> at & 1 == 1) {
@@ -74,7 +74,7 @@ impl Reach {
     }
 }
 
-/// Whether the way from `last`, with the hosts of `set` behind it, can go on by `next`.
+/// True if a path from `last` through the hosts outside of `set` can begin with `next`.
 fn is_next(ends: &[u32], set: usize, last: usize, next: usize, joins: &impl Fn(usize, usize) -> bool) -> bool {
     set >> next & 1 == 0 && joins(last, next) && ends[set | 1 << next] >> next & 1 == 1
 }

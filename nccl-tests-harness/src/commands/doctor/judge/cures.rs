@@ -1,19 +1,19 @@
-//! What findings and their cures are made of.
+//! Parts of findings and their cures.
 
-/// Where cures point to.
+/// Facts for cures, beside those of the machine.
 #[derive(Debug, Clone)]
 pub struct Cures {
     /// The plugin's file.
     pub plugin: String,
-    /// Whether NVLS is switched off by a variable, which some NCCL needs.
+    /// True where a variable switches NVLS off, which some NCCL needs.
     pub nvls_is_off: bool,
-    /// `NCCL_PROXY_CPUSET`, where it is set.
+    /// `NCCL_PROXY_CPUSET`, if it is set.
     pub proxy_cpus: Option<String>,
-    /// `NCCL_SOCKET_IFNAME`, where it is set.
+    /// `NCCL_SOCKET_IFNAME`, if it is set.
     pub socket_interfaces: Option<String>,
 }
 
-/// What has the same key, together: one finding for all of it.
+/// Groups items by their key, for one finding for each group.
 pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
@@ -25,12 +25,12 @@ pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) ->
     groups
 }
 
-/// The word for one, or the word for several.
+/// Returns the word for one item, or the word for several.
 pub(super) fn by_number<'a, T>(of: &[T], one: &'a str, several: &'a str) -> &'a str {
     if of.len() == 1 { one } else { several }
 }
 
-/// Names as a sentence lists them.
+/// Lists names in a sentence.
 pub(super) fn list<S: AsRef<str>>(names: &[S]) -> String {
     nccl_net_spark::rails::list(names.iter().map(AsRef::as_ref))
 }

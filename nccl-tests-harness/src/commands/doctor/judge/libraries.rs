@@ -1,4 +1,4 @@
-//! The libraries of a job.
+//! The libraries of a job: builds of NCCL, network plugins, libibverbs, glibc.
 
 use super::cures::Cures;
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -18,7 +18,7 @@ pub(super) fn judge(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Fin
     findings
 }
 
-/// Build ids that are known, by how they begin.
+/// The verdict on a known build of NCCL.
 enum Known {
     /// Ran an hour clean on a Spark.
     Good,
@@ -26,6 +26,7 @@ enum Known {
     Bad,
 }
 
+/// Known builds, by the beginning of their build ids.
 const BUILDS: &[(&str, Known)] = &[
     // DGX OS's own 2.28.9 (vllm 41725).
     ("c0db9360", Known::Good),
@@ -33,7 +34,7 @@ const BUILDS: &[(&str, Known)] = &[
     ("a7f420a1", Known::Bad),
 ];
 
-/// What is known of a libnccl, by its own words.
+/// Judges a libnccl by its content.
 fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     let path = file.path.display();
     let library = match &file.library {
@@ -80,8 +81,8 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Versions with the fault, built for Arm by a compiler that shows it. The fault was mended in 2.29.3's sources: its wheel has the same
-/// compilers.
+/// True for versions with the fault that were built for Arm by a compiler which shows it. The fault
+/// was mended in 2.29.3's sources: its wheel has the same compilers.
 fn leaks(library: &Library, version: [u32; 3]) -> bool {
     let is_affected = ([2, 28, 9]..=[2, 29, 2]).contains(&version);
     is_affected && library.is_aarch64 && library.oldest_gcc().is_some_and(|major| major < 10)
@@ -95,7 +96,7 @@ fn short(library: &Library) -> &str {
     }
 }
 
-/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` beside another one: two NCCLs in one process, or not the one that people think.
+/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` can put two NCCLs into one process, or an unexpected one.
 fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
     let [first, rest @ ..] = &found.nccl[..] else { return };
     let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));
@@ -103,19 +104,14 @@ fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
         return;
     }
     let names: Vec<String> = found.nccl.iter().map(|file| format!("{} ({})", file.path.display(), file.by)).collect();
-    let (severity, text) = match &found.process {
-        Some(process) => {
-            (Severity::Fragile, format!("process {} has several NCCLs loaded: {}", process.pid, names.join("; ")))
+    let (severity, what) = match &found.process {
+        Some(process) => (Severity::Fragile, format!("process {} has several NCCLs loaded", process.pid)),
+        None => {
+            let first = first.path.display();
+            (Severity::Note, format!("variables choose the NCCL: {first} comes before the others"))
         }
-        None => (
-            Severity::Note,
-            format!(
-                "variables choose the NCCL: {} comes before the others: {}",
-                first.path.display(),
-                names.join("; ")
-            ),
-        ),
     };
+    let text = format!("{what}: {}", names.join("; "));
     findings.push(Id::NcclSeveral.finding(text).at(severity).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
 }
 
@@ -183,14 +179,9 @@ fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
     if let (Some(have), Some(plugin)) = (found.glibc, plugin)
         && let Some(need) = plugin.library.glibc.filter(|need| *need > have)
     {
-        let text = format!(
-            "{} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it",
-            plugin.path.display(),
-            need.0,
-            need.1,
-            have.0,
-            have.1
-        );
+        let path = plugin.path.display();
+        let text =
+            format!("{path} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it", need.0, need.1, have.0, have.1);
         let cure = "sudo apt install ./nccl-net-spark_*.deb    # a package needs glibc 2.28 alone";
         findings.push(Id::Glibc.finding(text).cured_by(cure));
     }

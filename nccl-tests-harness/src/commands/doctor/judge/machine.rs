@@ -1,4 +1,4 @@
-//! The machine as a whole.
+//! Device files, memory, kernel, and processors of the machine.
 
 use super::cures::{Cures, alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -20,7 +20,7 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
 const HOST_DRIVER: &str = "sudo apt install rdma-core ibverbs-providers && sudo modprobe mlx5_ib";
 const CONTAINER: &str = "docker run $(nccl-spark env --for docker) --gpus all IMAGE";
 
-/// RDMA devices, their files, and who may open them.
+/// RDMA devices, and the rights to open their files.
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
@@ -36,13 +36,9 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     }
     if !has_ports {
         let cure = if machine.container.is_some() { CONTAINER } else { HOST_DRIVER };
-        let why = match &facts.verbs {
-            Err(why) => match why.split(". On the host").next().unwrap_or(why) {
-                why if why.starts_with("no RDMA device") => why.to_owned(),
-                why => format!("no RDMA device: {why}"),
-            },
-            Ok(()) => "no RDMA device".to_owned(),
-        };
+        const NONE: &str = "no RDMA device";
+        let why = facts.verbs.as_ref().err().and_then(|why| why.split(". On the host").next()).unwrap_or(NONE);
+        let why = if why.starts_with(NONE) { why.to_owned() } else { format!("{NONE}: {why}") };
         found.push(Id::NoRdmaDevice.finding(why).cured_by(cure));
         return;
     }
@@ -60,9 +56,9 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Files of devices that cannot be opened, by the reason.
+/// Device files that cannot be opened, by the reason.
 fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
-    // With all devices closed nothing works; with one of them its rail alone is missing.
+    // With all devices closed nothing works. With one closed, one rail is missing.
     let severity = if failed.len() == machine.device_files.len() { Severity::Broken } else { Severity::Slow };
     let id = |file: &DeviceFile| {
         let error = file.error.as_ref()?;
@@ -98,7 +94,8 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// NCCL's own buffers take a few hundred MiB over all rails; less than this does not even suffice for one connection's.
+/// NCCL's own buffers take a few hundred MiB over all rails. Less than this does not suffice for the
+/// buffers of one connection.
 const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
@@ -115,7 +112,8 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
-/// Kernels 7.0.0-1019 and -1031 count more free than total contiguous memory, and refuse to pin memory.
+/// Kernels 7.0.0-1019 and -1031 count more free than total contiguous memory, and refuse to pin
+/// memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("this one");
@@ -129,17 +127,15 @@ fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
 
 fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
     let is_on = machine.hotplug_state.as_deref().is_some_and(|state| state != "0");
-    let what = match (machine.has_hotplug_marker, is_on) {
-        (true, _) => "DGX OS's hotplug handler is on (/etc/nvidia/cx7-hotplug-enabled)",
-        (false, true) => "DGX OS's hotplug handler is still on until the next boot",
+    const MARKER: &str = "/etc/nvidia/cx7-hotplug-enabled";
+    let (what, cure) = match (machine.has_hotplug_marker, is_on) {
+        (true, _) => (format!("on ({MARKER})"), format!("sudo mv {MARKER} {MARKER}.off && sudo reboot")),
+        (false, true) => ("still on until the next boot".to_owned(), "sudo reboot".to_owned()),
         (false, false) => return,
     };
-    let text =
-        format!("{what}: one pulled or bad cable takes all four functions off PCI, also those of the other cable");
-    let cure = match machine.has_hotplug_marker {
-        true => "sudo mv /etc/nvidia/cx7-hotplug-enabled /etc/nvidia/cx7-hotplug-enabled.off && sudo reboot",
-        false => "sudo reboot",
-    };
+    let text = format!(
+        "DGX OS's hotplug handler is {what}: one pulled or bad cable takes all four functions off PCI, also those of the other cable"
+    );
     found.push(Id::Hotplug.finding(text).cured_by(cure));
 }
 
@@ -158,7 +154,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// An idle state that takes longer to leave than a small all-reduce takes.
+/// The time to leave an idle state that exceeds that of a small all-reduce.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
@@ -190,7 +186,7 @@ fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
     }
 }
 
-/// 5, 6, 7, 9 as "5-7,9".
+/// Writes 5, 6, 7, 9 as "5-7,9".
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

@@ -1,4 +1,4 @@
-//! What the facts amount to. Pure: facts in, findings out.
+//! Findings from facts. Pure.
 
 mod counters;
 mod cures;
@@ -12,7 +12,7 @@ pub use cures::Cures;
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::look::{Facts, Libraries};
 
-/// What is wrong with a machine.
+/// Judges a machine.
 pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     let mut found = Vec::new();
     machine::judge(facts, cures, &mut found);
@@ -22,7 +22,7 @@ pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     found
 }
 
-/// What is wrong with the libraries of a job. `has_mlx5` says whether its devices need mlx5's provider.
+/// Judges the libraries of a job. `has_mlx5` is true where its devices need mlx5's provider.
 pub fn libraries(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
     libraries::judge(found, cures, has_mlx5)
 }

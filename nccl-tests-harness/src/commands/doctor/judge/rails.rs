@@ -1,12 +1,12 @@
-//! The rails: what the survey warns of, with the commands that cure it, and what it does not look at.
+//! The rails: the plugin's own warnings with their cures, and faults of the network around them.
 
 use super::cures::{Cures, alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
-use nccl_net_spark::interfaces::ARP_CURE;
+use nccl_net_spark::interfaces::{ARP_CURE, Interface};
 use nccl_net_spark::rails::{Rail, Refused, Survey, Warning, WarningKind};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     let survey = &facts.survey;
@@ -20,7 +20,7 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     bootstrap(facts, cures, found);
 }
 
-/// No port is usable: each reason once.
+/// Tells why no port is usable, each reason once.
 fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     for (reason, ports) in alike(survey.refused.iter().map(|port| (port.reason.as_str(), port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
@@ -30,7 +30,7 @@ fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     }
 }
 
-/// A reason that the survey gives for one port, as it is said of several.
+/// Turns the plugin's reason for one port into one for several.
 fn of_several(reason: &str) -> String {
     const NUMBERS: &[(&str, &str)] = &[
         ("excludes it", "excludes them"),
@@ -43,83 +43,74 @@ fn of_several(reason: &str) -> String {
     NUMBERS.iter().fold(reason.to_owned(), |text, (one, several)| text.replace(one, several))
 }
 
-/// What brings ports up, or gives them addresses. Each of them is refused for the same reason.
+/// Returns the commands that bring ports up, or give them addresses. All have the same reason.
 fn cure_of(ports: &[&Refused]) -> Option<String> {
     let reason = ports.first()?.reason.as_str();
     let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
     if reason.contains("NCCL_IB_HCA") {
-        return Some("unset NCCL_IB_HCA".to_owned());
+        return Some(UNSET_FILTER.to_owned());
     }
     if netdevs.is_empty() || reason.contains("link layer") {
         return None;
     }
     if reason.starts_with("the port is") {
-        let commands: Vec<String> = netdevs.iter().map(|netdev| format!("sudo ip link set {netdev} up")).collect();
         let mut cages: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
         cages.sort_unstable();
         cages.dedup();
         let cage =
             if cages.is_empty() { by_number(ports, "its port", "their ports").to_owned() } else { cages.join(" or ") };
-        return Some(format!("{}    # with a cable in {cage}", commands.join(" && ")));
+        return Some(format!(
+            "{}    # with a cable in {cage}",
+            each(&netdevs, |netdev| format!("sudo ip link set {netdev} up"))
+        ));
     }
-    let commands: Vec<String> = netdevs
-        .iter()
-        .zip(FIRST_SUBNET..)
-        .map(|(netdev, subnet)| format!("sudo ip address add 192.168.{subnet}.1/24 dev {netdev}"))
-        .collect();
-    Some(format!(
-        "{}    # {}",
-        commands.join(" && "),
-        by_number(&netdevs, "an address of a subnet of its own", "a subnet for each")
-    ))
+    // The examples' subnets begin with 192.168.100.0/24.
+    let mut subnets = 100_u8..;
+    let add = |netdev: &str| format!("sudo ip address add 192.168.{}.1/24 dev {netdev}", subnets.next().unwrap_or(100));
+    let subnets = by_number(&netdevs, "an address of a subnet of its own", "a subnet for each");
+    Some(format!("{}    # {subnets}", each(&netdevs, add)))
 }
 
-/// The examples' subnets begin with 192.168.100.0/24.
-const FIRST_SUBNET: u8 = 100;
+const UNSET_FILTER: &str = "unset NCCL_IB_HCA";
+
+/// Returns one command for each name, joined for a shell.
+fn each(names: &[&str], command: impl FnMut(&str) -> String) -> String {
+    names.iter().copied().map(command).collect::<Vec<_>>().join(" && ")
+}
 
 fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
-    let first = warning.devices.first().map_or("", String::as_str);
+    let devices: Vec<&str> = warning.devices.iter().map(String::as_str).collect();
+    let refused = |at: usize| survey.refused.iter().find(|one| Some(&one.device.as_str()) == devices.get(at));
     let netdev = |device: &str| {
-        let rail = survey.rails.iter().find(|rail| rail.device == device).and_then(|rail| rail.netdev.clone());
-        rail.or_else(|| survey.refused.iter().find(|one| one.device == device)?.netdev.clone())
-            .unwrap_or_else(|| device.to_owned())
+        let rails = survey.rails.iter().map(|rail| (&rail.device, &rail.netdev));
+        let mut all = rails.chain(survey.refused.iter().map(|one| (&one.device, &one.netdev)));
+        all.find(|(name, _)| *name == device).and_then(|(_, netdev)| netdev.clone()).unwrap_or(device.to_owned())
     };
-    let mtu = || {
-        warning.devices.iter().map(|device| format!("sudo ip link set {} mtu 9000", netdev(device))).collect::<Vec<_>>()
-    };
+    let first = netdev(devices.first().copied().unwrap_or_default());
+    let mtu = || each(&devices, |device| format!("sudo ip link set {} mtu 9000", netdev(device)));
     let (id, cure) = match warning.kind {
-        WarningKind::FilterAdmitsNothing => (Id::HcaFilterEmpty, "unset NCCL_IB_HCA".to_owned()),
-        WarningKind::FilterWithinOneLink => {
-            (Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", warning.devices.join(",")))
-        }
+        WarningKind::FilterAdmitsNothing => (Id::HcaFilterEmpty, UNSET_FILTER.to_owned()),
+        WarningKind::FilterWithinOneLink => (Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", devices.join(","))),
         WarningKind::NamedButUnusable => {
-            let port = survey.refused.iter().find(|one| one.device == first);
-            let other = port.and_then(|port| cure_of(&[port])).map(|cure| format!("{cure}; or: unset NCCL_IB_HCA"));
-            (Id::HcaFilterUnusable, other.unwrap_or_else(|| "unset NCCL_IB_HCA".to_owned()))
+            let other = refused(0).and_then(|port| cure_of(&[port])).map(|cure| format!("{cure}; or: {UNSET_FILTER}"));
+            (Id::HcaFilterUnusable, other.unwrap_or_else(|| UNSET_FILTER.to_owned()))
         }
         WarningKind::HalfUsedCable => {
-            let twin = warning.devices.get(1).and_then(|twin| survey.refused.iter().find(|one| one.device == *twin));
-            let cure = match twin {
-                Some(twin) => cure_of(&[twin]).unwrap_or_else(|| "ip link".to_owned()),
-                None => "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband"
-                    .to_owned(),
-            };
-            (Id::HalfCable, cure)
+            let absent = "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband";
+            let cure = refused(1).map(|twin| cure_of(&[twin]).unwrap_or_else(|| "ip link".to_owned()));
+            (Id::HalfCable, cure.unwrap_or_else(|| absent.to_owned()))
         }
-        WarningKind::SlowLink => (
-            Id::SlowPcieLink,
-            "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute".to_owned(),
-        ),
+        WarningKind::SlowLink => {
+            let cure = "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute";
+            (Id::SlowPcieLink, cure.to_owned())
+        }
         WarningKind::UnknownWiring => (Id::UnknownWiring, "docker run -v /sys:/sys:ro ...".to_owned()),
-        WarningKind::UnknownSpeed => (Id::UnknownSpeed, format!("ethtool {}", netdev(first))),
-        WarningKind::SmallMtu => (Id::SmallMtu, mtu().join(" && ")),
-        WarningKind::UnequalMtus => (Id::UnequalMtus, mtu().join(" && ")),
+        WarningKind::UnknownSpeed => (Id::UnknownSpeed, format!("ethtool {first}")),
+        WarningKind::SmallMtu => (Id::SmallMtu, mtu()),
+        WarningKind::UnequalMtus => (Id::UnequalMtus, mtu()),
         WarningKind::SharedSubnet => {
-            let cure = format!(
-                "sudo ip address change ... dev {}    # one subnet for each function: docs/guide/install.md",
-                netdev(first)
-            );
-            (Id::SharedSubnet, cure)
+            let remark = "# one subnet for each function: docs/guide/install.md";
+            (Id::SharedSubnet, format!("sudo ip address change ... dev {first}    {remark}"))
         }
         WarningKind::Arp => {
             let loose = if warning.text.contains("rp_filter=2") { " net.ipv4.conf.all.rp_filter=2" } else { "" };
@@ -129,7 +120,7 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
     id.finding(warning.text.clone()).cured_by(cure)
 }
 
-/// A rail that has link-local addresses alone while its twin has IPv4: it works, if the peer has the same.
+/// A rail with link-local addresses alone beside a twin with IPv4 works if the peer has the same.
 fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
@@ -146,7 +137,7 @@ fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
     }
 }
 
-/// Another interface has an address in a rail's subnet: the kernel may route the rail's packets over it.
+/// The kernel may route a rail's packets over another interface in the rail's subnet.
 fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>) {
     let rails = &facts.survey.rails;
     let is_rail = |name: &str| rails.iter().any(|rail| rail.netdev.as_deref() == Some(name));
@@ -162,7 +153,7 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
                 "{} is in the subnet of {} ({}/{prefix}) and is no rail: the kernel may route the {} packets over it",
                 interface.name,
                 list(&devices),
-                std::net::Ipv4Addr::from_bits(network),
+                Ipv4Addr::from_bits(network),
                 by_number(&devices, "rail's", "rails'")
             );
             let cure = format!("sudo ip address flush dev {}    # then an address of another subnet", interface.name);
@@ -172,7 +163,7 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
 }
 
 /// Owners saw such a profile keep a function on DHCP after netplan was written, until it was deleted.
-/// On a network with a DHCP server it may be what they want.
+/// On a network with a DHCP server it may be wanted.
 fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     let has_v4 = |netdev: &str| {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);
@@ -192,23 +183,23 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// A profile as a shell takes it: its name, or its UUID where the name has what a shell would act on.
+/// Returns a profile's name as a word for a shell, or its UUID where the name has special characters.
 fn profile_word(profile: &AutomaticProfile) -> String {
     let is_harmless = profile.name.chars().all(|c| c.is_alphanumeric() || " ._-".contains(c));
     if is_harmless { format!("\"{}\"", profile.name) } else { profile.uuid.clone() }
 }
 
-/// `NCCL_SOCKET_IFNAME` has to leave an interface.
+/// `NCCL_SOCKET_IFNAME` must leave an interface.
 fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     let Some(wanted) = &cures.socket_interfaces else { return };
     let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
     let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else { return };
-    let usable = |one: &&nccl_net_spark::interfaces::Interface| one.is_up && !one.addresses.is_empty();
-    let filter = &config.socket_interfaces;
-    if facts.interfaces.is_empty() || facts.interfaces.iter().filter(usable).any(|one| filter.admits(&one.name, None)) {
+    let usable: Vec<&Interface> =
+        facts.interfaces.iter().filter(|one| one.is_up && !one.addresses.is_empty()).collect();
+    if facts.interfaces.is_empty() || usable.iter().any(|one| config.socket_interfaces.admits(&one.name, None)) {
         return;
     }
-    let names: Vec<&str> = facts.interfaces.iter().filter(usable).map(|one| one.name.as_str()).collect();
+    let names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
     let text = format!("NCCL_SOCKET_IFNAME={wanted} leaves none of the interfaces that are up: {}", list(&names));
     found.push(Id::SocketIfname.finding(text).cured_by("unset NCCL_SOCKET_IFNAME"));
 }
@@ -229,7 +220,7 @@ fn subnet(ip: IpAddr, prefix: Option<u8>) -> Option<(u32, u8)> {
 mod tests {
     use super::*;
 
-    /// Each reason that the survey gives.
+    /// Every reason of the plugin.
     #[test]
     fn a_reason_is_said_of_several_ports_as_of_one() {
         for (one, several) in [

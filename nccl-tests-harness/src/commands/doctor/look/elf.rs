@@ -1,5 +1,5 @@
-//! What a shared library says of itself: build id, compilers, version strings, what it needs and where it looks for that. By its file
-//! alone: nothing is loaded, and no variable is believed.
+//! Build id, compilers, version strings and search paths of a shared library, from its file alone:
+//! nothing is loaded, and no variable is read.
 
 use object::read::elf::{Dyn, FileHeader, SectionHeader};
 use object::read::{ReadCache, ReadRef};
@@ -11,31 +11,31 @@ use std::path::Path;
 /// A shared library or program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Library {
-    /// The build id, in hexadecimal; empty where it has none.
+    /// Build id in hexadecimal. Empty where the file has none.
     pub build_id: String,
-    /// What the compilers wrote into `.comment`.
+    /// Lines of the compilers in `.comment`.
     pub compilers: Vec<String>,
-    /// Whether it is for 64-bit Arm.
+    /// True for 64-bit Arm.
     pub is_aarch64: bool,
-    /// Libraries that it needs.
-    pub needed: Vec<String>,
-    /// Where it has its libraries looked for before anywhere else (`DT_RPATH`), which counts where there is no `runpath`.
+    /// Folders that the loader searches first for its libraries (`DT_RPATH`). They count only without
+    /// a `runpath`.
     pub rpath: Option<String>,
-    /// Where it has its libraries looked for after `LD_LIBRARY_PATH` (`DT_RUNPATH`).
+    /// Folders that the loader searches after `LD_LIBRARY_PATH` (`DT_RUNPATH`).
     pub runpath: Option<String>,
-    /// The newest symbol version of glibc that it needs, as (2, 28).
+    /// Newest symbol version of glibc that it needs, as in (2, 28).
     pub glibc: Option<(u32, u32)>,
-    /// The read-only text that was looked for, each once.
+    /// Its read-only texts that begin with one of [`MARKS`], each once.
     pub texts: BTreeSet<String>,
 }
 
-/// Texts that tell libraries apart, as they begin; a text ends with the first byte that is none of a printable line.
+/// Beginnings of texts that tell libraries apart. A text ends before the first byte that is not
+/// printable.
 const MARKS: [&str; 4] = ["NCCL version ", "GNU C Library ", "spark-rails", "IBext"];
 
 /// Reads a library.
 ///
 /// # Errors
-/// Why it cannot be read, or is none.
+/// The file cannot be read, or is no library.
 pub fn read(path: &Path) -> Result<Library, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let data = ReadCache::new(file);
@@ -66,24 +66,24 @@ pub fn read(path: &Path) -> Result<Library, String> {
 }
 
 impl Library {
-    /// The version of NCCL that this is, as ("2.28.9+cuda13.0", [2, 28, 9]).
+    /// Returns the version of NCCL, as in ("2.28.9+cuda13.0", [2, 28, 9]).
     pub fn nccl_version(&self) -> Option<(String, [u32; 3])> {
         let versions = self.texts.iter().filter_map(|text| {
             let text = text.strip_prefix("NCCL version ")?;
             let numbers: Vec<u32> = text.split(['.', '+', '-']).take(3).map_while(|part| part.parse().ok()).collect();
             Some((text.to_owned(), <[u32; 3]>::try_from(numbers).ok()?))
         });
-        // The same version stands there with and without CUDA's.
+        // The file has its version with and without that of CUDA.
         versions.max_by_key(|(text, _)| text.len())
     }
 
-    /// The version of glibc that this is, as (2, 39).
+    /// Returns the version of glibc, as in (2, 39).
     pub fn libc_version(&self) -> Option<(u32, u32)> {
         let text = self.texts.iter().find(|text| text.starts_with("GNU C Library "))?;
         glibc_version(text.split("version ").nth(1)?)
     }
 
-    /// The oldest major version of GCC that compiled a part of it.
+    /// Returns the oldest major version of GCC that compiled a part of the library.
     pub fn oldest_gcc(&self) -> Option<u32> {
         let major = |text: &String| {
             let last = text.strip_prefix("GCC: (")?.rsplit(')').find(|part| !part.trim().is_empty())?;
@@ -93,7 +93,7 @@ impl Library {
     }
 }
 
-/// The lines of a section that begin with `mark`.
+/// Finds the texts of a section that begin with `mark`.
 fn texts(bytes: &[u8], mark: &str) -> Vec<String> {
     let is_end = |byte: &u8| !(0x20..0x7f).contains(byte);
     let line = |at: usize| {
@@ -118,7 +118,6 @@ fn dynamic<'data, R: ReadRef<'data>>(
     };
     for entry in entries {
         match entry.d_tag(endian) {
-            elf::DT_NEEDED => library.needed.extend(text(entry)),
             elf::DT_RPATH => library.rpath = text(entry),
             elf::DT_RUNPATH => library.runpath = text(entry),
             _ => {}
@@ -131,7 +130,7 @@ fn dynamic<'data, R: ReadRef<'data>>(
     Ok(())
 }
 
-/// `2.39.` or `2.17`.
+/// Parses `2.39.` or `2.17`.
 fn glibc_version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

@@ -1,15 +1,15 @@
-//! The network interfaces: of this machine by asking the system, of a copied one from `answers/ip-addr.json`, which is what
-//! `ip -json address` printed there.
+//! The network interfaces, from the system, or of a copied machine from `answers/ip-addr.json`: the
+//! output of `ip -json address` there.
 
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::interfaces::{self, Interface, InterfaceAddress};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
-/// All of them.
+/// Lists all interfaces.
 ///
 /// # Errors
-/// Why they cannot be listed.
+/// The reason why they cannot be listed.
 pub fn all(place: &Place) -> Result<Vec<Interface>, String> {
     if place.is_live() {
         return interfaces::all().map_err(|error| error.to_string());

@@ -204,12 +204,12 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
     found
 }
 
-/// True for two paths to one file, as where /lib is a link to /usr/lib.
+/// True for two paths to one file. On many systems /lib is a link to /usr/lib.
 fn is_same_file(place: &Place, one: &Path, other: &Path) -> bool {
     one == other || place.identity(one).is_some_and(|identity| place.identity(other) == Some(identity))
 }
 
-/// `libibverbs/libmlx5-rdmav*.so` beside libibverbs' own folder (rdma-core's `providers`).
+/// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders (rdma-core's `providers`).
 fn mlx5_provider(place: &Place, loader: &Loader) -> Option<PathBuf> {
     let folders = loader.folders().iter().map(|folder| Path::new(folder).join("libibverbs"));
     folders

@@ -1,10 +1,10 @@
-//! Where the dynamic loader finds a library (ld.so(8)), worked out from files: nothing is loaded.
+//! The dynamic loader's choice of libraries (ld.so(8)), worked out from files: nothing is loaded.
 
 use super::elf::{self, Library};
 use crate::commands::doctor::place::Place;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-/// How libraries are looked for in a process.
+/// The search path of a process.
 #[derive(Debug)]
 pub struct Loader<'a> {
     place: &'a Place,
@@ -13,7 +13,7 @@ pub struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// In a process with this `LD_LIBRARY_PATH`.
+    /// The search path with this `LD_LIBRARY_PATH`.
     pub fn new(place: &'a Place, library_path: &str) -> Self {
         let library_path =
             library_path.split([':', ';']).filter(|folder| !folder.is_empty()).map(str::to_owned).collect();
@@ -27,74 +27,68 @@ impl<'a> Loader<'a> {
         Self { place, library_path, folders }
     }
 
-    /// The folders in which every program's libraries are looked for.
+    /// Returns the folders of the system.
     pub fn folders(&self) -> &[String] {
         &self.folders
     }
 
-    /// Where `name` is found for the library or program `by`, or for `dlopen` of one that has no such folders.
+    /// Finds `name` for the library or program `by`, or for a caller without folders of its own.
     pub fn find(&self, name: &str, by: Option<(&Path, &Library)>) -> Option<PathBuf> {
         if name.contains('/') {
             return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
         }
-        let own = |list: &Option<String>| -> Vec<String> {
-            let Some((path, _)) = by else { return Vec::new() };
-            let origin = path.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
-            let folders = list.iter().flat_map(|list| list.split(':')).filter(|folder| !folder.is_empty());
+        let own = |list: fn(&Library) -> Option<&str>| -> Vec<String> {
+            let Some((path, list)) = by.and_then(|(path, library)| Some((path, list(library)?))) else { return vec![] };
+            let origin = path.parent().unwrap_or(Path::new("/")).to_string_lossy();
+            let folders = list.split(':').filter(|folder| !folder.is_empty());
             folders.map(|folder| folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)).collect()
         };
-        let (rpath, runpath) = match by {
-            Some((_, Library { runpath: Some(runpath), .. })) => (Vec::new(), own(&Some(runpath.clone()))),
-            Some((_, library)) => (own(&library.rpath), Vec::new()),
-            None => (Vec::new(), Vec::new()),
-        };
+        let runpath = own(|library| library.runpath.as_deref());
+        let rpath = own(|library| library.rpath.as_deref().filter(|_| library.runpath.is_none()));
         let folders = rpath.iter().chain(&self.library_path).chain(&runpath).chain(&self.folders);
         folders.map(|folder| normal(&Path::new(folder).join(name))).find(|path| self.place.has(path))
     }
 
-    /// Reads the library at `path`, by whatever links lead to it.
+    /// Reads the library at `path`, which may be a link.
     ///
     /// # Errors
-    /// As [`elf::read`].
+    /// Those of [`elf::read`].
     pub fn read(&self, path: &Path) -> Result<Library, String> {
         let file = self.place.resolve(path).ok_or("its symbolic links form a loop")?;
         elf::read(&self.place.path(file))
     }
 
-    /// The file that a path leads to.
+    /// Returns the file that a path leads to.
     pub fn resolve(&self, path: &Path) -> PathBuf {
         normal(&self.place.resolve(path).unwrap_or_else(|| path.to_owned()))
     }
 }
 
-/// A path without `..`.
+/// Returns a path without `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for part in path.components() {
         match part {
-            std::path::Component::ParentDir => {
-                clean.pop();
-            }
-            std::path::Component::CurDir => {}
+            Component::ParentDir => drop(clean.pop()),
+            Component::CurDir => {}
             other => clean.push(other),
         }
     }
     clean
 }
 
-/// The folders of /etc/ld.so.conf, of which the loader's cache was made.
+/// Reads the folders of /etc/ld.so.conf, the source of the loader's cache.
 fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) {
-    // Files that include each other in a circle end here.
+    // Files may include each other in a circle.
     if depth > 4 {
         return;
     }
     for line in place.text(file).unwrap_or_default().lines().map(str::trim) {
         match line.strip_prefix("include ").map(str::trim) {
             Some(pattern) => {
-                let pattern = file.parent().unwrap_or(Path::new("/")).join(pattern);
+                let pattern = file.with_file_name(pattern);
                 let folder = pattern.parent().unwrap_or(Path::new("/"));
-                let suffix =
-                    pattern.file_name().map(|name| name.to_string_lossy().replace('*', "")).unwrap_or_default();
+                let suffix = pattern.to_string_lossy().rsplit(['/', '*']).next().unwrap_or_default().to_owned();
                 for name in place.names(folder).iter().filter(|name| name.ends_with(&suffix)) {
                     configured(place, &folder.join(name), folders, depth + 1);
                 }

@@ -1,4 +1,4 @@
-//! A running process: what it has mapped.
+//! The mapped files of a running process.
 
 use crate::commands::doctor::place::Place;
 use std::path::PathBuf;
@@ -6,17 +6,16 @@ use std::path::PathBuf;
 /// A running process.
 #[derive(Debug, Clone, Default)]
 pub struct Process {
-    /// Its number.
     pub pid: u32,
-    /// The files that it has mapped, each once, in their order.
+    /// Mapped files, each once, in their order.
     pub maps: Vec<PathBuf>,
 }
 
 impl Process {
-    /// Reads what process `pid` has mapped.
+    /// Reads the mapped files of process `pid`.
     ///
     /// # Errors
-    /// When it cannot be read: it is another user's, or there is no such process.
+    /// The process is another user's, or does not exist.
     pub fn read(place: &Place, pid: u32) -> std::io::Result<Self> {
         let bytes = std::fs::read(place.path(format!("/proc/{pid}/maps")))?;
         let text = String::from_utf8_lossy(&bytes);
@@ -31,7 +30,7 @@ impl Process {
         Ok(Self { pid, maps })
     }
 
-    /// The mapped files whose names begin with `start`.
+    /// Returns the mapped files whose names begin with `start`.
     pub fn mapped(&self, start: &str) -> Vec<PathBuf> {
         let begins = |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
         self.maps.iter().filter(begins).cloned().collect()

@@ -1,12 +1,13 @@
-//! Where a Python has its packages, worked out from files: it is not started.
+//! The folders of a Python's packages, worked out from files: Python is not started.
 
 use crate::commands::doctor::place::Place;
 use std::path::{Path, PathBuf};
 
-/// The folders of packages of the Python at `python`, in its order. `home` is the user's, whose own packages come first.
+/// Returns the folders of packages of the Python at `python`, in its order. The packages below the
+/// user's `home` come first.
 ///
 /// # Errors
-/// When there is no such file, or it is a script that starts another one.
+/// The file does not exist, or is a script that starts another Python.
 pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<PathBuf>, String> {
     let shown = python.display();
     if !place.has(python) {
@@ -24,12 +25,12 @@ pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<
     }
     folders.extend(below(place, prefix));
     let setting = |name: &str| {
-        let lines = environment.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once('='));
-        lines.into_iter().find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
+        let mut lines = environment.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once('='));
+        lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
     };
-    let base = match (&environment, setting("include-system-site-packages").as_deref()) {
-        (None, _) => Some(prefix.to_owned()),
-        (Some(_), Some("true")) => setting("home").and_then(|home| Some(Path::new(&home).parent()?.to_owned())),
+    let base = match (&environment, setting("include-system-site-packages")) {
+        (None, _) => Some(prefix),
+        (Some(_), Some("true")) => setting("home").and_then(|home| Path::new(home).parent()),
         (Some(_), _) => None,
     };
     if let Some(base) = base {
@@ -37,17 +38,11 @@ pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<
         folders.extend(below(place, &base.join("local")));
         folders.extend(below(place, &base));
     }
-    let mut seen = Vec::new();
-    folders.retain(|folder| {
-        !seen.contains(folder) && {
-            seen.push(folder.clone());
-            true
-        }
-    });
-    Ok(folders)
+    let is_first = |(at, folder): &(usize, &PathBuf)| !folders[..*at].contains(folder);
+    Ok(folders.iter().enumerate().filter(is_first).map(|(_, folder)| folder.clone()).collect())
 }
 
-/// `site-packages` and `dist-packages` of each version below a prefix.
+/// Finds `site-packages` and `dist-packages` of each version below a prefix.
 fn below(place: &Place, prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let versions = place.names(&lib).into_iter().filter(|name| name.starts_with("python3"));

@@ -1,12 +1,12 @@
-//! What two hosts tell of themselves, side by side. Pure: sheets in, findings out.
+//! Differences between two hosts. Pure: sheets in, findings out.
 
-use super::sheet::Sheet;
+use super::sheet::{NcclSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::rail::{Pair, RailSheet};
 use std::collections::BTreeSet;
 
-/// What does not fit together.
+/// Finds what does not fit together.
 pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
     let mut found = Vec::new();
     versions(here, there, &mut found);
@@ -32,21 +32,14 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         _ => {}
     }
     if let (Some(one), Some(other)) = (&here.nccl, &there.nccl) {
-        let version = |nccl: &Option<String>| nccl.clone().unwrap_or_else(|| "of an unknown version".to_owned());
-        if one.version != other.version {
-            let text = format!(
-                "NCCL is {} on {a} and {} on {b}: NCCL refuses to start a job with two versions",
-                version(&one.version),
-                version(&other.version)
-            );
-            found.push(Id::PeerNccl.finding(text));
+        let version = |nccl: &NcclSheet| nccl.version.clone().unwrap_or_else(|| "of an unknown version".to_owned());
+        let (version, others) = (version(one), version(other));
+        if version != others {
+            let follows = "NCCL refuses to start a job with two versions";
+            found.push(Id::PeerNccl.finding(format!("NCCL is {version} on {a} and {others} on {b}: {follows}")));
         } else if one.build_id != other.build_id {
-            let text = format!(
-                "NCCL {} is another build on {a} (build id {}) than on {b} ({})",
-                version(&one.version),
-                one.build_id,
-                other.build_id
-            );
+            let (id, others) = (&one.build_id, &other.build_id);
+            let text = format!("NCCL {version} is another build on {a} (build id {id}) than on {b} ({others})");
             found.push(Id::PeerNcclBuild.finding(text));
         }
     }
@@ -58,7 +51,7 @@ fn no_plugin(host: &str) -> Finding {
     Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
-/// What the tuner decides by; the plugin compares that itself when it connects.
+/// Settings of the tuner. The plugin compares its decisions too when it connects.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
@@ -81,7 +74,7 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     }
 }
 
-/// A table has a line for each row.
+/// Cuts a long value, such as a tuner's table.
 fn short(value: &str) -> String {
     const SHOWN: usize = 40;
     match value.chars().count() > SHOWN {
@@ -91,41 +84,31 @@ fn short(value: &str) -> String {
 }
 
 fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) {
+    let (a, b) = (&here.host, &there.host);
     if pairs.is_empty() {
-        let text = format!(
-            "no rail of {} shares a subnet with a rail of {}: {}; {}",
-            here.host,
-            there.host,
-            addresses(here),
-            addresses(there)
-        );
-        found.push(
-            Id::NoCommonSubnet
-                .finding(text)
-                .cured_by("nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet"),
-        );
+        let (own, theirs) = (addresses(here), addresses(there));
+        let text = format!("no rail of {a} shares a subnet with a rail of {b}: {own}; {theirs}");
+        let cure = "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet";
+        found.push(Id::NoCommonSubnet.finding(text).cured_by(cure));
         return;
     }
     for (one, other) in pairs.iter().map(|pair| (&here.rails[pair.here], &there.rails[pair.there])) {
-        let names = format!("{} of {} and {} of {}", one.name, here.host, other.name, there.host);
+        let names = format!("{} of {a} and {} of {b}", one.name, other.name);
         if one.mtu_bytes != other.mtu_bytes {
             let text = format!(
                 "{names} have path MTUs of {} and {} bytes: the smaller one is used, and larger packets of others get lost",
                 one.mtu_bytes, other.mtu_bytes
             );
-            let (less, host) = if one.mtu_bytes < other.mtu_bytes { (one, here) } else { (other, there) };
+            let (less, host) = if one.mtu_bytes < other.mtu_bytes { (one, a) } else { (other, b) };
             let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
-            let cure = format!("sudo ip link set {netdev} mtu 9000    # on {}", host.host);
-            found.push(Id::PeerMtu.finding(text).cured_by(cure));
+            found
+                .push(Id::PeerMtu.finding(text).cured_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")));
         }
-        if one.phys_port.is_some() && other.phys_port.is_some() && one.phys_port != other.phys_port {
-            let port = |port: &Option<String>| port.clone().unwrap_or_default();
+        if let (Some(port), Some(others)) = (&one.phys_port, &other.phys_port)
+            && port != others
+        {
             let text = format!(
-                "the cable leads from {} of {} to {} of {}, and the plugin pairs by subnets, so it does not matter ({names})",
-                port(&one.phys_port),
-                here.host,
-                port(&other.phys_port),
-                there.host
+                "the cable leads from {port} of {a} to {others} of {b}, and the plugin pairs by subnets, so it does not matter ({names})"
             );
             found.push(Id::AsymmetricCabling.finding(text));
         }
@@ -134,22 +117,20 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, pairs.iter().map(|pair| pair.there).collect(), found);
 }
 
-/// A rail without a pair although another one of its cable has one. (All of a cable without one: it leads elsewhere.)
+/// Finds rails without a pair beside one with a pair on the same cable. A cable without any pair leads
+/// elsewhere.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let on_cable = |place: &&usize| host.rails[**place].cable == host.rails[*at].cable;
         !paired.contains(at) && paired.iter().any(|place| on_cable(&place))
     };
-    for rail in (0..host.rails.len()).filter(is_lonely).map(|at| &host.rails[at]) {
+    for rail in (0..host.rails.len()).filter(is_lonely).map(|at| &host.rails[at].name) {
+        let (own, other) = (&host.host, &other.host);
         let text = format!(
-            "{} of {} has no counterpart on {}, although the other function of its port has one: half of the cable's PCIe links are unused",
-            rail.name, host.host, other.host
+            "{rail} of {own} has no counterpart on {other}, although the other function of its port has one: half of the cable's PCIe links are unused"
         );
-        found.push(
-            Id::PeerHalfCable
-                .finding(text)
-                .cured_by(format!("ip address show    # on {}: an address in the subnet of {}", other.host, rail.name)),
-        );
+        let cure = format!("ip address show    # on {other}: an address in the subnet of {rail}");
+        found.push(Id::PeerHalfCable.finding(text).cured_by(cure));
     }
 }
 

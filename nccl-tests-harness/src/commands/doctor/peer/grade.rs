@@ -1,11 +1,12 @@
-//! What measured paths amount to. Pure: figures in, findings out.
+//! Findings from measured paths. Pure.
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::together::{Grade, Outcome, Path, Rate};
 use crate::output::numbers::significant;
 
-/// What is wrong with what was measured with `host`: each pair of rails, and all of them together where there are several.
+/// Judges the measurements with `host`: of each pair of rails, and of all together where there are
+/// several.
 pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> {
     let mut found = Vec::new();
     unreachable(host, pairs, merged, &mut found);
@@ -44,7 +45,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
     }
 }
 
-/// A switch that drops large packets. The plugin has tested the path and uses smaller ones.
+/// Finds switches that drop large packets. The plugin has tested the path and uses smaller ones.
 fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     for path in pairs {
         let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
@@ -61,7 +62,7 @@ fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
 const SWITCH_PORTS: &str =
     "nccl-spark doctor --peer HOST    # after MTU 9000 (4200 at least) is set on every switch port between the two";
 
-/// A rail whose attributes promise more than it carries: what is expected was computed from them.
+/// Finds rails that carry less than their attributes promise: the expected rate follows from these.
 fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
@@ -80,18 +81,14 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
             (0, false) => None,
         };
         let finding = match (worst(path), others) {
-            (Some(Grade::Bad), Some(others)) => {
-                let text = format!(
+            (Some(Grade::Bad), Some(others)) => Id::SlowRail
+                .finding(format!(
                     "{names} of {host} is slow though its link, port and MTU are as they should be: {rates}; {others}"
-                );
-                Id::SlowRail.finding(text).cured_by(POWER_CYCLE)
-            }
-            (Some(Grade::Bad), None) => {
-                let text = format!("{names} of {host} is slow: {rates}");
-                Id::SlowPath
-                    .finding(text)
-                    .cured_by("nccl-spark doctor    # on both: processors, idle states, pause frames, counters")
-            }
+                ))
+                .cured_by(POWER_CYCLE),
+            (Some(Grade::Bad), None) => Id::SlowPath
+                .finding(format!("{names} of {host} is slow: {rates}"))
+                .cured_by("nccl-spark doctor    # on both: processors, idle states, pause frames, counters"),
             (Some(Grade::Fair), _) => Id::FairRail.finding(format!("{names} of {host} is below 90 %: {rates}")),
             (Some(Grade::Good) | None, _) => continue,
         };
@@ -99,39 +96,35 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-/// Where no rail carries what it promises (slow processors, a switch), one that is so many times slower than the best has a fault of its own.
+/// Where no rail carries what it promises (slow processors, a switch), a rail that is this many times
+/// slower than the best has a fault of its own.
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
     path.figures().and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
 }
 
-/// The part of what is expected that it carries, in its slower direction.
+/// Returns the part of the expected rate in the slower direction.
 fn part(path: &Path) -> Option<f64> {
     let (figures, expected) = (path.figures()?, path.expected_mbps.filter(|expected| *expected > 0.0)?);
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// The firmware's fault after a replug: about 13 Gb/s with link attributes that are right.
+/// The cure for a firmware fault after a replug: about 13 Gb/s though the link's attributes are right.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 
 fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
     let (figures, expected) = (merged.figures()?, merged.expected_mbps?);
+    // A rail that does not carry or is slow has a finding of its own, and explains this.
     let is_bad = |path: &Path| path.figures().is_none() || worst(path) == Some(Grade::Bad);
-    let rates = directions(host, figures.to_peer, figures.from_peer, expected);
-    match figures.to_peer.grade.max(figures.from_peer.grade)? {
-        // A rail that does not carry or is slow has a finding of its own, and explains this.
-        Grade::Bad if !pairs.iter().any(is_bad) => {
-            let text = format!("all rails to {host} together are slow though each by itself is not: {rates}");
-            Some(
-                Id::SlowMerged
-                    .finding(text)
-                    .cured_by("nccl-spark doctor    # on both: processors, PCIe payload, pause frames"),
-            )
-        }
-        _ => None,
+    if worst(merged)? != Grade::Bad || pairs.iter().any(is_bad) {
+        return None;
     }
+    let rates = directions(host, figures.to_peer, figures.from_peer, expected);
+    let text = format!("all rails to {host} together are slow though each by itself is not: {rates}");
+    let cure = "nccl-spark doctor    # on both: processors, PCIe payload, pause frames";
+    Some(Id::SlowMerged.finding(text).cured_by(cure))
 }
 
 fn directions(host: &str, to: Rate, from: Rate, expected_mbps: f64) -> String {

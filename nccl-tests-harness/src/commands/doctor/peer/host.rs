@@ -14,8 +14,8 @@ use nccl_net_spark::config::Settings;
 use nccl_net_spark::rails::{Rail, Survey};
 use std::path::{Path, PathBuf};
 
-/// Time for a pair of rails to carry, in seconds: some attempts of the plugin, and less than a rank may take without progress
-/// (`measure::STUCK`), so that a pair that does not carry is reported with the plugin's reason.
+/// Time limit for a pair of rails to carry, in seconds. It allows some attempts of the plugin, and is
+/// below `measure::STUCK`, so that the plugin's reason is reported for a pair that does not carry.
 const FIRST_RAIL_S: u32 = 20;
 
 /// This host.
@@ -30,10 +30,11 @@ pub struct Host {
 }
 
 impl Host {
-    /// This host as the doctor has seen it. The plugin is the one that NCCL loads, or else the one that belongs to `program`.
+    /// Takes the doctor's facts of this host. The plugin is the one that NCCL loads, or else the one
+    /// that belongs to `program`.
     ///
     /// # Errors
-    /// A setting that is not usable, which would stop the plugin in each measurement.
+    /// A refused setting, which would stop the plugin in each measurement.
     pub fn new(place: &Place, answer: &Answer, seen: &Seen, program: &Path) -> Result<Self> {
         let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
@@ -49,12 +50,13 @@ impl Host {
         Ok(Self { sheet, plugin, place: place.clone(), survey: seen.facts.survey.clone(), soft })
     }
 
-    /// The sheet with the hardware addresses that this host has for others at this moment.
+    /// Returns the sheet with the current ARP table.
     pub fn sheet_now(&self) -> Sheet {
         Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
     }
 
-    /// Computes what these rails carry together in payload, in Mb/s, by what their links and ports say; none where that is not known.
+    /// Computes the payload rate of these rails together in Mb/s, from their links and ports. `None`
+    /// where it is unknown.
     ///
     /// # Errors
     /// Names one that is no rail of this host.
@@ -77,7 +79,7 @@ impl Host {
         Ok(vec![
             ("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(","))),
             ("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()),
-            // The plugin warns of the rails that are left out, which is what is wanted here.
+            // The plugin would warn of the rails that are left out on purpose.
             ("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()),
         ])
     }

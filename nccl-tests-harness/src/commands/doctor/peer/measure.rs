@@ -19,7 +19,7 @@ use crate::output::watch::Watch;
 use crate::ranks::control::answer;
 use crate::ranks::job::{Job, Seat};
 use crate::ranks::rendezvous::{Guest, Hello};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, ensure};
 use nccl_net_spark::counters::layout::State;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const JOB: Duration = Duration::from_secs(60);
 /// Longest time of a rank without progress. Above the plugin's own limits for paths that do not carry.
 const STUCK: Duration = Duration::from_secs(45);
-/// Several, as NCCL has, so that no single stream is the limit.
+/// Several streams, as NCCL has, so that no single one is the limit.
 const CHANNELS: usize = 4;
 /// Broadcasts that are timed together.
 const ITERS: u32 = 8;
@@ -131,7 +131,7 @@ impl Course<'_> {
         Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? })
     }
 
-    /// Rank 0 sends, rank 1 receives; `own` is the one here.
+    /// Measures from rank 0 to rank 1. `own` is the rank here.
     fn one_way(&self, seats: Vec<Seat>, own: usize) -> Result<OneWay> {
         let mut job = Job::<Collectives>::start(self.program, seats, STUCK, self.watch.part())?;
         job.end_by(self.end.min(Instant::now() + JOB));
@@ -158,7 +158,7 @@ impl Course<'_> {
         Ok(OneWay { mbps, latency_us, wrong_bytes, path_mtu_bytes })
     }
 
-    /// An error of the two ranks, with the hosts in place of their numbers.
+    /// Replaces the ranks' numbers in an error by the hosts.
     fn named(&self, error: &str, sends_here: bool) -> String {
         let (here, there) = if sends_here { ("rank 0: ", "rank 1: ") } else { ("rank 1: ", "rank 0: ") };
         let line = |line: &str| {
@@ -178,7 +178,7 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     while seconds < COUNTED_S {
         let measured = round(job)?;
         wrong = measured.iter().filter_map(|one| one.wrong).fold(wrong, u64::saturating_add);
-        // That of the rank that began last: the other one waited for it.
+        // The time of the rank that began last. The other one waited for it.
         let took = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min).max(1e-9);
         (seconds, rounds) = (seconds + took, rounds + 1);
         if took < COUNTED_S * ENOUGH && bytes < MOST_BYTES {
@@ -210,11 +210,9 @@ fn prepare(job: &mut Job<Collectives>, bytes: usize) -> Result<()> {
 
 fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
     let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(one) => one))?;
-    let is_figure = |one: &Measurement| one.seconds.is_finite() && one.p50_s.is_finite();
-    match measured.iter().all(is_figure) {
-        true => Ok(measured),
-        false => Err(anyhow!("a rank measured a time that is no number")),
-    }
+    let are_figures = measured.iter().all(|one| one.seconds.is_finite() && one.p50_s.is_finite());
+    ensure!(are_figures, "a rank measured a time that is no number");
+    Ok(measured)
 }
 
 /// The smallest path MTU of the lanes that carry now, by the counters of a rank of this host.

@@ -1,6 +1,5 @@
-//! The hardware address that each host has for the other's rails, beside the one that the rail has.
-//! Where functions answer ARP for each other, or two hosts have one address, packets go to the wrong
-//! one.
+//! The hardware address that each host has for the other's rails, compared with the rail's own. Packets
+//! go to a wrong interface where functions answer ARP for each other, or two hosts have one address.
 
 use super::sheet::{MOST, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
@@ -58,20 +57,22 @@ fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) 
         return None;
     }
     let (seer, owner, Neighbour { address, hardware, .. }) = (&viewer.host, &other.host, entry);
-    let answering = other.interfaces.iter().find(|(_, address)| is_that(address)).map(|(name, _)| name);
-    Some(match answering {
-        Some(answering) => Id::ArpAnsweredByAnother.finding(format!(
-                "{seer} sends what is for {address} ({netdev} of {owner}) to {hardware}, which is {answering} of {owner}: the functions of \
-                 {owner} answer ARP for each other"
-            ),
-        )
-        .cured_by(format!("ssh {owner} sudo {ARP_CURE}    # and on {seer}: sudo ip neigh flush to {address}")),
-        None => Id::ArpForeign.finding(format!(
-                "{seer} sends what is for {address} ({netdev} of {owner}, {own}) to {hardware}, which is no interface of {owner}: \
-                 another host has this address too"
-            ),
-        )
-        .cured_by(format!("ip neigh show {address}    # on {seer}; then give that host another address")),
+    let way = format!("{seer} sends what is for {address} ({netdev} of {owner}");
+    Some(match other.interfaces.iter().find(|(_, address)| is_that(address)) {
+        Some((answering, _)) => {
+            let text = format!(
+                "{way}) to {hardware}, which is {answering} of {owner}: the functions of {owner} answer ARP for each other"
+            );
+            let cure = format!("ssh {owner} sudo {ARP_CURE}    # and on {seer}: sudo ip neigh flush to {address}");
+            Id::ArpAnsweredByAnother.finding(text).cured_by(cure)
+        }
+        None => {
+            let text = format!(
+                "{way}, {own}) to {hardware}, which is no interface of {owner}: another host has this address too"
+            );
+            let cure = format!("ip neigh show {address}    # on {seer}; then give that host another address");
+            Id::ArpForeign.finding(text).cured_by(cure)
+        }
     })
 }
 
@@ -79,7 +80,7 @@ fn has(rail: &RailSheet, address: Ipv4Addr) -> bool {
     rail.addresses.iter().any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
 }
 
-/// The pairs as the peer counts them.
+/// Returns the pairs from the peer's side.
 pub fn turned(pairs: &[Pair]) -> Vec<(usize, usize)> {
     pairs.iter().map(|pair| (pair.there, pair.here)).collect()
 }

@@ -1,4 +1,4 @@
-//! The part of a doctor's result that another host's doctor needs: its findings, and the facts that
+//! The part of a doctor's result that another host's doctor needs: the findings, and the facts that
 //! have to fit together.
 
 use crate::commands::doctor::answer::{Answer, Seen};
@@ -18,7 +18,6 @@ use std::path::Path;
 /// A host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sheet {
-    /// The host's name.
     pub host: String,
     /// The version of this program there.
     pub program: String,
@@ -28,11 +27,10 @@ pub struct Sheet {
     pub nccl: Option<NcclSheet>,
     /// Variables and settings that have to agree, with their values where they are set.
     pub settings: BTreeMap<String, String>,
-    /// Rails of the host.
     pub rails: Vec<RailSheet>,
     /// Interfaces with their hardware addresses.
     pub interfaces: Vec<(String, String)>,
-    /// The hardware addresses that it has for other hosts at its rails; of this host, none yet.
+    /// Its ARP table for the rails. Empty until [`super::Host::sheet_now`].
     pub neighbours: Vec<Neighbour>,
     /// The verdict of its own doctor.
     pub verdict: Verdict,
@@ -43,7 +41,6 @@ pub struct Sheet {
 /// A copy of this plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginSheet {
-    /// Where it is.
     pub path: String,
     /// SHA-256 of the file.
     pub sha256: String,
@@ -52,11 +49,9 @@ pub struct PluginSheet {
 /// A libnccl.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclSheet {
-    /// Where it is.
     pub path: String,
-    /// Its version, where the file says it.
+    /// Its version, if the file has one.
     pub version: Option<String>,
-    /// Its build id.
     pub build_id: String,
 }
 
