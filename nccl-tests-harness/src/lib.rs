@@ -12,6 +12,7 @@ pub mod abi;
 mod cli;
 mod commands;
 mod date;
+mod digest;
 pub mod fabric;
 pub mod gpu;
 mod interrupt;

@@ -70,6 +70,12 @@ pub(crate) fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
+/// Finds the program `name` in the folders of the variable PATH. `is_there` tests for a file.
+pub(crate) fn in_path(name: &str, path: &str, is_there: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let folders = path.split(':').filter(|folder| !folder.is_empty());
+    folders.map(|folder| Path::new(folder).join(name)).find(|file| is_there(file))
+}
+
 /// A Debian package has libraries in the architecture's own folder below lib.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
     let prefix = prefix(program)?;

@@ -8,7 +8,7 @@ use super::look::{self, Facts, Job, Libraries, Process};
 use super::picture;
 use super::place::Place;
 use super::together::Together;
-use crate::places;
+use crate::places::{self, in_path};
 use nccl_net_spark::rails::{RailAddress, Survey, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
@@ -154,10 +154,9 @@ fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
 
 /// The Python of the virtual environment, or else the first in PATH.
 fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let own = value("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("bin"));
-    let path = value("PATH").unwrap_or_default();
-    let folders = own.into_iter().chain(path.split(':').filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    folders.map(|folder| folder.join("python3")).find(|python| place.has(python))
+    let own = value("VIRTUAL_ENV").map(|folder| format!("{folder}/bin")).into_iter();
+    let folders: Vec<String> = own.chain(value("PATH")).collect();
+    in_path("python3", &folders.join(":"), |file| place.has(file))
 }
 
 /// Drops findings about variables that the libraries make pointless or repeat.

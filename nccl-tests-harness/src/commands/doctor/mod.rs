@@ -64,7 +64,7 @@ impl Options {
         let (peer, ssh) = self.checked(|name| value(name).filter(|value| !value.is_empty()))?;
         let target = self.json.target;
         if !self.hosts.is_empty() {
-            let has_order = hosts::run(&self.hosts, &ssh, program, end, target)?;
+            let has_order = hosts::run(&self.hosts, &ssh, end, target)?;
             return Ok(Ended::Judged(if has_order { Verdict::Good } else { Verdict::Impaired }));
         }
         let sink = target.as_ref().map(Sink::open).transpose()?;

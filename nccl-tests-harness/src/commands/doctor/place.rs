@@ -1,9 +1,9 @@
-//! Where the doctor looks: one root, below which the files of a machine lie. For this machine it is `/`. For another one it is a folder
-//! with a copy of its files, and what no file says on a live machine (addresses, CUDA's attributes) lies below `answers` there.
+//! The files of a machine: one root folder. It is `/` for this machine, and for another one a folder
+//! with a copy of its files. Facts that no file of a live machine has, such as addresses and CUDA's
+//! attributes, are files below `answers` there.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The files of one machine.
@@ -12,30 +12,29 @@ pub struct Place {
     root: PathBuf,
 }
 
-/// More of a file is not read: everything that the doctor reads as text is small.
+/// The most bytes of a file that are read. Files that the doctor reads as text are small.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl Place {
-    /// A machine whose files lie below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Whether it is this machine, of which more can be asked than its files say.
+    /// True for this machine, which has more than files.
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Where the file of this absolute path is.
+    /// Returns the place of this absolute path below the root.
     pub fn path(&self, absolute: impl AsRef<Path>) -> PathBuf {
         let path = absolute.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What a file says, without white space around it; `None` where it is not there or empty.
+    /// Reads a file, without white space around its text. `None` for an absent or empty file.
     ///
     /// # Errors
-    /// When it is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn read(&self, absolute: impl AsRef<Path>) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
         match fs::File::open(self.path(absolute)).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes)) {
@@ -45,17 +44,17 @@ impl Place {
         }
     }
 
-    /// What a file says, where it can be read.
+    /// Reads a file, as [`Self::read`], if it can be read.
     pub fn text(&self, absolute: impl AsRef<Path>) -> Option<String> {
         self.read(absolute).ok().flatten()
     }
 
-    /// The number in a file, where it can be read.
+    /// Reads the number in a file, if it can be read.
     pub fn number(&self, absolute: impl AsRef<Path>) -> Option<u64> {
         self.text(absolute)?.parse().ok()
     }
 
-    /// The names in a folder, sorted; none where it cannot be read.
+    /// Returns the sorted names in a folder, and none if it cannot be read.
     pub fn names(&self, absolute: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(absolute)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -63,61 +62,54 @@ impl Place {
         names
     }
 
-    /// Whether something of this path is there.
+    /// True where the path leads to something.
     pub fn has(&self, absolute: impl AsRef<Path>) -> bool {
         self.resolve(absolute.as_ref()).is_some_and(|path| self.path(path).exists())
     }
 
-    /// Follows the symbolic links of a path, all below the root; `None` for a loop.
+    /// Follows the symbolic links of a path, all below the root. `None` for a loop.
     pub fn resolve(&self, absolute: &Path) -> Option<PathBuf> {
-        let mut path = absolute.to_owned();
-        // As many as Linux follows (path_resolution(7)).
-        for _ in 0..40 {
-            let Ok(target) = fs::read_link(self.path(&path)) else { return Some(path) };
-            // A copy may have links that name the place where it lies now.
-            path = match target.strip_prefix(&self.root) {
-                Ok(inside) => Path::new("/").join(inside),
-                Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),
-            };
-        }
-        None
+        // Linux follows as many (path_resolution(7)).
+        self.followed(absolute, 40)
     }
 
-    /// Why no library can be loaded from this path, as the beginning of a sentence; `None` where one may be there, or that cannot be
-    /// seen.
-    pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
-        const NONE: &str = "there is no such file as";
-        match fs::metadata(self.path(self.followed(absolute.as_ref())?)) {
-            Ok(data) if data.is_file() => None,
-            Ok(_) => Some("there is something else than a regular file at"),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Some(NONE),
-            Err(_) => None,
-        }
-    }
-
-    /// Device and inode of the file that a path leads to; `None` where there is none, or it cannot
-    /// be seen.
-    pub fn identity(&self, absolute: &Path) -> Option<(u64, u64)> {
-        let data = fs::metadata(self.path(self.followed(absolute)?)).ok()?;
-        Some((data.dev(), data.ino()))
-    }
-
-    /// A path without the symbolic links of its folders, which lead to places below the root; `None` for a loop.
-    fn followed(&self, absolute: &Path) -> Option<PathBuf> {
+    fn followed(&self, absolute: &Path, links_left: u32) -> Option<PathBuf> {
         let mut path = PathBuf::from("/");
         for part in absolute.components() {
             path = match part {
                 Component::ParentDir => path.parent().unwrap_or(Path::new("/")).to_owned(),
-                other => self.resolve(&path.join(other))?,
+                other => path.join(other),
             };
+            if let Ok(target) = fs::read_link(self.path(&path)) {
+                // A copy may have links that name the place where it lies now.
+                let target = match target.strip_prefix(&self.root) {
+                    Ok(inside) => Path::new("/").join(inside),
+                    Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),
+                };
+                path = self.followed(&target, links_left.checked_sub(1)?)?;
+            }
         }
         Some(path)
+    }
+
+    /// Returns why no library can be loaded from this path, as the beginning of a sentence. `None`
+    /// where a file is there, or that cannot be seen.
+    pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
+        match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
+            Ok(data) if data.is_file() => None,
+            Ok(_) => Some("there is something else than a regular file at"),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Some("there is no such file as")
+            }
+            Err(_) => None,
+        }
     }
 
     /// Opens a device file for reading and writing, as a program that uses it does, and closes it.
     ///
     /// # Errors
-    /// Why it cannot be opened. Of a copied machine that is what `answers/open/NAME` says: `EACCES` or `EPERM`.
+    /// The file cannot be opened. Of a copied machine, `answers/open/NAME` has the error: `EACCES` or
+    /// `EPERM`.
     pub fn try_device(&self, absolute: &Path) -> io::Result<()> {
         if !self.is_live() {
             let name = absolute.file_name().unwrap_or_default();
@@ -152,9 +144,8 @@ mod tests {
         assert!(place.read("/usr/lib").is_err());
         symlink("/usr", root.path().join("opt")).unwrap();
         assert_eq!(place.lack("/opt/lib/../lib/libx.so.2"), None);
-        let identity = |path: &str| place.identity(Path::new(path));
-        assert_eq!(identity("/opt/lib/libx.so.2"), identity("/usr/lib/libx.so.2.1"));
-        assert!(identity("/x").is_some() && identity("/y").is_none() && identity("/loop").is_none());
+        let (linked, direct) = (Path::new("/opt/lib/libx.so.2"), Path::new("/usr/lib/libx.so.2.1"));
+        assert_eq!(place.resolve(linked).as_deref(), Some(direct));
         assert!(place.lack("/opt/lib/liby.so").unwrap().contains("no such file"));
         assert!(place.lack("/opt/lib").unwrap().contains("regular file"));
         assert_eq!(place.lack("/loop"), None);

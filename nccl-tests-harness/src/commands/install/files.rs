@@ -1,7 +1,8 @@
 //! The files below a prefix: which of them may be replaced or removed, and how.
 
-use super::manifest::{self, Manifest, digest};
+use super::manifest::{self, Manifest};
 use super::packaged::is_of_deb;
+use crate::digest::sha256;
 use crate::output::replacement;
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::{AccessFlags, eaccess, geteuid};
@@ -61,7 +62,7 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
     let cure = "nothing was installed: move what is in the way, or choose another folder with --prefix";
     ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
 
-    let new: Manifest = items.iter().map(|item| (item.path.clone(), digest(&item.content))).collect();
+    let new: Manifest = items.iter().map(|item| (item.path.clone(), sha256(&item.content))).collect();
     write(prefix, &[manifest::item(&(old | &new))])?;
     write(prefix, items)?;
     let mut gone = paths(old);
@@ -131,7 +132,7 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
     // Install makes no links.
     if is_file {
         let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-        if new == Some(&content) || manifest.contains(&(path.to_owned(), digest(&content))) {
+        if new == Some(&content) || manifest.contains(&(path.to_owned(), sha256(&content))) {
             return Ok(Present::Ours);
         }
     }

@@ -3,7 +3,6 @@
 
 use super::files::Item;
 use anyhow::{Context, Result};
-use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
@@ -50,20 +49,16 @@ pub fn item(manifest: &Manifest) -> Item {
     Item { path: PATH.to_owned(), content: text.into_bytes(), mode: 0o644 }
 }
 
-/// Returns the SHA-256 of `bytes` in hexadecimal.
-pub fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::sha256;
 
     #[test]
     fn what_is_written_is_read_again() {
         let of = |path: &str, mark: &str| (path.to_owned(), mark.to_owned());
-        let old_and_new = [of("bin/nccl-spark", &digest(b"old")), of("bin/nccl-spark", &digest(b"new"))];
-        let manifest = old_and_new.into_iter().chain([of("lib/a b", &digest(b""))]);
+        let old_and_new = [of("bin/nccl-spark", &sha256(b"old")), of("bin/nccl-spark", &sha256(b"new"))];
+        let manifest = old_and_new.into_iter().chain([of("lib/a b", &sha256(b""))]);
         let manifest: Manifest = manifest.collect();
         let text = String::from_utf8(item(&manifest).content).unwrap();
         assert!(text.starts_with("# Installed by nccl-spark "), "{text}");

@@ -5,11 +5,11 @@ use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::{Asked, answer};
 use crate::commands::rails::Found;
+use crate::digest::sha256;
 use anyhow::{Context, Error, Result};
 use nccl_net_spark::config::{Settings, Source};
 use nccl_net_spark::rails::{LinkRate, PciFunction, Refusal, Survey};
 use serde_json::{Value as Json, json};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -38,7 +38,6 @@ pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String
 
 fn versions(place: &Place, libraries: &Libraries) -> Json {
     let plugin = libraries.copies.first().and_then(|copy| std::fs::read(place.path(&copy.path)).ok());
-    let hex = |bytes: &Vec<u8>| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let of_shell = |path: &str, name: &str| {
         let text = place.text(path)?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
@@ -70,7 +69,7 @@ fn versions(place: &Place, libraries: &Libraries) -> Json {
             PluginKind::Other => "other",
         }),
         "plugin_copies": libraries.copies.len(), "plugin_bytes": plugin.as_ref().map(Vec::len),
-        "plugin_sha256": plugin.as_ref().map(hex),
+        "plugin_sha256": plugin.map(|bytes| sha256(&bytes)),
     })
 }
 

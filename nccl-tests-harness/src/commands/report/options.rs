@@ -6,6 +6,7 @@ use crate::commands::doctor::ssh;
 use crate::commands::nccl_tests::gpus::is_gpu;
 use crate::date;
 use crate::output::{STANDARD_OUTPUT, replacement};
+use crate::places::in_path;
 use crate::usage::wrong;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -87,7 +88,7 @@ impl Options {
             program: self.with_program.unwrap_or_else(|| program.to_owned()),
             folder: folder.to_owned(),
             has_gpu: Place::new(&self.root).names("/dev").iter().any(|name| is_gpu(name)),
-            mpirun: parts::in_path("mpirun", path),
+            mpirun: in_path("mpirun", path.unwrap_or_default(), Path::is_file),
             nccl_tests: nccl_tests.transpose()?,
             hosts: self.hosts,
             ssh: self.ssh,

@@ -203,9 +203,3 @@ fn with_nccl(asked: &Asked) -> [Step; 3] {
     };
     [test("all_reduce"), test("all_gather"), Step::new(Part::Tune, order("tune collectives --dry-run", ""))]
 }
-
-/// Finds the program `name` in the folders of PATH.
-pub(super) fn in_path(name: &str, path: Option<&str>) -> Option<PathBuf> {
-    let folders = path.unwrap_or_default().split(':').filter(|folder| !folder.is_empty());
-    folders.map(|folder| Path::new(folder).join(name)).find(|file| file.is_file())
-}

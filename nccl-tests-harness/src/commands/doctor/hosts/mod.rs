@@ -1,14 +1,14 @@
 //! `nccl-spark doctor --hosts a,b,c,d`: the pairs of rails between hosts, and the order of ranks in
 //! which no neighbours lack a cable.
 //!
-//! Each host runs `nccl-spark rails --json -` by ssh, and this host without. Nothing is measured:
+//! Each other host runs `nccl-spark rails --json -` by ssh. Nothing is measured:
 //! `order` compares addresses and subnets alone, by the plugin's own rule for pairs.
 
 mod order;
 
 use super::rail::RailSheet;
 use super::ssh::{ANSWER, Remote, Ssh};
-use crate::commands::rails::{LinkJson, RailJson};
+use crate::commands::rails::{self, LinkJson, RailJson};
 use crate::output::numbers::count;
 use crate::output::plain;
 use crate::output::report::{self, Target};
@@ -17,8 +17,6 @@ use anyhow::{Context, Result, bail};
 use order::Reach;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// The result, with the fields of the JSON.
@@ -44,9 +42,9 @@ struct HostJson {
 ///
 /// # Errors
 /// A host does not answer, or the output cannot be written.
-pub fn run(names: &[String], ssh: &Ssh, program: &Path, end: Instant, json: Option<Target>) -> Result<bool> {
+pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> Result<bool> {
     report::of_run(json.as_ref(), Found::default(), |mut out, found| {
-        let rails = ask(names, ssh, program, end)?;
+        let rails = ask(names, ssh, end)?;
         let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
         *found = Found::of(names, &rails, &reach);
         write!(out, "{}", text(found))?;
@@ -55,7 +53,7 @@ pub fn run(names: &[String], ssh: &Ssh, program: &Path, end: Instant, json: Opti
     })
 }
 
-fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
+fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
     let own = seats::host();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
     let end = end.min(Instant::now() + ANSWER);
@@ -71,21 +69,14 @@ fn ask(names: &[String], ssh: &Ssh, program: &Path, end: Instant) -> Result<Vec<
     asked
         .into_iter()
         .map(|(name, remote)| {
-            let text = match remote {
-                Some(remote) => all_of(remote, end)?,
-                None => here(program)?,
+            let Some(remote) = remote else {
+                let own = rails::Found::from(nccl_net_spark::plugin::survey()?);
+                return Ok(RailSheet::all(&own.rails, &own.pcie_links));
             };
+            let text = all_of(remote, end)?;
             parse(&text).with_context(|| format!("{name}: what `nccl-spark rails --json -` printed there"))
         })
         .collect()
-}
-
-/// Returns the output on this host, of a process of its own.
-fn here(program: &Path) -> Result<String> {
-    let mut command = Command::new(program);
-    command.args(["rails", "--json", "-"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = command.output().with_context(|| format!("start {}", program.display()))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn all_of(mut remote: Remote, end: Instant) -> Result<String> {

@@ -3,8 +3,8 @@
 
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::interfaces::{self, Interface, InterfaceAddress};
-use serde::Deserialize;
-use std::net::{IpAddr, SocketAddr};
+use serde_json::Value;
+use std::net::SocketAddr;
 
 /// Lists all interfaces.
 ///
@@ -16,38 +16,23 @@ pub fn all(place: &Place) -> Result<Vec<Interface>, String> {
     }
     let text = place.read("/answers/ip-addr.json").map_err(|error| error.to_string())?;
     let text = text.ok_or("the copy has no answers/ip-addr.json (ip -json address)")?;
-    let links: Vec<Link> = serde_json::from_str(&text).map_err(|error| format!("answers/ip-addr.json: {error}"))?;
-    Ok(links.into_iter().map(Interface::from).collect())
+    let links: Vec<Value> = serde_json::from_str(&text).map_err(|error| format!("answers/ip-addr.json: {error}"))?;
+    links.iter().map(|link| interface(link).ok_or(format!("answers/ip-addr.json: {link}"))).collect()
 }
 
-#[derive(Debug, Deserialize)]
-struct Link {
-    ifindex: u32,
-    ifname: String,
-    #[serde(default)]
-    flags: Vec<String>,
-    #[serde(default)]
-    addr_info: Vec<Address>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Address {
-    local: IpAddr,
-    prefixlen: u8,
-}
-
-impl From<Link> for Interface {
-    fn from(link: Link) -> Self {
-        let has = |flag: &str| link.flags.iter().any(|one| one == flag);
-        let address =
-            |one: &Address| InterfaceAddress { address: SocketAddr::new(one.local, 0), prefix: Some(one.prefixlen) };
-        Self {
-            index: link.ifindex,
-            is_loopback: has("LOOPBACK"),
-            is_up: has("UP"),
-            is_running: has("LOWER_UP"),
-            addresses: link.addr_info.iter().map(address).collect(),
-            name: link.ifname,
-        }
-    }
+fn interface(link: &Value) -> Option<Interface> {
+    let list = |name: &str| link[name].as_array().map_or(&[][..], Vec::as_slice);
+    let has = |flag: &str| list("flags").iter().any(|one| one == flag);
+    let address = |one: &Value| {
+        let address = SocketAddr::new(one["local"].as_str()?.parse().ok()?, 0);
+        Some(InterfaceAddress { address, prefix: Some(one["prefixlen"].as_u64()? as u8) })
+    };
+    Some(Interface {
+        index: link["ifindex"].as_u64()? as u32,
+        is_loopback: has("LOOPBACK"),
+        is_up: has("UP"),
+        is_running: has("LOWER_UP"),
+        addresses: list("addr_info").iter().map(address).collect::<Option<_>>()?,
+        name: link["ifname"].as_str()?.to_owned(),
+    })
 }

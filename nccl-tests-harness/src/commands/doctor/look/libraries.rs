@@ -141,7 +141,7 @@ fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) 
     let mut files: Vec<NcclFile> = Vec::new();
     for (path, by) in found {
         let path = loader.resolve(&path);
-        match files.iter_mut().find(|file| is_same_file(place, &file.path, &path)) {
+        match files.iter_mut().find(|file| file.path == path) {
             Some(file) => file.by = format!("{}, {by}", file.by),
             None => files.push(NcclFile { library: loader.read(&path), path, by }),
         }
@@ -191,7 +191,7 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
     let mut found: Vec<Plugin> = Vec::new();
     for candidate in candidates.iter().filter(|path| path.is_absolute() && place.has(path)) {
         let path = loader.resolve(candidate);
-        if found.iter().any(|known| is_same_file(place, &known.path, &path)) {
+        if found.iter().any(|known| known.path == path) {
             continue;
         }
         let shown = path.display().to_string();
@@ -202,11 +202,6 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
         }
     }
     found
-}
-
-/// True for two paths to one file. On many systems /lib is a link to /usr/lib.
-fn is_same_file(place: &Place, one: &Path, other: &Path) -> bool {
-    one == other || place.identity(one).is_some_and(|identity| place.identity(other) == Some(identity))
 }
 
 /// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders (rdma-core's `providers`).

@@ -60,7 +60,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the file that a path leads to.
     pub fn resolve(&self, path: &Path) -> PathBuf {
-        normal(&self.place.resolve(path).unwrap_or_else(|| path.to_owned()))
+        self.place.resolve(path).unwrap_or_else(|| path.to_owned())
     }
 }
 

@@ -1,8 +1,8 @@
 //! PCIe errors: counters of the functions and of the ports above them, and the kernel log.
 
+use super::functions::Function;
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::rails::Survey;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,12 +30,10 @@ pub struct PciePort {
 /// The root ports above a Spark's NIC. They are read even without a device below them.
 const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
-/// The ports above the survey's functions.
-pub(super) fn ports(place: &Place, survey: &Survey) -> Vec<PciePort> {
-    let rails = survey.rails.iter().map(|rail| (&rail.device, &rail.pci));
-    let functions = rails.chain(survey.refused.iter().map(|one| (&one.device, &one.pci)));
+/// Reads the ports above the functions.
+pub(super) fn ports(place: &Place, functions: &[Function]) -> Vec<PciePort> {
     let mut ports: Vec<PciePort> = Vec::new();
-    for (device, pci) in functions {
+    for Function { device, pci, .. } in functions {
         let above = pci.as_ref().and_then(|pci| Some(pci.path.parent()?.file_name()?.to_string_lossy().into_owned()));
         // A function without a port above it lies in the folder of its bus.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };

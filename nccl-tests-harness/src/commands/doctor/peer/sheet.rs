@@ -6,11 +6,11 @@ use crate::commands::doctor::finding::{Finding, Verdict};
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::RailSheet;
 use crate::commands::rails::Found;
+use crate::digest::sha256;
 use crate::output;
 use crate::ranks::seats;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -157,7 +157,5 @@ pub fn plain(text: &str) -> String {
 }
 
 fn plugin_sheet(path: &Path) -> Option<PluginSheet> {
-    let bytes = std::fs::read(path).ok()?;
-    let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(PluginSheet { path: path.display().to_string(), sha256 })
+    Some(PluginSheet { path: path.display().to_string(), sha256: sha256(&std::fs::read(path).ok()?) })
 }
