@@ -1,17 +1,17 @@
-//! `nccl-spark doctor`: the faults of this machine or of a job, the worst first, each with the command
-//! that cures it.
+//! `nccl-spark doctor`: the faults of this machine or of a job, the worst first, each with its
+//! cure.
 //!
-//! `place` is a root folder, so that a folder can stand for a machine. `look` reads facts and judges
-//! nothing; `judge` and `environment` judge facts and read nothing. A new check reads its fact in
-//! `look` and makes its finding in one judge. `tests` plants each fault on healthy machines, one at a
-//! time.
+//! `place` is a root folder: a folder with copied files can take the place of a machine. `look`
+//! reads facts and judges nothing; `judge` and `environment` judge facts and read nothing. A new
+//! check reads its fact in `look` and makes its finding in one judge. `tests` plants each fault on
+//! healthy machines, one at a time.
 //!
 //! `options` is the command line. `peer` examines another host together with this one, `hosts`
-//! compares the subnets of several; both reach them by `ssh`, and pair rails by `rail`. `together` has
-//! the results for two hosts.
+//! compares the subnets of several; both reach them by `ssh`, and pair rails by `rail`. `together`
+//! has the results for two hosts.
 //!
-//! `id` lists all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a field
-//! changes its own: scripts rely on both.
+//! `id` lists all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a
+//! field changes its own: scripts rely on both.
 
 mod answer;
 mod environment;
@@ -47,7 +47,7 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Judged(Verdict),
-    /// It was a partner, and has served a doctor.
+    /// A partner has served a doctor.
     Served,
 }
 
@@ -56,8 +56,8 @@ impl Options {
     /// environment.
     ///
     /// # Errors
-    /// A mistake on the command line, another host that cannot be examined, or an output that cannot
-    /// be written.
+    /// A mistake on the command line, another host that cannot be examined, or an output that
+    /// cannot be written.
     pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
         let end = Instant::now() + self.limit();
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());

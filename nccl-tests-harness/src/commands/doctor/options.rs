@@ -32,15 +32,15 @@ pub struct Options {
     /// Judges the machine whose files were copied below DIR.
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "other hosts")]
     pub(super) root: Option<PathBuf>,
-    /// Also examines another host, and measures each pair of rails and all together: a host that ssh
-    /// reaches, or the address that a partner there has printed.
+    /// Also examines another host, and measures each pair of rails and all together: a host that
+    /// ssh reaches, or the address that a partner there has printed.
     #[arg(long, value_name = "HOST|ADDRESS:PORT")]
     peer: Option<String>,
     /// Waits for a doctor on another host (--peer), and takes part in what it measures.
     #[arg(long, conflicts_with = "json")]
     pub(super) partner: bool,
-    /// Compares the subnets of these hosts, and prints the order of ranks in which no neighbours lack
-    /// a cable.
+    /// Compares the subnets of these hosts, and prints the order of ranks in which no neighbours
+    /// lack a cable.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub(super) hosts: Vec<String>,
     /// Interface or address that the partner listens on [default: the one by which ssh comes]
@@ -83,7 +83,8 @@ impl Options {
         Duration::from_secs(self.limit)
     }
 
-    /// Returns the other host to examine, and the command for ssh. `variable` reads the environment.
+    /// Returns the other host to examine, and the command for ssh. `variable` reads the
+    /// environment.
     ///
     /// # Errors
     /// A mistake on the command line.

@@ -1,6 +1,6 @@
-//! The files of a machine: one root folder. It is `/` for this machine, and for another one a folder
-//! with a copy of its files. Facts that no file of a live machine has, such as addresses and CUDA's
-//! attributes, are files below `answers` there.
+//! The files of a machine: one root folder. It is `/` for this machine, and for another one a
+//! folder with a copy of its files. Facts that no file of a live machine has, such as addresses and
+//! CUDA's attributes, are files below `answers` there.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -92,8 +92,8 @@ impl Place {
         Some(path)
     }
 
-    /// Returns why no library can be loaded from this path, as the beginning of a sentence. `None`
-    /// where a file is there, or that cannot be seen.
+    /// Returns why no library can be loaded from this path, as the beginning of a sentence. Returns
+    /// `None` for a path with a file, or with unknown content.
     pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
@@ -108,8 +108,8 @@ impl Place {
     /// Opens a device file for reading and writing, as a program that uses it does, and closes it.
     ///
     /// # Errors
-    /// The file cannot be opened. Of a copied machine, `answers/open/NAME` has the error: `EACCES` or
-    /// `EPERM`.
+    /// The file cannot be opened. Of a copied machine, `answers/open/NAME` has the error: `EACCES`
+    /// or `EPERM`.
     pub fn try_device(&self, absolute: &Path) -> io::Result<()> {
         if !self.is_live() {
             let name = absolute.file_name().unwrap_or_default();

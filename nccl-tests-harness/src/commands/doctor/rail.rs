@@ -36,8 +36,8 @@ pub struct RailSheet {
 pub struct Pair {
     pub here: usize,
     pub there: usize,
-    /// True where the addresses share a subnet. Other rails are paired by their cables, of which
-    /// names alone may tell.
+    /// True if the addresses share a subnet. Other rails are paired by their cables, which the
+    /// ports' names tell apart.
     pub shares_subnet: bool,
 }
 

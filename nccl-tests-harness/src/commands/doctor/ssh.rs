@@ -46,7 +46,7 @@ impl Ssh {
     /// Takes the command, as in `ssh -p 22`, and this program's name on the other hosts.
     ///
     /// # Errors
-    /// Tells what is allowed.
+    /// Names the allowed form.
     pub fn new(words: &str, program: &str) -> Result<Self, String> {
         let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         if words.is_empty() {
@@ -62,7 +62,7 @@ impl Ssh {
     /// plain.
     ///
     /// # Errors
-    /// When ssh cannot be started.
+    /// ssh cannot be started.
     pub fn start(&self, host: &str, arguments: &[&str]) -> Result<Remote> {
         if let Some(odd) = arguments.iter().find(|one| !is_plain(one, "/_.-+:%=,")) {
             bail!("{odd:?} cannot be passed to {host}");
@@ -130,7 +130,7 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         drop(self._input.take());
-        // Both fail where ssh has ended by itself.
+        // Both fail if ssh has ended already.
         let _ = self.ssh.kill();
         let _ = self.ssh.wait();
     }
@@ -139,7 +139,7 @@ impl Drop for Remote {
 /// Checks a host's name: neither ssh nor a shell takes it for anything else.
 ///
 /// # Errors
-/// Tells what is allowed.
+/// Names the allowed form.
 pub fn check_host(host: &str) -> Result<(), String> {
     let is_name = !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
     if is_name { Ok(()) } else { Err(format!("{host:?}: a host is a name or address, as in spark-2 or user@spark-2")) }
@@ -167,8 +167,8 @@ fn is_plain(text: &str, also: &str) -> bool {
 }
 
 /// Sends the lines of a stream without control characters until its end. The rest of a line that is
-/// too long, and further lines after the last that may be read, are thrown away, so that the program
-/// at the other end does not block.
+/// too long, and further lines after the last that may be read, are thrown away, so that the
+/// program at the other end does not block.
 fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     const MOST_LINES: usize = 1 << 16;
     let (lines_in, lines) = mpsc::channel();

@@ -13,14 +13,14 @@ pub struct Together {
     pub verdict: Verdict,
     /// The findings of the peer's own doctor.
     pub findings: Vec<Finding>,
-    /// Measurements of each pair of rails by itself, then of all of them together.
+    /// Measurements of each pair of rails alone, then of all of them together.
     pub paths: Vec<Path>,
 }
 
 /// A measured path between the hosts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Path {
-    /// Rails of this host: one, or all that have a pair.
+    /// Rails of this host: one, or all with a pair.
     pub here: Vec<String>,
     /// Rails of the peer.
     pub there: Vec<String>,

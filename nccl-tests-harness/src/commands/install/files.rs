@@ -144,8 +144,8 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
     }))
 }
 
-/// Writes all items beside their places, then gives each its name. A running job keeps the file that
-/// it has mapped.
+/// Writes all items beside their places, then gives each its name. A running job keeps the file in
+/// its memory.
 fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     let written = items.iter().map(|Item { path, content, mode }| {
         let path = prefix.join(path);

@@ -1,12 +1,12 @@
-//! Files that a package put where they are: its tool removes them, not `uninstall`.
+//! Files of packages. The package's tool removes them, not `uninstall`.
 
 use std::fs;
 use std::path::Path;
 
 /// dpkg's list of the package's files, in the root folder that has the /usr with them.
 const LIST: &str = "var/lib/dpkg/info/nccl-net-spark.list";
-/// The folder that the wheel puts into a Python's site-packages, and a file that no other folder of
-/// that name has.
+/// The wheel's folder in a Python's site-packages, and a file that tells it from other folders with
+/// this name.
 const WHEEL: (&str, &str) = ("nccl_net_spark", "__init__.py");
 
 /// Returns the kind of package that put `program` there, and the command that removes it.

@@ -58,8 +58,7 @@ facts! {
     PcieErrors { corrected: u64, nonfatal: u64, fatal: u64 }
     /// A setting of the plugin as it holds; `source`: default, file or environment.
     Setting { name: Name, value: Option<Value>, source: Name }
-    /// A variable of the environment that NCCL or the plugin may read, and what the plugin does
-    /// with it.
+    /// A variable of the environment that NCCL or the plugin may read, with its effect.
     Variable { name: Name, value: Option<Value>, effect: Name }
 
     /// The facts of `nccl-spark doctor`: of a machine, and with `--peer` of another one and the
@@ -156,7 +155,7 @@ impl Facts {
     /// Takes the facts of a part out of JSON.
     ///
     /// # Errors
-    /// When a fact is missing, or has another type.
+    /// A fact is missing, or has another type.
     pub(super) fn read(part: Part, json: serde_json::Value) -> serde_json::Result<Self> {
         Ok(match part {
             Part::Machine => Self::Machine(serde_json::from_value(json)?),

@@ -1,4 +1,4 @@
-//! Reads this machine as JSON of any content, from which `facts` takes what a report may hold.
+//! Reads this machine as JSON of any content. `facts` takes the fields that a report may hold.
 
 use super::names::{COUNTERS, Name, Value};
 use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
@@ -16,7 +16,7 @@ use std::path::Path;
 /// Reads the machine at `place`. `program` is this program's file, `variables` its environment.
 ///
 /// # Errors
-/// When the doctor cannot examine it.
+/// The doctor cannot examine the machine.
 pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String)>) -> Result<Json> {
     let asked = Asked { own_program: program.to_owned(), variables, ..Asked::default() };
     let (answer, seen) = answer(place, asked).map_err(Error::msg)?;

@@ -6,7 +6,7 @@
 //!
 //! Promises: the file holds text only if [`names::Name`] knows its form; a part that fails, hangs
 //! or cannot be run is named in the file and does not end the report; no process of a part outlives
-//! it; no file is overwritten.
+//! the part; no file is overwritten.
 
 mod facts;
 mod machine;

@@ -43,13 +43,13 @@ const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT N
     NCCL_BUFFSIZE NCCL_NTHREADS NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_CROSS_NIC \
     NCCL_NVLS_ENABLE NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_IGNORE_CPU_AFFINITY NCCL_P2P_DISABLE \
     NCCL_SHM_DISABLE NCCL_NCHANNELS_PER_NET_PEER NCCL_NET_OPTIONAL_RECV_COMPLETION";
-/// Other variables, of which the plugin reads none.
+/// Other variables. The plugin reads none of them.
 const VARIABLES: &str = "NCCL_NET_PLUGIN NCCL_ALGO NCCL_PROTO NCCL_TOPO_FILE NCCL_GRAPH_FILE NCCL_CONF_FILE NCCL_COMM_ID \
     NCCL_PROXY_CPUSET NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE NCCL_HOSTID NCCL_PROFILER_PLUGIN";
 
-/// A text of one of the forms above, a setting of the plugin or the id of a finding; `other` in place
-/// of any other text. No form fits an IP or hardware address, a serial number, or a word that an owner
-/// chooses.
+/// A text of one of the forms above, a setting of the plugin or the id of a finding; `other` in
+/// place of any other text. No form fits an IP or hardware address, a serial number, or a word that
+/// an owner chooses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub(super) struct Name(String);

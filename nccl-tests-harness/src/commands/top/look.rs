@@ -1,10 +1,10 @@
 //! Processes that keep counters. They are found by the links of `/proc/PID/fd`, and none of their
 //! data is trusted.
 //!
-//! A counters file is opened only after it was found to be a regular file of the right size: another
-//! file may take its place. It is read, not mapped: a file that is cut meanwhile gives fewer bytes,
-//! where a mapping would end this program with SIGBUS. A process can start or end between any two of
-//! these steps.
+//! A counters file is opened only after it was found to be a regular file of the right size:
+//! another file may take its place. It is read, not mapped: a file that is cut meanwhile gives
+//! fewer bytes, where a mapping would end this program with SIGBUS. A process can start or end
+//! between any two of these steps.
 
 mod process;
 
@@ -63,7 +63,8 @@ pub struct Look {
     pub jobs: Vec<Job>,
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
-    /// Processes with files of another layout, and processes that were asked for and cannot be shown.
+    /// Processes with files of another layout, and processes that were asked for and cannot be
+    /// shown.
     pub passed_over: Vec<PassedOver>,
 }
 
@@ -94,7 +95,7 @@ impl Looker {
     /// Takes a look.
     ///
     /// # Errors
-    /// When /proc itself cannot be read.
+    /// /proc itself cannot be read.
     pub fn look(&mut self) -> io::Result<Look> {
         let pids = if self.only.is_empty() { process::all()? } else { self.only.clone() };
         let (mut look, mut found) = (Look::default(), BTreeMap::new());
@@ -168,8 +169,8 @@ impl Looker {
     }
 }
 
-/// Returns the process, of those that have the file open, that has this number in its own namespace,
-/// or else the first.
+/// Returns the process, of those that have the file open, that has this number in its own
+/// namespace, or else the first.
 fn owner(holders: &[u32], process_id: u64) -> u32 {
     let is_owner = |pid: &&u32| process::own_number(**pid) == Some(process_id);
     holders.iter().find(is_owner).or(holders.first()).copied().unwrap_or(0)
@@ -194,8 +195,8 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
         let text = format!("{} bytes; counters have {FILE_BYTES}", metadata.len());
         return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
-    // The link may lead elsewhere by now; this path leads to the same file. The standard library adds
-    // O_CLOEXEC.
+    // The link may lead elsewhere by now; this path leads to the same file. The standard library
+    // adds O_CLOEXEC.
     let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(same)?;
     Ok((FileId { device: metadata.dev(), inode: metadata.ino() }, file))

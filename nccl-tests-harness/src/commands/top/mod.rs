@@ -1,10 +1,10 @@
-//! `nccl-spark top`: what the rails of this machine's jobs carry, live.
+//! `nccl-spark top`: the live traffic of this machine's jobs over their rails.
 //!
-//! `look` reads the counters of processes and believes nothing; `rates` works out what has happened
-//! between two looks, and `rows` what is shown of it. A look is shown by `screen` in the terminal,
-//! which draws what `view` makes of it, or by `lines` or `json` where there is none, and by
-//! `prometheus` in a file. Only `look`, `session`, `screen` and the file of `prometheus` do I/O.
-//! Nothing here changes what a job does: its memory is read, never mapped or written.
+//! `look` reads the counters of processes and trusts none of their data. `rates` computes the
+//! traffic between two looks, and `rows` the figures. `screen` shows a look in the terminal, drawn
+//! by `view`. Without a terminal, `lines` or `json` print it. `prometheus` writes it to a file.
+//! Only `look`, `session`, `screen` and the file of `prometheus` do I/O. Nothing here affects a
+//! job: its counters are read, never mapped or written.
 
 mod columns;
 mod json;
@@ -59,9 +59,9 @@ impl Options {
     /// unless NO_COLOR is set.
     ///
     /// # Errors
-    /// When there is no such process, /proc cannot be read, or what was seen not be written.
+    /// A process does not exist, /proc cannot be read, or the output cannot be written.
     pub fn run(self, has_colours: bool) -> Result<()> {
-        // One that ends later is a remark.
+        // A process that ends later is a remark.
         if let Some(pid) = self.pid.iter().find(|pid| !look::is_there(**pid)) {
             return Err(wrong(format!("--pid {pid}: there is no such process")))?;
         }

@@ -166,7 +166,7 @@ impl Textfile {
 impl Drop for Textfile {
     fn drop(&mut self) {
         if self.is_there {
-            // Another program may have removed the file. The error cannot be reported any more.
+            // Another program may have removed the file. Nothing can report the error now.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,4 +1,5 @@
-//! Top in the terminal: draws, waits for keys, and leaves the terminal as it was, however the program ends.
+//! Top in the terminal: draws, waits for keys, and restores the terminal at every end of the
+//! program.
 
 use super::session::{SLICE, Session, after};
 use super::view::View;
@@ -7,20 +8,21 @@ use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::time::Instant;
 
-/// Restores the terminal when it goes. A panic does so before its message is printed: `ratatui::try_init` sees to that.
+/// Restores the terminal when dropped. A panic restores it before its message is printed, by
+/// `ratatui::try_init`.
 struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // A closed terminal needs no restoring.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Shows looks until a key or a signal ends it, or as many as were asked for.
+/// Shows looks until a key or a signal, or for --count looks.
 ///
 /// # Errors
-/// When the terminal cannot be used, or a look fails.
+/// The terminal cannot be used, or a look fails.
 pub fn run(session: &mut Session, mut view: View) -> Result<()> {
     let _restore = Restore;
     let mut terminal = ratatui::try_init().context("prepare the terminal")?;

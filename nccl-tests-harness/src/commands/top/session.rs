@@ -1,4 +1,4 @@
-//! One call of top: its looks, and where they go without a terminal.
+//! One call of top: its looks, and their output without a terminal.
 
 use super::json::LookJson;
 use super::lines::Lines;
@@ -10,25 +10,23 @@ use anyhow::{Context, Result};
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a signal waits at most.
+/// The longest time to react to a signal.
 pub const SLICE: Duration = Duration::from_millis(50);
 
-/// All that one call of top keeps from look to look.
+/// The state of one call of top.
 pub struct Session {
-    /// Looks at the processes.
     pub looker: Looker,
-    /// What the look before said.
     pub rates: Rates,
-    /// The file for Prometheus.
+    /// File for Prometheus, if one is wanted.
     pub textfile: Option<Textfile>,
-    /// From one look to the next.
+    /// Time from one look to the next.
     pub interval: Duration,
-    /// None: until it is asked to end.
+    /// Looks until the end. `None` for a call that a signal ends.
     pub looks_left: Option<u32>,
 }
 
 impl Session {
-    /// Looks, and writes the file for Prometheus.
+    /// Takes a look, and writes the file for Prometheus.
     pub fn look(&mut self) -> Result<Picture> {
         let picture = self.rates.take(self.looker.look().context("read /proc")?);
         if let Some(textfile) = &mut self.textfile {
@@ -37,16 +35,16 @@ impl Session {
         Ok(picture)
     }
 
-    /// Counts a look that was shown. False when it was the last.
+    /// Counts a shown look. Returns false after the last one.
     pub fn goes_on(&mut self) -> bool {
         self.looks_left = self.looks_left.map(|left| left.saturating_sub(1));
         self.looks_left != Some(0)
     }
 
-    /// Prints looks as lines or JSON until it is asked to end, or as many as were asked for.
+    /// Prints looks as lines or JSON until a signal, or for --count looks.
     pub fn print(&mut self, is_json: bool, by_peer: bool) -> Result<()> {
         let (mut lines, mut out) = (Lines::default(), output::standard());
-        // What was before the first interval belongs to no rate.
+        // Traffic before the first interval belongs to no rate.
         self.look()?;
         let mut next = Instant::now() + self.interval;
         while wait_until(next) {
@@ -66,7 +64,7 @@ impl Session {
         Ok(())
     }
 
-    /// The file for Prometheus stays where the looks that were asked for are over, and goes where somebody ended them.
+    /// Keeps the file for Prometheus after --count looks, and removes it after a signal.
     pub fn end(self) {
         if let Some(textfile) = self.textfile.filter(|_| self.looks_left == Some(0)) {
             textfile.keep();
@@ -74,7 +72,7 @@ impl Session {
     }
 }
 
-/// False when the program was asked to end.
+/// Returns false after a signal.
 fn wait_until(time: Instant) -> bool {
     loop {
         let left = time.saturating_duration_since(Instant::now());
@@ -85,7 +83,8 @@ fn wait_until(time: Instant) -> bool {
     }
 }
 
-/// When the next look is due. Those that were missed, as while the machine slept, are left out.
+/// Returns the time of the next look. Looks that were missed, as while the machine slept, are left
+/// out.
 pub fn after(time: Instant, interval: Duration) -> Instant {
     (time + interval).max(Instant::now())
 }

@@ -231,8 +231,8 @@ fn name(job: &Job, row: &Row) -> String {
     }
 }
 
-/// The width of the names, of which the longest rail's needs `room`, and the figures that fit
-/// beside them.
+/// Returns the width of the names, and the figures that fit beside them. The longest name of a rail
+/// needs `room`.
 fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     let mut by_place: Vec<Column> = columns::ALL.to_vec();
     by_place.sort_by_key(|column| column.place);

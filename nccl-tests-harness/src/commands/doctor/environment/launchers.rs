@@ -17,7 +17,7 @@ struct Launcher {
     marks: &'static str,
     /// The reason why the plugin is not used; empty where nothing keeps it out.
     trouble: &'static str,
-    /// The smallest change. `{plugin}` stands for the plugin's path.
+    /// The smallest change, with `{plugin}` in place of the plugin's path.
     change: &'static str,
 }
 

@@ -1,5 +1,5 @@
-//! Which variables there are: of this process or another one, and of NCCL's own files. Only those that NCCL, the plugin and what
-//! launchers set beside them read are ever taken; others may be secrets.
+//! The variables of this process or of another one, and of NCCL's own files. Only variables of
+//! NCCL, the plugin and the programs beside them are ever taken: others may be secrets.
 
 use crate::commands::doctor::place::Place;
 use serde::Serialize;
@@ -8,15 +8,12 @@ use std::io;
 /// A variable that is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// Where it comes from.
     pub source: Source,
 }
 
-/// Where a variable comes from.
+/// The source of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -26,12 +23,12 @@ pub enum Source {
     File(String),
 }
 
-/// What is shown of an environment.
+/// Beginnings of the names that may be shown.
 const PREFIXES: [&str; 4] = ["NCCL_", "UCX_", "GLOO_", "TP_"];
-/// Beside those: what decides which libraries are loaded. Not shown.
+/// Variables that decide which libraries are loaded. They are read, and not shown.
 const LOADING: [&str; 6] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "VLLM_NCCL_SO_PATH", "VIRTUAL_ENV", "PATH", "HOME"];
 
-/// Those of some variables that may be shown.
+/// Returns the variables that may be shown, sorted.
 pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
     let shown = variables.iter().filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
     let mut shown: Vec<Variable> = shown
@@ -41,10 +38,10 @@ pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
     shown
 }
 
-/// What process `pid` was started with, of what this module may take.
+/// Reads the environment that process `pid` was started with, as far as this module may take it.
 ///
 /// # Errors
-/// When its environment cannot be read: it is another user's, or there is no such process.
+/// The process is another user's, or does not exist.
 pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> {
     let bytes = std::fs::read(place.path(format!("/proc/{pid}/environ")))?;
     let entries = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy);
@@ -54,8 +51,8 @@ pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> 
     Ok(pairs.filter(|(name, _)| taken(name)).collect())
 }
 
-/// The variables with those that NCCL adds from its files: `NCCL_CONF_FILE`, or `~/.nccl.conf`, then `/etc/nccl.conf`; what is set
-/// already stays (`initEnv` in NCCL's param.cc).
+/// Adds the variables of NCCL's files: `NCCL_CONF_FILE`, or else `~/.nccl.conf`, then
+/// `/etc/nccl.conf`. A variable that is already set stays (`initEnv` in NCCL's param.cc).
 pub fn with_files(mut variables: Vec<Variable>, home: Option<&str>, place: &Place) -> Vec<Variable> {
     let named = variables.iter().find(|one| one.name == "NCCL_CONF_FILE" && !one.value.is_empty());
     let first = named.map(|one| one.value.clone()).or_else(|| home.map(|home| format!("{home}/.nccl.conf")));

@@ -32,17 +32,17 @@ pub enum Effect {
     Ignored,
     /// The value is empty, which counts as unset.
     Unset,
-    /// It keeps NCCL from using the plugin.
+    /// NCCL does not use the plugin because of it.
     Blocks,
-    /// It does not do what people usually set it for.
+    /// Its usual purpose is not its effect.
     Misleads,
-    /// It makes the plugin slower or more fragile.
+    /// The plugin gets slower or more fragile.
     Harms,
     /// The plugin refuses the value and does not start.
     Refused,
     /// NCCL itself acts on it, as without the plugin.
     Nccl,
-    /// It belongs to another program.
+    /// Another program reads it.
     Other,
 }
 
@@ -63,8 +63,8 @@ impl Effect {
     }
 }
 
-/// Returns why no file can be loaded from an absolute path, as the beginning of a sentence. `None`
-/// where a file is there, or that cannot be seen.
+/// Returns why no file can be loaded from an absolute path, as the beginning of a sentence. Returns
+/// `None` for a path with a file, or with unknown content.
 pub type Lack<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
 
 /// True for a value of `NCCL_NET_PLUGIN` that lists this plugin.
@@ -123,7 +123,7 @@ const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET
 
 fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> Rule {
     let missing = |entry: &&str| lack(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
-    // NCCL goes on to the next entry of the list where a file is missing.
+    // NCCL tries the next entry of the list if a file is missing.
     let mut there = value.split(',').filter(|entry| missing(entry).is_none());
     let lacks = value.split(',').find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
     let is_cured = lacks.is_none() || lack(plugin).is_none();

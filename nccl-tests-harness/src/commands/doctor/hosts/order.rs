@@ -1,4 +1,5 @@
-//! The order of ranks in which each host has a cable to the next one, and the last to the first. Pure.
+//! The order of ranks in which each host has a cable to the next one, and the last to the first.
+//! Pure.
 
 use crate::commands::doctor::rail::{RailSheet, pairs};
 use crate::commands::doctor::ssh::MOST_HOSTS;
@@ -11,9 +12,9 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Pairs the hosts' rails by their addresses. A pair that only names suggest, because both rails
-    /// have link-local addresses alone, counts where there are two hosts: among three, such a rail may
-    /// lead to either of the others.
+    /// Pairs the hosts' rails by their addresses. A pair that only names suggest, because both
+    /// rails have link-local addresses alone, counts where there are two hosts: among three, such a
+    /// rail may lead to either of the others.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
@@ -37,10 +38,10 @@ impl Reach {
         all.filter(|(one, other)| self.rails(*one, *other) == 0).collect()
     }
 
-    /// Returns an order of all hosts in which each has a pair of rails with the next, and the last with
-    /// the first. It begins with the first host, and is the nearest to the given order.
+    /// Returns an order of all hosts in which each has a pair of rails with the next, and the last
+    /// with the first. It begins with the first host, and is the nearest to the given order.
     ///
-    /// The search goes by sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
+    /// The search covers sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
     pub fn order(&self) -> Option<Vec<usize>> {
         let count = self.rails.len();
         if count == 0 || count > MOST_HOSTS {
@@ -48,8 +49,8 @@ impl Reach {
         }
         let joins = |one: usize, other: usize| self.rails(one, other) > 0;
         let all = (1_usize << count) - 1;
-        // For each set of visited hosts: bits of those from which a path through the others ends at the
-        // first host.
+        // For each set of visited hosts, one bit for each last host with a path through the others
+        // back to the first host.
         let mut ends = vec![0_u32; all + 1];
         for set in (1..=all).rev() {
             for last in (0..count).filter(|at| set >> at & 1 == 1) {

@@ -1,4 +1,4 @@
-//! The RDMA functions, each by itself and against each other.
+//! The RDMA functions, each alone and against each other.
 
 use super::cures::{alike, by_number, list};
 use crate::commands::doctor::finding::Finding;
@@ -61,7 +61,8 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Corrected errors cost bandwidth, and a few are ordinary at power-up. Others have stopped a transfer.
+/// Corrected errors cost bandwidth, and a few are ordinary at power-up. Others have stopped a
+/// transfer.
 fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     const ORDINARY: u64 = 100;
     let Some(aer) = aer else { return };
@@ -77,8 +78,8 @@ fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     found.push(id.finding(text).cured_by(cure));
 }
 
-/// Without pause frames the NIC drops packets that its PCIe link does not take in time, and each loss
-/// costs a retransmission.
+/// Without pause frames the NIC drops packets that its PCIe link does not take in time, and each
+/// loss costs a retransmission.
 fn pause(rails: &[&Function], found: &mut Vec<Finding>) {
     let without = rails.iter().filter_map(|rail| {
         let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;

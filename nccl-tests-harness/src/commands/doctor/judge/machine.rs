@@ -94,8 +94,8 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// NCCL's own buffers take a few hundred MiB over all rails. Less than this does not suffice for the
-/// buffers of one connection.
+/// NCCL's own buffers take a few hundred MiB over all rails. Less than this does not suffice for
+/// the buffers of one connection.
 const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {

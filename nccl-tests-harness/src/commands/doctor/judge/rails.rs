@@ -162,8 +162,8 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
     }
 }
 
-/// Owners saw such a profile keep a function on DHCP after netplan was written, until it was deleted.
-/// On a network with a DHCP server it may be wanted.
+/// Owners saw such a profile keep a function on DHCP after netplan was written, until it was
+/// deleted. On a network with a DHCP server it may be wanted.
 fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     let has_v4 = |netdev: &str| {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);
@@ -183,7 +183,8 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Returns a profile's name as a word for a shell, or its UUID where the name has special characters.
+/// Returns a profile's name as a word for a shell, or its UUID where the name has special
+/// characters.
 fn profile_word(profile: &AutomaticProfile) -> String {
     let is_harmless = profile.name.chars().all(|c| c.is_alphanumeric() || " ._-".contains(c));
     if is_harmless { format!("\"{}\"", profile.name) } else { profile.uuid.clone() }

@@ -17,14 +17,14 @@ pub struct Library {
     pub compilers: Vec<String>,
     /// True for 64-bit Arm.
     pub is_aarch64: bool,
-    /// Folders that the loader searches first for its libraries (`DT_RPATH`). They count only without
-    /// a `runpath`.
+    /// Folders that the loader searches first for its libraries (`DT_RPATH`). They count only
+    /// without a `runpath`.
     pub rpath: Option<String>,
     /// Folders that the loader searches after `LD_LIBRARY_PATH` (`DT_RUNPATH`).
     pub runpath: Option<String>,
     /// Newest symbol version of glibc that it needs, as in (2, 28).
     pub glibc: Option<(u32, u32)>,
-    /// Its read-only texts that begin with one of [`MARKS`], each once.
+    /// Read-only texts that begin with one of [`MARKS`], each once.
     pub texts: BTreeSet<String>,
 }
 

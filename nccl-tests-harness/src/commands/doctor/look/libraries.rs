@@ -46,7 +46,7 @@ pub struct NcclFile {
     pub path: PathBuf,
     /// The program or variable that loads it, as in "the process" or `LD_PRELOAD`.
     pub by: String,
-    /// Its content, or why that cannot be read.
+    /// The content, or the error of reading it.
     pub library: Result<Library, String>,
 }
 

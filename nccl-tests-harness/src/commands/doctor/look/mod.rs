@@ -98,7 +98,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
 fn config(variables: &[Variable]) -> Config {
     let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
     let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Each is accepted by itself, and no setting depends on another. Without any, the defaults hold.
+    // Each is accepted alone, and no setting depends on another. Without any, the defaults hold.
     Config::from_variables(&pairs)
         .or_else(|_| Config::from_variables(&[]))
         .unwrap_or_else(|error| unreachable!("{error}"))

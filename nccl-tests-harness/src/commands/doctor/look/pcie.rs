@@ -92,7 +92,8 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         not_seen.push(NotSeen::new("PCIe errors in the kernel log", format!("/dev/kmsg: {error}")));
         String::new()
     });
-    // Priority, number, time and flags, then the text; a line with a blank first has its properties.
+    // Priority, number, time and flags, then the text; a line with a blank first has its
+    // properties.
     let texts = text.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| Some(line.split_once(';')?.1));
     let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
     let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));

@@ -58,7 +58,7 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
 }
 
 /// Returns the output of `nmcli`, or of a copied machine `answers/nmcli/NAME`. The output is empty
-/// where `nmcli` is not installed or NetworkManager does not run.
+/// if `nmcli` is not installed or NetworkManager does not run.
 fn nmcli(place: &Place, arguments: &[&str], name: &str) -> Result<String, String> {
     /// `timeout` ended it.
     const TIMED_OUT: i32 = 124;

@@ -117,8 +117,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, pairs.iter().map(|pair| pair.there).collect(), found);
 }
 
-/// Finds rails without a pair beside one with a pair on the same cable. A cable without any pair leads
-/// elsewhere.
+/// Finds rails without a pair beside one with a pair on the same cable. A cable without any pair
+/// leads elsewhere.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let on_cable = |place: &&usize| host.rails[**place].cable == host.rails[*at].cable;

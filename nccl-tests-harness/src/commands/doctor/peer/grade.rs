@@ -96,8 +96,8 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-/// Where no rail carries what it promises (slow processors, a switch), a rail that is this many times
-/// slower than the best has a fault of its own.
+/// Where no rail carries what it promises (slow processors, a switch), a rail that is this many
+/// times slower than the best has a fault of its own.
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
@@ -110,7 +110,8 @@ fn part(path: &Path) -> Option<f64> {
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// The cure for a firmware fault after a replug: about 13 Gb/s though the link's attributes are right.
+/// The cure for a firmware fault after a replug: about 13 Gb/s though the link's attributes are
+/// right.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 

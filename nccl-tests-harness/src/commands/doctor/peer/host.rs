@@ -14,8 +14,9 @@ use nccl_net_spark::config::Settings;
 use nccl_net_spark::rails::{Rail, Survey};
 use std::path::{Path, PathBuf};
 
-/// Time limit for a pair of rails to carry, in seconds. It allows some attempts of the plugin, and is
-/// below `measure::STUCK`, so that the plugin's reason is reported for a pair that does not carry.
+/// Time limit for a pair of rails to carry, in seconds. It allows some attempts of the plugin, and
+/// is below `measure::STUCK`, so that the plugin's reason is reported for a pair that does not
+/// carry.
 const FIRST_RAIL_S: u32 = 20;
 
 /// This host.
@@ -30,8 +31,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Takes the doctor's facts of this host. The plugin is the one that NCCL loads, or else the one
-    /// that belongs to `program`.
+    /// Takes the doctor's facts of this host. NCCL's choice of the plugin takes part, or else the
+    /// plugin of `program`.
     ///
     /// # Errors
     /// A refused setting, which would stop the plugin in each measurement.
@@ -55,8 +56,8 @@ impl Host {
         Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
     }
 
-    /// Computes the payload rate of these rails together in Mb/s, from their links and ports. `None`
-    /// where it is unknown.
+    /// Computes the payload rate of these rails together in Mb/s, from their links and ports.
+    /// Returns `None` for an unknown rate.
     ///
     /// # Errors
     /// Names one that is no rail of this host.

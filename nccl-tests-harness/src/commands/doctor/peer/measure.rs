@@ -1,9 +1,9 @@
-//! Measures the ways between two hosts with ranks of a collective: one here and one at the peer, each
-//! with the plugin restricted to the rails in question.
+//! Measures the ways between two hosts with ranks of a collective: one here and one at the peer,
+//! each with the plugin restricted to the rails in question.
 //!
-//! A broadcast of two ranks goes one way, so each way has a job of its own. A job runs rounds of eight
-//! timed broadcasts and a checked one, until a second was timed. The receiving rank asks for each
-//! message with a clear-to-send, so a broadcast of 8 bytes takes it a round trip.
+//! A broadcast of two ranks goes one way, so each way has a job of its own. A job runs rounds of
+//! eight timed broadcasts and a checked one, until a second was timed. The receiving rank asks for
+//! each message with a clear-to-send, so a broadcast of 8 bytes takes it a round trip.
 
 use super::host::Host;
 use super::messages::{Ask, RankDoor};
@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Time limit of one job.
 const JOB: Duration = Duration::from_secs(60);
-/// Longest time of a rank without progress. Above the plugin's own limits for paths that do not carry.
+/// Longest time of a rank without progress. Above the plugin's own limits for paths that do not
+/// carry.
 const STUCK: Duration = Duration::from_secs(45);
 /// Several streams, as NCCL has, so that no single one is the limit.
 const CHANNELS: usize = 4;
@@ -35,8 +36,8 @@ const ITERS: u32 = 8;
 /// Sizes of a broadcast: the first one that is tried, and the largest.
 const LEAST_BYTES: usize = 16 << 10;
 const MOST_BYTES: usize = 32 << 20;
-/// The time in which bytes are counted, in seconds, and the part of it that a round should take: then
-/// the pauses between two broadcasts are a small part of it.
+/// The time in which bytes are counted, in seconds, and the part of it that a round should take:
+/// then the pauses between two broadcasts are a small part of it.
 const COUNTED_S: f64 = 1.0;
 const ENOUGH: f64 = 0.5;
 /// Rounds of the latency.
@@ -70,7 +71,7 @@ impl Course<'_> {
     /// Measures the rails of `pairs` together.
     ///
     /// # Errors
-    /// The partner is gone. A way that does not carry is an outcome.
+    /// The partner has ended. A way that does not carry is an outcome.
     pub fn measure(&mut self, pairs: &[Pair]) -> Result<Way> {
         let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
         let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();
@@ -169,8 +170,8 @@ impl Course<'_> {
     }
 }
 
-/// Broadcasts of larger and larger sizes, then of one size for long enough: the rate in Mb/s, and the
-/// wrong bytes of all.
+/// Broadcasts of larger and larger sizes, then of one size for long enough: the rate in Mb/s, and
+/// the wrong bytes of all.
 fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);

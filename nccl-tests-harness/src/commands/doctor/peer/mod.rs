@@ -1,17 +1,17 @@
 //! `nccl-spark doctor --peer`: findings about two hosts together. It compares the results of both
-//! doctors, and measures each pair of rails by itself, then all of them together.
+//! doctors, and measures each pair of rails alone, then all of them together.
 //!
-//! On the other host a `partner` waits on one address, for one doctor, for five minutes at most. ssh
-//! starts it (`reach`), or a person does. A token admits the doctor (`ranks::door`), and each rank has
-//! another one; a token is good for one connection. The partner hands over its doctor's result
-//! (`sheet`), and starts a rank for each measurement. The ranks are those of the collectives
+//! On the other host a `partner` waits on one address, for one doctor, for five minutes at most.
+//! ssh starts it (`reach`), or a person does. A token admits the doctor (`ranks::door`), and each
+//! rank has another one; a token is good for one connection. The partner hands over its doctor's
+//! result (`sheet`), and starts a rank for each measurement. The ranks are those of the collectives
 //! (`measure`), so no verbs code and no transfer of its own is here. `compare`, `grade` and
 //! `neighbours::judge` are pure.
 //!
 //! A doctor with the token gets no more from a partner than any user of the partner's host may do:
 //! the result of a doctor, and ranks of this program with that host's plugin and rails. The partner
-//! takes no path and no variable from the doctor. Each side bounds the other's messages before it uses
-//! them (`Sheet::received`, `ranks::line`).
+//! takes no path and no variable from the doctor. Each side bounds the other's messages before it
+//! uses them (`Sheet::received`, `ranks::line`).
 
 mod compare;
 mod grade;
@@ -73,8 +73,8 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Measures each pair alone, then all together, and judges the ARP tables of both hosts. Also returns
-/// the error that ended this early, if any.
+/// Measures each pair alone, then all together, and judges the ARP tables of both hosts. Also
+/// returns the error that ended this early, if any.
 fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
     let (here, there, watch) = (&course.host.sheet, course.there, course.watch.clone());
@@ -87,7 +87,7 @@ fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) ->
         for (number, way) in ways.iter().enumerate() {
             let path = course.measure(way)?;
             watch.step();
-            // Measuring goes on without a standard error.
+            // A closed standard error does not end the measurements.
             let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, ways.len(), path.summary());
             paths.push(path);
         }

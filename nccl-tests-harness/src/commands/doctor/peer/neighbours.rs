@@ -1,5 +1,6 @@
-//! The hardware address that each host has for the other's rails, compared with the rail's own. Packets
-//! go to a wrong interface where functions answer ARP for each other, or two hosts have one address.
+//! The hardware address that each host has for the other's rails, compared with the rail's own.
+//! Packets go to a wrong interface where functions answer ARP for each other, or two hosts have one
+//! address.
 
 use super::sheet::{MOST, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
@@ -9,8 +10,8 @@ use crate::commands::doctor::rail::{Pair, RailSheet};
 use nccl_net_spark::interfaces::ARP_CURE;
 use std::net::Ipv4Addr;
 
-/// Returns the entries of this host's ARP table for interfaces of its rails. They are IPv4 alone: no
-/// function answers for another one's IPv6 address.
+/// Returns the entries of this host's ARP table for interfaces of its rails. They are IPv4 alone:
+/// no function answers for another one's IPv6 address.
 pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
     let mut table = parse(&place.text("/proc/net/arp").unwrap_or_default());
     table.retain(|entry| rails.iter().any(|rail| is_of(rail, entry)));
@@ -36,8 +37,8 @@ fn parse(table: &str) -> Vec<Neighbour> {
     table.lines().skip(1).filter_map(entry).collect()
 }
 
-/// Judges the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail of
-/// the viewer, rail of the other).
+/// Judges the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail
+/// of the viewer, rail of the other).
 pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {

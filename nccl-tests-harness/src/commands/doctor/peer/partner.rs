@@ -1,6 +1,6 @@
-//! The partner: waits on one address for one doctor with the token, hands over the result of its own
-//! doctor, and starts a rank for each measurement. All processes that it starts are ranks of this
-//! program, with the plugin and rails of this host.
+//! The partner: waits on one address for one doctor with the token, hands over the result of its
+//! own doctor, and starts a rank for each measurement. All processes that it starts are ranks of
+//! this program, with the plugin and rails of this host.
 
 use super::host::Host;
 use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
@@ -61,7 +61,7 @@ struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail where the rank has ended by itself.
+        // Both fail if the rank has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -79,8 +79,9 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
     command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }
 
-/// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted` itself.
-/// The default is ssh's (`SSH_CONNECTION` has the client's address and port, then the server's).
+/// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted`
+/// itself. The default is ssh's (`SSH_CONNECTION` has the client's address and port, then the
+/// server's).
 ///
 /// # Errors
 /// A mistake on the command line, or an interface without an address.
@@ -109,7 +110,7 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
         .with_context(|| format!("--interface {wanted}: it has no address beside link-local ones"))
 }
 
-/// Exits once standard input is closed: ssh closes it when the doctor at its other end is gone.
+/// Exits once standard input is closed: ssh closes it when the doctor at its other end has ended.
 pub fn end_with_input() {
     std::thread::spawn(|| {
         // The input itself means nothing.

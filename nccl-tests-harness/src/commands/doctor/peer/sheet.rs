@@ -50,7 +50,7 @@ pub struct PluginSheet {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclSheet {
     pub path: String,
-    /// Its version, if the file has one.
+    /// The version, if the file has one.
     pub version: Option<String>,
     pub build_id: String,
 }

@@ -1,4 +1,5 @@
-//! Two hosts side by side, each difference planted by itself; measured ways, each fault planted by itself.
+//! Two hosts side by side, each difference planted by itself; measured ways, each fault planted by
+//! itself.
 
 use super::compare::compare;
 use super::grade;
@@ -13,7 +14,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-/// A Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0 and 1 are the functions of p0.
+/// A Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0 and 1
+/// are the functions of p0.
 fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
     let devices = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
     let rail = |at: usize| RailSheet {
@@ -69,7 +71,8 @@ fn two_hosts_that_are_alike_have_no_differences() {
     assert_eq!(compared(&one, &spark(2, [100, 101, 7, 8])), []);
 }
 
-/// A difference between two hosts: what it is, how one of them gets it, and as what it is found, in a sentence with this word.
+/// A difference between two hosts: what it is, how one of them gets it, and as what it is found, in
+/// a sentence with this word.
 type Difference = (&'static str, fn(&mut Sheet), Severity, &'static str, &'static str);
 
 fn set(host: &mut Sheet, name: &str, value: &str) {
@@ -228,7 +231,8 @@ fn a_rail_that_is_slow_alone_is_told_from_a_slow_host() {
     let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
-    // 13 Gb/s with attributes that are right, one way or both; all together then are slow for that reason alone.
+    // 13 Gb/s with attributes that are right, one way or both; all together then are slow for that
+    // reason alone.
     for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
         let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
         assert_eq!(found, [(Severity::Slow, "slow-rail")]);

@@ -1,4 +1,5 @@
-//! Machines as folders: the files of a DGX Spark as owners posted them, and of machines without one.
+//! Machines as folders: the files of a DGX Spark as owners posted them, and of machines without
+//! one.
 
 use crate::commands::doctor::answer::{self, Answer, Asked};
 use crate::commands::doctor::place::Place;
@@ -16,7 +17,8 @@ pub(super) struct Bed {
     pub(super) asked: Asked,
 }
 
-/// The four functions: device, interface, PCI address, physical port, GUID's last digit, address when its port has a cable.
+/// The four functions: device, interface, PCI address, physical port, GUID's last digit, address
+/// when its port has a cable.
 pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
     ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0", "p0", 0, "192.168.100.1"),
     ("rocep1s0f1", "enp1s0f1np1", "0000:01:00.1", "p1", 1, "192.168.102.1"),
@@ -105,7 +107,8 @@ impl Bed {
         ])
     }
 
-    /// A Spark with cables in these ports ("p0", "p1"), each rail with an address in a subnet of its own.
+    /// A Spark with cables in these ports ("p0", "p1"), each rail with an address in a subnet of
+    /// its own.
     pub(super) fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
         let mut links = vec![link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")];
@@ -329,7 +332,8 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     space
 }
 
-/// A healthy kernel's log, with an error that the link has corrected and another device's fatal one.
+/// A healthy kernel's log, with an error that the link has corrected and another device's fatal
+/// one.
 pub(super) const KERNEL_LOG: &str = "\
 6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
  SUBSYSTEM=pci

@@ -44,8 +44,8 @@ fn effect(verdicts: &Verdicts, name: &str) -> Effect {
     verdicts.variables.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no {name}")).effect
 }
 
-/// What each launcher sets (facts from their sources and their users' posts), whether the plugin gets in, what is found, and the name
-/// by which it is recognised.
+/// What each launcher sets (facts from their sources and their users' posts), whether the plugin
+/// gets in, what is found, and the name by which it is recognised.
 const LAUNCHERS: &[(&str, &str, LetsIn, &[&str], Verdict)] = &[
     (
         "spark-vllm-docker, two functions up",
@@ -146,7 +146,8 @@ fn every_launcher_is_recognised_and_judged() {
     }
 }
 
-/// The change that the doctor proposes is itself judged: with it the plugin gets in and nothing is left to find.
+/// The change that the doctor proposes is itself judged: with it the plugin gets in and nothing is
+/// left to find.
 #[test]
 fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
     for (name, text, ..) in LAUNCHERS {

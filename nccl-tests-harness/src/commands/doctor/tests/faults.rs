@@ -1,5 +1,5 @@
-//! Each fault, planted on a machine that is healthy otherwise: found, named, with a cure; and nothing found without it. The same table is
-//! the one of faults.md, which a test compares.
+//! Each fault, planted on a machine that is healthy otherwise: found, named, with a cure; and
+//! nothing found without it. The same table is the one of faults.md, which a test compares.
 
 use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};

@@ -2,7 +2,8 @@
 
 use crate::commands::doctor::id;
 
-/// In docs/guide/troubleshooting.md each id has one row with its meaning, and a cure; no other id has one.
+/// In docs/guide/troubleshooting.md each id has one row with its meaning, and a cure; no other id
+/// has one.
 #[test]
 fn the_guide_has_each_finding_with_its_meaning_and_a_cure() {
     let guide = include_str!("../../../../../docs/guide/troubleshooting.md");

@@ -1,4 +1,5 @@
-//! The doctor on machines that are folders, healthy and with each fault planted, and on the variables of launchers.
+//! The doctor on machines that are folders, healthy and with each fault planted, and on the
+//! variables of launchers.
 
 mod bed;
 mod environment;

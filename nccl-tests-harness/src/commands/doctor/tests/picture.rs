@@ -18,8 +18,8 @@ fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() 
     assert_eq!(answer.picture, expected);
 }
 
-/// `rails` and `doctor` have one name for a cable: that of its port, or where two adapters have that
-/// name, or the kernel none, its number.
+/// `rails` and `doctor` have one name for a cable: that of its port, or where two adapters have
+/// that name, or the kernel none, its number.
 #[test]
 fn a_cable_has_one_name() {
     let named = |plant: fn(&Bed)| {

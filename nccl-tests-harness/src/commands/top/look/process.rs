@@ -1,4 +1,4 @@
-//! What /proc says of a process. It may be gone at any moment, and says of itself what it likes.
+//! The facts of a process in /proc. The process can end at any moment, and can forge all of them.
 
 use crate::output::plain;
 use crate::proc_stat;
@@ -6,16 +6,16 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Names that launchers pass a rank's number by, the first of which counts: torchrun and vLLM, Open MPI, Slurm, MPICH.
-/// Nothing else of an environment is looked at: others are secrets.
+/// Variables with a rank's number, of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one
+/// counts. Other variables are not read, because they may be secrets.
 const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"];
-/// Of a process's environment at most this much is read. Linux gives a third of the largest stack, 8 MiB as a rule, to arguments and
-/// environment together (execve(2)).
+/// The most bytes of an environment that are read. Linux gives a third of the largest stack, 8 MiB
+/// as a rule, to arguments and environment together (execve(2)).
 const MOST_OF_AN_ENVIRONMENT: u64 = 4 << 20;
 /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// All processes that run.
+/// Lists all processes.
 pub fn all() -> io::Result<Vec<u32>> {
     let names = fs::read_dir("/proc")?.flatten().map(|entry| entry.file_name());
     let mut pids: Vec<u32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
@@ -23,12 +23,12 @@ pub fn all() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// True where /proc has this process.
+/// True if /proc has this process.
 pub fn is_there(pid: u32) -> bool {
     file(pid, "").exists()
 }
 
-/// The links to a process's open files whose target is `wanted`.
+/// Lists the links to a process's open files whose target is `wanted`.
 pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
     let mut links = Vec::new();
     for entry in fs::read_dir(file(pid, "fd"))? {
@@ -45,31 +45,31 @@ pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf
     Ok(links)
 }
 
-/// Whether an error says that the process, or what was asked for of it, has ended.
+/// True for the error of a process or file that has disappeared.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// Whether this is a program that runs: not a thread of the kernel, and not one that has ended.
+/// True for a running program: neither a thread of the kernel nor a process that has ended.
 pub fn has_files(pid: u32) -> bool {
     fs::read(file(pid, "stat")).is_ok_and(|stat| may_have_files(&String::from_utf8_lossy(&stat)))
 }
 
-/// The command's name, without what a terminal would act on.
+/// Returns the command's name, without control characters.
 pub fn command(pid: u32) -> String {
     let name = fs::read(file(pid, "comm")).unwrap_or_default();
     let name = plain(&String::from_utf8_lossy(name.trim_ascii_end()));
     if name.is_empty() { "?".to_owned() } else { name }
 }
 
-/// The rank's number by the environment that the process was started with, if it may be read.
+/// Returns the rank's number in the process's first environment, if that may be read.
 pub fn rank(pid: u32) -> Option<u32> {
     let mut bytes = Vec::new();
     File::open(file(pid, "environ")).ok()?.take(MOST_OF_AN_ENVIRONMENT).read_to_end(&mut bytes).ok()?;
     rank_of(&bytes)
 }
 
-/// The process's number in its own PID namespace: a container's, where it runs in one.
+/// Returns the process's number in its own PID namespace, such as that of a container.
 pub fn own_number(pid: u32) -> Option<u64> {
     innermost(&fs::read_to_string(file(pid, "status")).ok()?)
 }
@@ -78,7 +78,7 @@ fn file(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// By the state and the flags, the seventh field.
+/// Judges the state and the flags, the seventh field.
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
     let (state, flags) = (fields.next(), fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()));
@@ -96,7 +96,7 @@ fn rank_of(environment: &[u8]) -> Option<u32> {
     RANKS.into_iter().find_map(value)
 }
 
-/// The last number of the line `NSpid:` of proc_pid_status(5).
+/// Returns the last number of the line `NSpid:` of proc_pid_status(5).
 fn innermost(status: &str) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
 }

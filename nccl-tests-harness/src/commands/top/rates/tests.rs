@@ -145,7 +145,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever a process writes from look to look: sums never fall while a flow is there, nothing is gained twice, and no flow is made up.
+    /// Whatever a process writes from look to look: sums never fall while a flow is there, nothing
+    /// is gained twice, and no flow is made up.
     #[test]
     fn totals_never_fall_and_grow_by_what_is_gained(
         looks in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
@@ -176,7 +177,8 @@ proptest! {
         }
     }
 
-    /// A lane that only counts up gives its counters' own difference, by which the parts of an interval add up to the whole.
+    /// A lane that only counts up gives its counters' own difference, by which the parts of an
+    /// interval add up to the whole.
     #[test]
     fn an_honest_lane_is_counted_to_the_byte(steps in proptest::collection::vec(0..1_u64 << 50, 1..20)) {
         let mut rates = Rates::default();
