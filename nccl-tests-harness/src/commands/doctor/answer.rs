@@ -175,7 +175,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     let machine = &facts.machine;
     let limit = |bytes: u64| if bytes == u64::MAX { "unlimited".to_owned() } else { format!("{} MiB", bytes >> 20) };
     let has_peermem = machine.modules.iter().any(|module| module == "nvidia_peermem");
-    let deepest = machine.cpus.idle.iter().filter(|state| state.is_enabled).max_by_key(|state| state.latency_us);
+    let deepest = machine.cpus.deepest_idle();
     let path = |path: &Path| path.display().to_string();
     let of_machine = [
         ("machine", machine.product.clone()),

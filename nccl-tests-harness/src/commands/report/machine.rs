@@ -84,13 +84,12 @@ fn hardware(place: &Place, facts: &Facts) -> Json {
         let (direct, dma_buf) = (gpu.has_gpu_direct_rdma, gpu.has_dma_buf);
         json!({ "integrated": gpu.is_integrated, "gpu_direct_rdma": direct, "dma_buf": dma_buf })
     });
-    let idle = machine.cpus.idle.iter().filter(|state| state.is_enabled);
     json!({
         "product": machine.product.as_deref().map(Name::product).unwrap_or_default(),
         "gpus": place.names(folder).into_iter().filter_map(model).collect::<Vec<_>>(),
         "cuda": cuda.collect::<Vec<_>>(),
         "container": machine.container, "processors": machine.cpus.allowed.len(),
-        "deepest_idle_us": idle.map(|state| state.latency_us).max(), "memlock_bytes": machine.memlock_bytes,
+        "deepest_idle_us": machine.cpus.deepest_idle().map(|state| state.latency_us), "memlock_bytes": machine.memlock_bytes,
         "cma_total_kib": machine.cma_kib.map(|(total, _)| total),
         "cma_free_kib": machine.cma_kib.map(|(_, free)| free),
         "modules": machine.modules, "has_hotplug_marker": machine.has_hotplug_marker,

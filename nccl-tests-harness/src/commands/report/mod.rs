@@ -25,7 +25,7 @@ use crate::{date, interrupt, output};
 use anyhow::{Context, Result, anyhow};
 use facts::Facts;
 use names::Name;
-use parts::{Order, Part, State, Step};
+use parts::{Order, State, Step};
 use run::Ended;
 use serde::Serialize;
 use std::io::Write;
@@ -37,7 +37,7 @@ use tempfile::NamedTempFile;
 const WRITE: Duration = Duration::from_secs(60);
 
 /// The file. `schema` grows when a field is removed or changes its meaning.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct Report {
     schema: u32,
     program: &'static str,
@@ -47,12 +47,10 @@ struct Report {
 }
 
 /// One step of the report.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct PartReport {
-    part: Part,
-    /// The index of the other host in `--hosts`.
-    peer: Option<usize>,
-    test: Option<&'static str>,
+    #[serde(flatten)]
+    step: Step,
     #[serde(flatten)]
     ended: Ended,
     /// Null where the part was not run, or left no result.
@@ -78,8 +76,8 @@ impl Options {
         interrupt::leave_the_end_to_the_main_thread(WRITE);
         let place = Place::new(&plan.root);
         let count = plan.steps.len();
-        let take = |(at, step): (usize, &Step)| part(step, &place, program, variables, &format!("{}/{count}", at + 1));
-        let parts: Vec<PartReport> = plan.steps.iter().enumerate().map(take).collect();
+        let take = |(at, step): (usize, Step)| part(step, &place, program, variables, &format!("{}/{count}", at + 1));
+        let parts: Vec<PartReport> = plan.steps.into_iter().enumerate().map(take).collect();
         let report = Report {
             schema: 1,
             program: env!("PROGRAM_VERSION"),
@@ -106,13 +104,13 @@ fn intention(step: &Step) -> String {
 }
 
 /// Runs a step, and shows its progress.
-fn part(step: &Step, place: &Place, program: &Path, variables: &[(String, String)], at: &str) -> PartReport {
+fn part(step: Step, place: &Place, program: &Path, variables: &[(String, String)], at: &str) -> PartReport {
     let say = |text: &str| {
         // Progress is optional: a closed terminal must not end the report.
         let _ = writeln!(output::error(), "# report: {at} {}: {}", step.title(), plain(text));
     };
     let not_run = |state| (Ended::new(state, Duration::ZERO), Err(anyhow!(state.text())));
-    say(&intention(step));
+    say(&intention(&step));
     let (ended, json) = match &step.order {
         _ if interrupt::status().is_some() => not_run(State::Interrupted),
         Err(state) => not_run(*state),
@@ -126,7 +124,7 @@ fn part(step: &Step, place: &Place, program: &Path, variables: &[(String, String
     if let (Err(error), Ok(_)) = (&facts, &step.order) {
         say(&format!("no facts: {}: {error:#}", ended.state.text()));
     }
-    PartReport { part: step.part, peer: step.peer, test: step.test, ended, facts: facts.ok() }
+    PartReport { step, ended, facts: facts.ok() }
 }
 
 fn conclude(file: Option<NamedTempFile>, path: &Path, report: &Report) -> Result<()> {

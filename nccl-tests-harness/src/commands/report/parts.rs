@@ -41,13 +41,16 @@ pub(super) enum State {
 }
 
 /// One run of a part.
+#[derive(Serialize)]
 pub(super) struct Step {
     pub(super) part: Part,
-    /// The index of the other host, from 1.
+    /// The index of the other host in `--hosts`.
     pub(super) peer: Option<usize>,
     /// The program of nccl-tests.
     pub(super) test: Option<&'static str>,
+    #[serde(skip)]
     pub(super) order: Result<Order, State>,
+    #[serde(skip)]
     pub(super) limit: Duration,
 }
 

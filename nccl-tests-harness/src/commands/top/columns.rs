@@ -79,13 +79,13 @@ mod tests {
     #[test]
     fn figures_have_their_units() {
         let mut flow = flow("r0", "b", Direction::Send, 1_250_000_000);
-        flow.total = Counts {
+        flow.side.total = Counts {
             losses: 3,
             recoveries: 2,
             lost_ns: 1_500_000_000,
             stalls: 4,
             stalled_ns: 9_000_000_000,
-            ..flow.total
+            ..flow.side.total
         };
         let rows = of_job(&job(1, vec![flow]), false);
         let texts = |row: &Row| ALL.map(|column| column.text(row));
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_figure_that_does_not_fit_is_not_cut() {
         let mut flow = flow("r0", "b", Direction::Send, u64::MAX);
-        flow.total.losses = u64::MAX;
+        flow.side.total.losses = u64::MAX;
         let rows = of_job(&job(1, vec![flow]), false);
         assert_eq!(ALL.map(|column| column.text(&rows[0])[..].to_owned())[6], "######");
         assert!(

@@ -64,7 +64,7 @@ impl<'a> LookJson<'a> {
 fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
     let rails_of = |peer: &Option<String>| {
         let rows = rows.iter().filter(|row| row.peer == *peer && row.rail.is_some());
-        let rate = |row: &Row| Some(row.bits_per_s).filter(|rate| *rate > 0);
+        let rate = |row: &Row| Some(row.bits_per_s()).filter(|rate| *rate > 0);
         rows.map(|row| RailJson { payload_bits_per_s: rate(row), row: row.clone() }).collect()
     };
     let peer = |row: &Row| Some(PeerJson { peer: row.peer.clone()?, row: row.clone(), rails: rails_of(&row.peer) });

@@ -43,7 +43,7 @@ const OF_RAILS: [Metric; 13] = [
         Count(row.connections().1 as u64)
     }),
     ("rail_payload_bytes_per_second", Gauge, "Payload rate that a rail can carry; 0 if it is not known.", |row| {
-        Count(row.bits_per_s / 8)
+        Count(row.bits_per_s() / 8)
     }),
 ];
 

@@ -7,30 +7,61 @@
 
 use super::look::{self, FileId, Look, PassedOver};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
 /// The traffic over one rail, with one peer, in one direction: of all connections of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
     /// The rail of this host.
     pub rail: String,
     /// The peer's host.
     pub peer: String,
     pub direction: Direction,
+    pub side: Side,
+}
+
+/// The figures of one direction, with the field names of the JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Side {
     /// Counts since the process started, as far as they were read.
+    #[serde(skip)]
     pub total: Counts,
     /// Counts since the look before, unknown at the first look. `longest_ns` is that of `total`.
+    #[serde(skip)]
     pub gained: Option<Counts>,
+    /// Highest payload rate of the rails in any record, or 0 where it is unknown.
+    #[serde(skip)]
+    pub bits_per_s: u64,
+    /// Bytes since the process started.
+    pub bytes: u64,
+    /// Writes since the process started.
+    pub writes: u64,
+    pub bytes_per_s: Option<f64>,
+    /// Part of the job's bytes in this direction, in percent.
+    pub share_percent: Option<f64>,
     /// Open connections.
     pub connections: usize,
     /// Open connections that the rail carries for.
     pub carrying: usize,
-    /// Highest payload rate of the rail in any record, or 0 where it is unknown.
-    pub bits_per_s: u64,
+}
+
+impl Side {
+    /// Adds the counts and connections of `other`.
+    pub fn add(&mut self, other: &Self) {
+        self.total = sum(&self.total, &other.total);
+        self.gained = match (self.gained, other.gained) {
+            (Some(gained), Some(more)) => Some(sum(&gained, &more)),
+            (gained, more) => gained.or(more),
+        };
+        self.bits_per_s = self.bits_per_s.max(other.bits_per_s);
+        self.connections += other.connections;
+        self.carrying += other.carrying;
+    }
 }
 
 /// A process that keeps counters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Job {
     /// The process at this look.
     pub seen: look::Job,
@@ -41,7 +72,7 @@ pub struct Job {
 }
 
 /// A look with the traffic since the one before.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Picture {
     /// Jobs, sorted by process number.
     pub jobs: Vec<Job>,
@@ -80,7 +111,7 @@ impl Rates {
             let known = Known {
                 at_ns: job.at_ns,
                 is_whole: job.counters.passed_over == 0,
-                totals: flows.iter().map(|(key, flow)| (key.clone(), flow.total)).collect(),
+                totals: flows.iter().map(|(key, flow)| (key.clone(), flow.side.total)).collect(),
                 lanes: job.counters.records.iter().map(|record| (record.index, record.clone())).collect(),
             };
             jobs.insert((job.pid, job.file), known);
@@ -96,30 +127,25 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     let mut flows: BTreeMap<Key, Flow> = BTreeMap::new();
     for record in records {
         let key = (record.rail.clone(), record.peer.clone(), record.direction);
-        let flow = flows.entry(key).or_insert_with_key(|key| Flow {
+        let total = before.and_then(|before| before.totals.get(&key)).copied().unwrap_or_default();
+        let flow = flows.entry(key).or_insert_with(|| Flow {
             rail: record.rail.clone(),
             peer: record.peer.clone(),
             direction: record.direction,
-            total: before.and_then(|before| before.totals.get(key)).copied().unwrap_or_default(),
-            gained: before.map(|_| Counts::default()),
-            connections: 0,
-            carrying: 0,
-            bits_per_s: 0,
+            side: Side { total, gained: before.map(|_| Counts::default()), ..Side::default() },
         });
-        let new = match before {
-            None => record.counts,
-            Some(before) => gained(before, record),
-        };
-        flow.total = sum(&flow.total, &new);
-        flow.gained = flow.gained.map(|gained| sum(&gained, &new));
-        flow.connections += usize::from(record.state != State::Closed);
-        flow.carrying += usize::from(record.state == State::Carries);
-        flow.bits_per_s = flow.bits_per_s.max(record.bits_per_s);
+        let new = before.map_or(record.counts, |before| gained(before, record));
+        flow.side.add(&Side {
+            total: new,
+            gained: before.map(|_| new),
+            bits_per_s: record.bits_per_s,
+            connections: usize::from(record.state != State::Closed),
+            carrying: usize::from(record.state == State::Carries),
+            ..Side::default()
+        });
     }
-    for flow in flows.values_mut() {
-        if let Some(gained) = &mut flow.gained {
-            gained.longest_ns = flow.total.longest_ns;
-        }
+    for Flow { side, .. } in flows.values_mut() {
+        side.gained = side.gained.map(|gained| Counts { longest_ns: side.total.longest_ns, ..gained });
     }
     flows
 }

@@ -1,8 +1,8 @@
 //! The rows of a picture: one for each job, for each of its peers if these are wanted, and for each
 //! rail. The fields of a row are those of the JSON (docs/guide/monitoring.md). Pure.
 
-use super::rates::{self, Flow, Job, Picture};
-use nccl_net_spark::counters::layout::{Counts, Direction};
+use super::rates::{self, Flow, Job, Picture, Side};
+use nccl_net_spark::counters::layout::Direction;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -28,28 +28,6 @@ pub enum Condition {
     Lost,
 }
 
-/// One direction of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Side {
-    /// Counts since the process started.
-    #[serde(skip)]
-    pub total: Counts,
-    /// Counts since the look before.
-    #[serde(skip)]
-    pub gained: Option<Counts>,
-    /// Bytes since the process started.
-    pub bytes: u64,
-    /// Writes since the process started.
-    pub writes: u64,
-    pub bytes_per_s: Option<f64>,
-    /// The row's part of the job's bytes in this direction, in percent.
-    pub share_percent: Option<f64>,
-    /// Open connections.
-    pub connections: usize,
-    /// Open connections that the rail carries for.
-    pub carrying: usize,
-}
-
 /// A line of the table. The row of the whole job has neither a peer nor a rail.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Row {
@@ -73,15 +51,17 @@ pub struct Row {
     pub stalls: Option<u64>,
     pub stalled_s: Option<f64>,
     pub condition: Condition,
-    /// Payload rate of a rail, or 0 where it is unknown.
-    #[serde(skip)]
-    pub bits_per_s: u64,
 }
 
 impl Row {
     /// Returns the number of open connections, and of those that the rail carries for.
     pub fn connections(&self) -> (usize, usize) {
         (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
+    }
+
+    /// Returns the payload rate of a rail, or 0 where it is unknown.
+    pub fn bits_per_s(&self) -> u64 {
+        self.sent.bits_per_s.max(self.received.bits_per_s)
     }
 
     /// Returns the rate of both directions, or 0 where it is unknown.
@@ -98,14 +78,7 @@ impl Row {
             Direction::Send => &mut self.sent,
             Direction::Receive => &mut self.received,
         };
-        side.total = rates::sum(&side.total, &flow.total);
-        side.gained = match (side.gained, flow.gained) {
-            (Some(gained), Some(more)) => Some(rates::sum(&gained, &more)),
-            (gained, more) => gained.or(more),
-        };
-        side.connections += flow.connections;
-        side.carrying += flow.carrying;
-        self.bits_per_s = self.bits_per_s.max(flow.bits_per_s);
+        side.add(&flow.side);
         if side.carrying < side.connections {
             self.condition = Condition::Lost;
         }
@@ -163,7 +136,7 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
         Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {
-            Some(bytes_per_s * 8.0 / row.bits_per_s.max(1) as f64)
+            Some(bytes_per_s * 8.0 / row.bits_per_s().max(1) as f64)
         }
         _ => None,
     };

@@ -24,7 +24,7 @@ const CONTAINER: &str = "docker run $(nccl-spark env --for docker) --gpus all IM
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
-    let unbound = facts.unbound.iter().map(|one| (one.driver.as_deref().unwrap_or("no driver"), one.address.as_str()));
+    let unbound = facts.unbound.iter().map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
     for (driver, addresses) in alike(unbound) {
         let text = format!(
             "{} at {} ({driver}) {} no RDMA device: the driver mlx5_ib is not loaded",
@@ -176,8 +176,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
 }
 
 fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
-    let deep = cpus.idle.iter().filter(|state| state.is_enabled && state.latency_us >= LONG_IDLE_US);
-    if let Some(deepest) = deep.max_by_key(|state| state.latency_us) {
+    if let Some(deepest) = cpus.deepest_idle().filter(|state| state.latency_us >= LONG_IDLE_US) {
         let text = format!(
             "processors may go into idle state {}, which takes {} us to leave: more than a small all-reduce takes",
             deepest.name, deepest.latency_us

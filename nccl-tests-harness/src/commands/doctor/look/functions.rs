@@ -41,15 +41,6 @@ pub struct Pause {
     pub tx: bool,
 }
 
-/// A function of an RDMA-capable NIC without an RDMA device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unbound {
-    /// PCI address.
-    pub address: String,
-    /// The function's driver, if it has one.
-    pub driver: Option<String>,
-}
-
 impl Function {
     /// True for a function of an NVIDIA (Mellanox) NIC.
     pub fn is_mellanox(&self) -> bool {
@@ -117,8 +108,9 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
     kinds.into_iter().filter_map(of).collect()
 }
 
-/// Finds functions of Mellanox NICs without an RDMA device.
-pub(super) fn unbound(place: &Place) -> Vec<Unbound> {
+/// Finds functions of Mellanox NICs without an RDMA device. Returns the driver of each, if it has
+/// one, and its PCI address.
+pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
         let read = |name: &str| place.text(format!("{folder}/{address}/{name}")).unwrap_or_default();
@@ -131,7 +123,7 @@ pub(super) fn unbound(place: &Place) -> Vec<Unbound> {
         .map(|address| {
             let link = std::fs::read_link(place.path(format!("{folder}/{address}/driver"))).ok();
             let driver = link.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-            Unbound { address, driver }
+            (driver, address)
         })
         .collect()
 }

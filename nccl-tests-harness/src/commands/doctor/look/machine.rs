@@ -57,6 +57,13 @@ pub struct Cpus {
     pub idle: Vec<IdleState>,
 }
 
+impl Cpus {
+    /// Returns the enabled idle state that takes longest to leave.
+    pub fn deepest_idle(&self) -> Option<&IdleState> {
+        self.idle.iter().filter(|state| state.is_enabled).max_by_key(|state| state.latency_us)
+    }
+}
+
 /// An idle state of a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleState {

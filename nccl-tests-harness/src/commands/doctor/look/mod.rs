@@ -19,7 +19,7 @@ mod profiles;
 mod python;
 
 pub use elf::Library;
-pub use functions::{Function, Unbound};
+pub use functions::Function;
 pub use libraries::{Job, Libraries, NcclFile, PluginKind, libraries};
 pub use machine::{Cpus, DeviceFile, Machine};
 pub use pcie::{Aer, PciePort};
@@ -40,7 +40,7 @@ pub struct Facts {
     pub machine: Machine,
     pub functions: Vec<Function>,
     /// Functions of RDMA-capable NICs that have no RDMA device.
-    pub unbound: Vec<Unbound>,
+    pub unbound: Vec<(Option<String>, String)>,
     /// PCIe ports above the functions.
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of functions and ports.

@@ -6,7 +6,6 @@ use crate::commands::doctor::place::Place;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 /// Counts of PCIe errors since boot, by the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,22 +55,21 @@ pub(super) fn ports(place: &Place, functions: &[Function]) -> Vec<PciePort> {
 
 /// Reads the error counters of a PCI device.
 pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
-    let total = |kind: &str, name: &str| -> Option<u64> {
-        let text = place.text(Path::new(folder).join(format!("aer_dev_{kind}")))?;
-        text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
-    };
-    Some(Aer {
-        correctable: total("correctable", "TOTAL_ERR_COR")?,
-        nonfatal: total("nonfatal", "TOTAL_ERR_NONFATAL")?,
-        fatal: total("fatal", "TOTAL_ERR_FATAL")?,
+    totals(|kind| {
+        let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
+        let text = place.text(format!("{folder}/aer_dev_{kind}"))?;
+        text.lines().find_map(|line| line.strip_prefix(&format!("TOTAL_ERR_{short}")))?.trim().parse().ok()
     })
 }
 
 /// Reads a root port's counters of errors that it and the devices below it have reported. They
 /// outlive the removal of a device, unlike the device's own.
 fn messages(place: &Place, folder: &str) -> Option<Aer> {
-    let total = |kind: &str| place.number(format!("{folder}/aer_rootport_total_err_{kind}"));
-    Some(Aer { correctable: total("cor")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
+    totals(|kind| place.number(format!("{folder}/aer_rootport_total_err_{}", kind.replace("correctable", "cor"))))
+}
+
+fn totals(total: impl Fn(&str) -> Option<u64>) -> Option<Aer> {
+    Some(Aer { correctable: total("correctable")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
 }
 
 fn folder(address: &str) -> String {

@@ -25,8 +25,8 @@ fn look_at(at_ns: u64, records: Vec<Record>) -> Look {
     Look { jobs: vec![job], ..Look::default() }
 }
 
-fn flow(picture: &Picture) -> &Flow {
-    &picture.jobs[0].flows[0]
+fn flow(picture: &Picture) -> &Side {
+    &picture.jobs[0].flows[0].side
 }
 
 fn bytes_gained(rates: &mut Rates, at_ns: u64, record: Record) -> Option<u64> {
@@ -81,13 +81,13 @@ fn what_is_new_counts_unless_it_may_have_been_there_before() {
     let mut rates = Rates::default();
     rates.take(look_at(0, vec![record(0, 10)]));
     let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
-    assert_eq!(picture.jobs[0].flows[1].gained.unwrap().bytes, 70);
+    assert_eq!(picture.jobs[0].flows[1].side.gained.unwrap().bytes, 70);
     // At this look one record was being changed.
     let mut torn = look_at(2, vec![record(0, 10)]);
     torn.jobs[0].counters.passed_over = 1;
     rates.take(torn);
     let picture = rates.take(look_at(3, vec![record(0, 10), record(1, 90)]));
-    assert_eq!(picture.jobs[0].flows[1].gained.unwrap().bytes, 0);
+    assert_eq!(picture.jobs[0].flows[1].side.gained.unwrap().bytes, 0);
 }
 
 #[test]
@@ -162,16 +162,16 @@ proptest! {
             let picture = rates.take(look);
             let flows = &picture.jobs[0].flows;
             prop_assert!(flows.len() <= count);
-            prop_assert_eq!(flows.iter().map(|flow| flow.connections).sum::<usize>(), open);
+            prop_assert_eq!(flows.iter().map(|flow| flow.side.connections).sum::<usize>(), open);
             let mut now = BTreeMap::new();
             for flow in flows {
                 let key = (flow.rail.clone(), flow.peer.clone(), flow.direction);
                 let old = before.get(&key).copied().unwrap_or(0);
-                prop_assert!(flow.carrying <= flow.connections && flow.total.bytes >= old);
-                if let Some(gained) = flow.gained {
-                    prop_assert_eq!(flow.total.bytes, old.saturating_add(gained.bytes));
+                prop_assert!(flow.side.carrying <= flow.side.connections && flow.side.total.bytes >= old);
+                if let Some(gained) = flow.side.gained {
+                    prop_assert_eq!(flow.side.total.bytes, old.saturating_add(gained.bytes));
                 }
-                now.insert(key, flow.total.bytes);
+                now.insert(key, flow.side.total.bytes);
             }
             before = now;
         }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::commands::top::look::{self, FileId};
-use nccl_net_spark::counters::layout::Counters;
+use nccl_net_spark::counters::layout::{Counters, Counts};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -12,11 +12,14 @@ pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
         rail: rail.to_owned(),
         peer: peer.to_owned(),
         direction,
-        total: rates::sum(&gained, &gained),
-        gained: Some(gained),
-        connections: 1,
-        carrying: 1,
-        bits_per_s: 112_000_000_000,
+        side: Side {
+            total: rates::sum(&gained, &gained),
+            gained: Some(gained),
+            bits_per_s: 112_000_000_000,
+            connections: 1,
+            carrying: 1,
+            ..Side::default()
+        },
     }
 }
 
@@ -64,7 +67,9 @@ fn rails_are_summed_over_peers_unless_they_are_split() {
 
 #[test]
 fn the_first_look_has_no_rates() {
-    let job = Job { elapsed_ns: None, ..job(1, vec![Flow { gained: None, ..flow("r0", "b", Direction::Send, 5) }]) };
+    let mut first = flow("r0", "b", Direction::Send, 5);
+    first.side.gained = None;
+    let job = Job { elapsed_ns: None, ..job(1, vec![first]) };
     let row = &of_job(&job, false)[1];
     assert_eq!((row.sent.bytes_per_s, row.share_percent, row.mean_latency_us), (None, None, None));
     assert_eq!(row.sent.bytes, 10);
@@ -80,12 +85,13 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 6 * gigabyte)]), [Good, Good, Good]);
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 4 * gigabyte)]), [Good, Good, Slow]);
     // By its own rate it carries as much.
-    let narrow = Flow { bits_per_s: 40_000_000_000, ..of("r1", 4 * gigabyte) };
+    let mut narrow = of("r1", 4 * gigabyte);
+    narrow.side.bits_per_s = 40_000_000_000;
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
     // At a hundredth of the rates, large messages go by all rails, and small ones may go by one.
-    let writes = |flow: Flow, bytes: u64| {
-        let gained = flow.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
-        Flow { gained, ..flow }
+    let writes = |mut flow: Flow, bytes: u64| {
+        flow.side.gained = flow.side.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
+        flow
     };
     let scaled = |write_bytes| {
         let of = |rail: &str, bytes| writes(of(rail, bytes), write_bytes);
@@ -93,6 +99,7 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     };
     assert_eq!((scaled(64 << 10), scaled(63 << 10)), (vec![Good, Good, Slow], vec![Good; 3]));
     assert_eq!(scaled(u64::MAX), [Good; 3], "bytes whose write is not counted yet");
-    let lost = Flow { carrying: 0, ..of("r1", 0) };
+    let mut lost = of("r1", 0);
+    lost.side.carrying = 0;
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
 }

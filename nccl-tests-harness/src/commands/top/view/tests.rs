@@ -10,7 +10,8 @@ use ratatui::backend::TestBackend;
 fn picture() -> Picture {
     let gigabyte = 1_000_000_000;
     let of = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
-    let lost = Flow { carrying: 0, ..of("rocep1s0f1:1", 0) };
+    let mut lost = of("rocep1s0f1:1", 0);
+    lost.side.carrying = 0;
     let mut first = job(4711, vec![of("rocep1s0f0:1", 5 * gigabyte), lost]);
     first.seen.rank = Some(1);
     let second = job(4712, vec![of("rocep1s0f0:1", 10 * gigabyte), of("rocep1s0f1:1", gigabyte)]);
@@ -79,7 +80,7 @@ fn a_narrow_terminal_keeps_what_counts_most() {
 fn rails_are_told_apart_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
     let mut flows: Vec<Flow> = rails.iter().map(|rail| flow(rail, "spark-b", Direction::Send, 1 << 30)).collect();
-    flows[1].carrying = 0;
+    flows[1].side.carrying = 0;
     let mut view = view(Picture { jobs: vec![job(4711, flows)], ..Picture::default() });
     for by_peer in [false, true] {
         view.by_peer = by_peer;
