@@ -65,8 +65,11 @@ fn become_ranks(plan: &Plan, world: &World, meeting: &Meeting, program: &Path) -
     let libraries = plan.libraries();
     for (number, (_, library, _)) in libraries.iter().enumerate() {
         let meeting = meeting_of(meeting, number)?;
-        let rank = seats::rank_command::<Pair>(world, &meeting, library, &plan.environment(number), program)?;
-        seats::become_or_start(rank, number + 1 == libraries.len())?;
+        let mut rank = seats::rank_command::<Pair>(world, &meeting, library, &plan.environment(number), program)?;
+        if number + 1 == libraries.len() {
+            return seats::become_rank(rank);
+        }
+        rank.spawn().with_context(|| format!("start {}", program.display()))?;
     }
     Ok(())
 }

@@ -95,8 +95,9 @@ fn done(outcome: Result<()>) -> Result<Outcome> {
 }
 
 fn collective(options: options::Options, collective: Collective, program: &Path) -> Result<Outcome> {
-    let world = world(options.is_local())?;
-    let plan = options.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+    let world = world(options.run.is_local())?;
+    let plan = options.run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+    let plan = lead::Plan { shows_percentiles: options.percentiles, ..plan };
     check_settings(&plan.plugin, program)?;
     lead::run(&plan, program).map(Outcome::from)
 }

@@ -1,7 +1,9 @@
-//! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes them into a settings file.
+//! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes
+//! them into a settings file.
 //!
-//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings in their environment, connect, and time
-//! an all-gather of each size. Each round measures all settings once, so that a change of the machine affects all of them.
+//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings in
+//! their environment, connect, and time an all-gather of each size. Each round measures all settings
+//! once, so that a change of the machine affects all of them.
 
 pub mod collectives;
 mod follow;
@@ -11,10 +13,11 @@ pub mod options;
 mod show;
 
 use crate::commands::collectives::lead::{self, Plan};
+use crate::commands::collectives::messages::Terms;
+use crate::commands::collectives::report::Report;
 use crate::output::report::{self, Sink};
 use crate::output::watch::Watch;
 use crate::ranks::launch::World;
-use crate::sizes;
 use anyhow::{Context, Result, ensure};
 use follow::Followers;
 use judge::{Candidate, Record};
@@ -23,10 +26,11 @@ use show::Told;
 use std::io::Write;
 use std::path::Path;
 
-/// Tunes, or takes part as the rank that a launcher started; `variable` gives the value of an environment variable.
+/// Tunes, or takes part as the rank that a launcher started. `variable` gives the value of an
+/// environment variable.
 ///
 /// # Errors
-/// When the defaults cannot be measured, or the file not be written.
+/// When the defaults cannot be measured, or the file cannot be written.
 pub fn run(
     options: Options,
     program: &Path,
@@ -50,20 +54,25 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
     let watch = Watch::start("runs", || tune.runs());
     let mut out = watch.over(out);
     let out = &mut out;
+    let Terms { ranks, channels, .. } = tune.plan.terms;
+    let sizes_bytes = tune.plan.sizes().collect();
+    let mut told = Told { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..Told::default() };
     let fabric_text = String::new();
     let mut bench = Bench { tune, program, followers: &followers, runs: 0, fabric_text, watch: watch.clone() };
-    let Plan { ranks, channels, min_bytes, max_bytes, step, .. } = tune.plan;
-    let sizes_bytes = sizes::sweep(min_bytes, max_bytes, step).collect();
-    let mut told = Told { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..Told::default() };
     show::introduction(tune, out)?;
-    (told.defaults, told.tried) = bench.sweep(out)?;
+    let candidates = tune.candidates.iter().copied().map(Some);
+    let mut tried = bench.measure([None].into_iter().chain(candidates), tune.rounds, out)?;
+    (told.defaults, told.tried) = (tried.remove(0), tried);
     told.fabric_text.clone_from(&bench.fabric_text);
     show::table(&told, out)?;
     let proposed = judge::propose(&told.defaults, &told.tried, tune.default_share_bytes);
     let proposed = proposed.and_then(|record| record.candidate).context("no settings but the defaults work")?;
     told.proposed = Some(proposed);
-    let (defaults, again) = bench.again(proposed, out)?;
+    writeln!(out, "# the best settings again, in turns with the defaults")?;
+    let mut again = bench.measure([None, Some(proposed)].into_iter(), FINAL_ROUNDS, out)?;
     watch.end();
+    let (defaults, again) = (again.remove(0), again.remove(0));
+    ensure!(again.failed.is_none(), "the proposed settings fail: {}", again.failed.unwrap_or_default());
     let verdict = judge::judge(&defaults, &again);
     told.chosen = (verdict.holds || tune.write_best).then_some(proposed);
     show::verdict(&told, proposed, &verdict, out)?;
@@ -74,8 +83,7 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
         followers.end()?;
         return Ok(told);
     }
-    let pairs = told.chosen.map(Candidate::pairs).unwrap_or_default();
-    for line in keep::keep(&tune.output, &keep::SHARES, &pairs, &remark)? {
+    for line in tune.write(told.chosen, &remark)? {
         writeln!(out, "# {line}")?;
     }
     out.flush()?;
@@ -95,45 +103,33 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The defaults and all candidates, in rounds that begin at different ones.
-    fn sweep(&mut self, out: &mut impl Write) -> Result<(Record, Vec<Record>)> {
-        let candidates = self.tune.candidates.iter().map(|&candidate| Some(candidate));
-        let blank = |candidate| Record { candidate, ..Record::default() };
-        let mut records: Vec<Record> = [None].into_iter().chain(candidates).map(blank).collect();
-        for round in 0..self.tune.rounds {
-            writeln!(out, "# round {} of {}: {} settings", round + 1, self.tune.rounds, records.len())?;
+    /// Measures the candidates in turns; none stands for the defaults. Each round begins with
+    /// another one.
+    fn measure(
+        &mut self,
+        candidates: impl Iterator<Item = Option<Candidate>>,
+        rounds: u32,
+        out: &mut impl Write,
+    ) -> Result<Vec<Record>> {
+        let mut records: Vec<Record> = candidates.map(|candidate| Record { candidate, ..Record::default() }).collect();
+        let count = records.len();
+        let stride = (count / rounds as usize).max(1);
+        for round in 0..rounds as usize {
+            writeln!(out, "# round {} of {rounds}: {count} settings", round + 1)?;
             out.flush()?;
-            let first = round as usize * records.len() / self.tune.rounds as usize;
-            for at in 0..records.len() {
-                let index = (first + at) % records.len();
-                self.add(&mut records[index])?;
+            for at in 0..count {
+                self.add(&mut records[(round * stride + at) % count])?;
             }
         }
-        let defaults = records.remove(0);
-        Ok((defaults, records))
+        Ok(records)
     }
 
-    /// The defaults and the proposed settings in turns; who goes first changes.
-    fn again(&mut self, proposed: Candidate, out: &mut impl Write) -> Result<(Record, Record)> {
-        writeln!(out, "# the best settings again, in turns with the defaults: {FINAL_ROUNDS} rounds")?;
-        out.flush()?;
-        let mut records = [None, Some(proposed)].map(|candidate| Record { candidate, ..Record::default() });
-        for round in 0..FINAL_ROUNDS as usize {
-            for at in 0..2 {
-                self.add(&mut records[(round + at) % 2])?;
-            }
-        }
-        let [defaults, again] = records;
-        ensure!(again.failed.is_none(), "the proposed settings fail: {}", again.failed.unwrap_or_default());
-        Ok((defaults, again))
-    }
-
-    /// A run more for a record that has not failed. Only the defaults must not fail.
+    /// Makes one more run for a record that has not failed. Only the defaults must not fail.
     fn add(&mut self, record: &mut Record) -> Result<()> {
         if record.failed.is_some() {
             return Ok(());
         }
-        let measured = self.measure(record.candidate);
+        let measured = self.run(record.candidate);
         self.watch.step();
         match measured {
             Ok(round) => record.rounds.push(round),
@@ -143,15 +139,15 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Bus bandwidth in GB/s by size.
-    fn measure(&mut self, candidate: Option<Candidate>) -> Result<Vec<f64>> {
+    /// Returns the bus bandwidth in GB/s by size.
+    fn run(&mut self, candidate: Option<Candidate>) -> Result<Vec<f64>> {
         self.runs += 1;
         let mut plan = Plan { rank_env: self.tune.rank_env(candidate), ..self.tune.plan.clone() };
         if let Some((world, meeting)) = &mut plan.launched {
             (*world, *meeting) = follow::of_run(world, meeting, self.runs);
             self.followers.run(self.runs, candidate)?;
         }
-        let mut report = lead::blank(&plan);
+        let mut report = Report::new(plan.terms);
         let right = lead::lead(&plan, self.program, &self.watch.part(), std::io::sink(), &mut report)?;
         let wrong = report.rows.iter().flat_map(|row| &row.first_wrong).next();
         ensure!(right, "data is wrong: {}", wrong.map_or("no rank described it", String::as_str));

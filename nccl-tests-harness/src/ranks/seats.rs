@@ -91,14 +91,13 @@ pub(crate) fn hello(world: &World) -> Result<Hello> {
     })
 }
 
-/// Replaces this process by the command, or starts it beside this one. It ends when its control connection does.
-pub fn become_or_start(mut command: Command, become_it: bool) -> Result<()> {
-    let program = command.get_program().to_owned();
-    let started = match become_it {
-        true => Err(command.exec()),
-        false => command.spawn().map(|_| ()),
-    };
-    started.with_context(|| format!("start {}", program.display()))
+/// Replaces this process by the command, which ends when its control connection does.
+///
+/// # Errors
+/// Always: a process that was replaced does not return.
+pub fn become_rank<T>(mut command: Command) -> Result<T> {
+    let error = command.exec();
+    Err(error).with_context(|| format!("start {}", command.get_program().display()))
 }
 
 fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv]) -> Vec<(String, String)> {

@@ -1,10 +1,9 @@
 //! A run from the command's side: starts the ranks, has them measure each size, prints the table.
 
-use super::Collective;
-use super::messages::{Answer, Measurement, Order, Setup};
+use super::messages::{Answer, Measurement, Order, Setup, Terms};
 use super::rank::Collectives;
 use super::report::Report;
-use super::table::{self, CollectiveTable, Row};
+use super::table::{CollectiveTable, Row};
 use crate::fabric::{self, Fabric, Kind, Wish};
 use crate::output::report::{self, Target};
 use crate::output::watch::Watch;
@@ -20,78 +19,74 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What to run, checked.
+/// A run, checked before anything starts.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Which collective.
-    pub collective: Collective,
-    /// How many ranks (2 or more).
-    pub ranks: usize,
-    /// Connections from each rank to each that it sends to (1 or more).
-    pub channels: usize,
+    /// The measurement of each size.
+    pub terms: Terms,
     /// The plugin's library.
     pub plugin: PathBuf,
     /// The first size in bytes; at least one byte for each rank's part.
     pub min_bytes: usize,
     /// The largest size in bytes.
     pub max_bytes: usize,
-    /// From one size to the next.
+    /// The step from one size to the next.
     pub step: Step,
-    /// Iterations before the timed ones.
-    pub warmup_iters: u32,
-    /// Timed iterations (1 or more).
-    pub iters: u32,
-    /// Checked iterations after the timed ones; 0: no checks.
-    pub check_iters: u32,
-    /// How long a run may make no progress.
+    /// Time without progress after which the run fails.
     pub timeout: Duration,
     /// Environment of single ranks.
     pub rank_env: Vec<RankEnv>,
-    /// The fabric asked for.
+    /// The fabric that the options ask for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
     /// Shows the percentiles of the times in the table too.
     pub shows_percentiles: bool,
-    /// Where the JSON goes.
+    /// The place of the JSON.
     pub json: Option<Target>,
-    /// The launcher that started this process as one of the ranks, and where those meet.
+    /// The launcher that started this process as one of the ranks, and the place where those meet.
     pub launched: Option<(World, Meeting)>,
 }
 
-/// Runs it with ranks of `program`, the table on standard output, or on standard error where the JSON goes to standard
-/// output. True when all data was right. A process that a launcher started as another rank than 0 becomes that rank.
+impl Plan {
+    /// The sizes to measure, in bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        sizes::sweep(self.min_bytes, self.max_bytes, self.step)
+    }
+}
+
+/// Runs a collective with ranks of `program`. The table goes to standard output, or to standard
+/// error if the JSON goes to standard output. True when all data was right. A process that a
+/// launcher started as another rank than 0 becomes that rank.
 ///
 /// # Errors
 /// When a rank fails or hangs, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
-        return seats::become_or_start(rank, true).map(|()| true);
+        return seats::become_rank(rank);
     }
-    let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step).count() as u64;
-    let watch = Watch::start("sizes", sizes);
-    report::of_run(plan.json.as_ref(), blank(plan), |out, report| lead(plan, program, &watch, out, report))
+    let watch = Watch::start("sizes", || plan.sizes().count() as u64);
+    report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
 }
 
 /// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
 pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
     let mut out = watch.over(out);
-    let fabric = fabric::set_up(&plan.fabric, plan.ranks, plan.verbs_library.as_deref())?;
+    let fabric = fabric::set_up(&plan.fabric, plan.terms.ranks, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
     introduce(plan, &fabric, &mut out)?;
     let seats = match &plan.launched {
         Some((_, meeting)) => seats::with_guests(meeting.clone(), &fabric, &plan.rank_env)?,
-        None => seats::all_here(plan.ranks, &fabric, &plan.rank_env),
+        None => seats::all_here(plan.terms.ranks, &fabric, &plan.rank_env),
     };
-    let sizes = || sizes::sweep(plan.min_bytes, plan.max_bytes, plan.step);
     let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
     let outcome = connect(plan, &mut job, report).and_then(|()| {
         list_ranks(&job, report, &mut out)?;
-        let mut table = CollectiveTable::start(out, plan.collective, plan.shows_percentiles)?;
-        for size_bytes in sizes() {
-            measure(plan, size_bytes, &mut job, &mut table, report)?;
+        let mut table = CollectiveTable::start(out, plan.terms.collective, plan.shows_percentiles)?;
+        for size_bytes in plan.sizes() {
+            measure(plan.terms, size_bytes, &mut job, &mut table, report)?;
             watch.step();
         }
         Ok(table)
@@ -108,16 +103,25 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
 
 /// Starts the plugin in all ranks, and connects them.
 fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
-    let listening = job.ask(
-        |rank| Order::Setup(setup(plan, rank)),
-        answer!(Answer::Listening { network, handles } => (network, handles)),
-    )?;
+    let Terms { collective, ranks, channels, .. } = plan.terms;
+    let setup = |rank| Setup {
+        rank,
+        plugin: plan.plugin.clone(),
+        job: u64::from(std::process::id()),
+        max_count: collective.count(plan.max_bytes, ranks),
+        terms: plan.terms,
+    };
+    let listening = job
+        .ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { network, handles } => (network, handles)))?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
-    report.connections = job.ask(
-        |rank| Order::Connect { handles: handles_for(plan, rank, &handles) },
-        answer!(Answer::Connected { lines } => lines),
-    )?;
+    // A handle that a rank has not given is missing here, which the rank at the other end reports.
+    let handles_for = |rank: usize| {
+        let links = collective.links(rank, ranks, channels).into_iter().enumerate();
+        links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
+    };
+    report.connections =
+        job.ask(|rank| Order::Connect { handles: handles_for(rank) }, answer!(Answer::Connected { lines } => lines))?;
     Ok(())
 }
 
@@ -128,18 +132,18 @@ fn list_ranks(job: &Job<Collectives>, report: &Report, out: &mut impl Write) -> 
     Ok(())
 }
 
-/// One size: a row of the table.
+/// Measures one size, and writes its row of the table.
 fn measure(
-    plan: &Plan,
+    terms: Terms,
     size_bytes: usize,
     job: &mut Job<Collectives>,
     table: &mut CollectiveTable<impl Write>,
     report: &mut Report,
 ) -> Result<()> {
-    let count = plan.collective.count(size_bytes, plan.ranks);
-    job.ask(|_| Order::Prepare { count }, |answer| matches!(answer, Answer::Ready).then_some(()))?;
+    let count = terms.collective.count(size_bytes, terms.ranks);
+    job.ask(|_| Order::Prepare { count }, answer!(Answer::Ready => ()))?;
     let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(measurement) => measurement))?;
-    let row = row(plan, count, &measured);
+    let row = row(terms, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
     table.row(&row)?;
@@ -148,32 +152,9 @@ fn measure(
     Ok(())
 }
 
-/// A report without figures.
-pub fn blank(plan: &Plan) -> Report {
-    Report {
-        version: env!("CARGO_PKG_VERSION"),
-        collective: plan.collective.name(),
-        ranks: plan.ranks,
-        channels: plan.channels,
-        element: table::ELEMENT,
-        operation: plan.collective.operation(),
-        root: plan.collective.root(),
-        in_place: plan.collective.in_place(),
-        warmup_iters: plan.warmup_iters,
-        iters: plan.iters,
-        check_iters: plan.check_iters,
-        ..Report::default()
-    }
-}
-
-/// The handles of the ranks that each link goes to. Where a rank has given too few, they are missing, which is that rank's error.
-fn handles_for(plan: &Plan, rank: usize, handles: &[Vec<Vec<u8>>]) -> Vec<Vec<u8>> {
-    let links = plan.collective.links(rank, plan.ranks, plan.channels);
-    links.iter().enumerate().filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
-}
-
 fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
-    let Plan { collective, ranks, channels, min_bytes, max_bytes, warmup_iters, iters, check_iters, .. } = plan;
+    let Plan { min_bytes, max_bytes, .. } = plan;
+    let Terms { collective, ranks, channels, warmup_iters, iters, check_iters } = plan.terms;
     let (step, unit) = match plan.step {
         Step::Factor(factor) => (factor, "factor"),
         Step::Bytes(bytes) => (bytes, "bytes"),
@@ -195,32 +176,17 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn setup(plan: &Plan, rank: usize) -> Setup {
-    Setup {
-        rank,
-        ranks: plan.ranks,
-        collective: plan.collective,
-        channels: plan.channels,
-        plugin: plan.plugin.clone(),
-        job: u64::from(std::process::id()),
-        max_count: plan.collective.count(plan.max_bytes, plan.ranks),
-        warmup_iters: plan.warmup_iters,
-        iters: plan.iters,
-        check_iters: plan.check_iters,
-    }
-}
-
-/// As in nccl-tests, the mean of the ranks' times and the sum of their wrong elements. Other times
-/// are the longest of any rank.
-fn row(plan: &Plan, count: usize, measured: &[Measurement]) -> Row {
+/// A row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of their
+/// wrong elements. Other times are the longest of any rank.
+fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
-    let seconds = mean / f64::from(plan.iters);
+    let seconds = mean / f64::from(terms.iters);
     let longest_us = |of: fn(&Measurement) -> f64| measured.iter().map(|one| of(one) * 1e6).fold(0.0, f64::max);
     Row {
-        size_bytes: plan.collective.size_bytes(count, plan.ranks),
+        size_bytes: terms.collective.size_bytes(count, terms.ranks),
         count,
         time_us: seconds * 1e6,
-        bandwidth: plan.collective.bandwidth(count, plan.ranks, seconds),
+        bandwidth: terms.collective.bandwidth(count, terms.ranks, seconds),
         time_p50_us: longest_us(|one| one.p50_s),
         time_p99_us: longest_us(|one| one.p99_s),
         longest_pause_us: longest_us(|one| one.longest_pause_s),
@@ -252,48 +218,21 @@ fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::collectives::Collective;
 
     fn measurement(seconds: f64, wrong: Option<u64>) -> Measurement {
         let (p50_s, p99_s, longest_pause_s) = (seconds / 20.0, seconds / 5.0, seconds / 2.0);
         Measurement { seconds, p50_s, p99_s, longest_pause_s, wrong, first_wrong: None }
     }
 
-    fn plan() -> Plan {
-        Plan {
-            collective: Collective::AllGather,
-            ranks: 2,
-            channels: 1,
-            plugin: PathBuf::new(),
-            min_bytes: 8,
-            max_bytes: 8,
-            step: Step::Factor(2),
-            warmup_iters: 0,
-            iters: 10,
-            check_iters: 1,
-            timeout: Duration::from_secs(1),
-            rank_env: Vec::new(),
-            fabric: Wish {
-                kind: None,
-                profile: String::new(),
-                nic: Default::default(),
-                scale: 1.0,
-                slow_rails: Vec::new(),
-                path_faults: Vec::new(),
-                library: PathBuf::new(),
-                name: None,
-            },
-            verbs_library: None,
-            shows_percentiles: false,
-            json: None,
-            launched: None,
-        }
-    }
+    const TERMS: Terms =
+        Terms { collective: Collective::AllGather, ranks: 2, channels: 1, warmup_iters: 0, iters: 10, check_iters: 1 };
 
     /// Hand figures: 10 iterations in 1 ms and in 3 ms are 200 us each on average; 2 x 4 MB in that
     /// are 40 GB/s. The slower rank's median and 99th percentile are 150 and 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
-        let row = row(&plan(), 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);
+        let row = row(TERMS, 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);
         assert_eq!((row.size_bytes, row.count, row.wrong), (8_000_000, 4_000_000, Some(7)));
         assert!((row.time_us - 200.0).abs() < 1e-9 && (row.longest_pause_us - 1500.0).abs() < 1e-9, "{row:?}");
         assert!((row.time_p50_us - 150.0).abs() < 1e-9 && (row.time_p99_us - 600.0).abs() < 1e-9, "{row:?}");
@@ -302,7 +241,7 @@ mod tests {
 
     #[test]
     fn unchecked_data_is_not_zero_wrong() {
-        assert_eq!(row(&plan(), 4, &[measurement(1e-3, None), measurement(1e-3, None)]).wrong, None);
+        assert_eq!(row(TERMS, 4, &[measurement(1e-3, None), measurement(1e-3, None)]).wrong, None);
     }
 
     #[test]

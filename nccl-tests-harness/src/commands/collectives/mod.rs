@@ -1,8 +1,8 @@
-//! The collectives: which ranks exchange messages, what each result contains, and how nccl-tests counts it. `schedule` has the
-//! order of the messages.
+//! The collectives: the ranks that exchange messages, the contents of each result, and the counts
+//! and bandwidths of nccl-tests. `schedule` has the order of the messages.
 //!
-//! Elements are bytes, and a sum wraps around, so it is the same in whatever order it is added up: every byte of a result
-//! can be checked exactly.
+//! Elements are bytes. A sum wraps around, so it does not depend on the order of its terms, and
+//! every byte of a result can be checked exactly.
 
 pub mod lead;
 pub mod messages;
@@ -17,25 +17,28 @@ use std::ops::Range;
 
 /// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Collective {
-    /// Every rank ends with every rank's part. In place: a rank's own part already lies where it belongs.
+    /// Every rank ends with every rank's part. In place: a rank's own part is in its place already.
     AllGather,
     /// Every rank ends with the sum of all. Out of place.
     AllReduce,
     /// Every rank ends with its part of the sum of all. Out of place.
     ReduceScatter,
-    /// Every rank ends with what [`ROOT`] has. In place.
+    /// Every rank ends with the data of [`ROOT`]. In place.
     Broadcast,
     /// Every rank has a part for every rank. Out of place.
+    #[serde(rename = "alltoall")]
     AllToAll,
     /// Every rank sends to the next one and receives from the one before. Out of place.
+    #[serde(rename = "sendrecv")]
     SendRecv,
 }
 
 /// The rank that a broadcast comes from.
 pub const ROOT: usize = 0;
 
-/// How NCCL cuts a collective into messages.
+/// Size and number of a collective's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// The most bytes in a message.
@@ -47,20 +50,20 @@ pub struct Shape {
 /// One connection out of a rank, and one into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// The rank that this one sends to.
+    /// The rank that this rank sends to.
     pub to: usize,
-    /// The rank that this one receives from.
+    /// The rank that this rank receives from.
     pub from: usize,
 }
 
-/// A part of a buffer, and what it holds.
+/// A part of a rank's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The ranks whose data is added up there.
     pub of: Range<usize>,
-    /// Where in those ranks' data it begins, in bytes.
+    /// The first byte of those ranks' data.
     pub data_offset: usize,
-    /// Its place in the buffer, in bytes.
+    /// The place in the receive buffer, in bytes.
     pub range: Range<usize>,
 }
 
@@ -76,7 +79,7 @@ pub struct Bandwidth {
 }
 
 impl Collective {
-    /// Its name as in the command.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all-gather",
@@ -88,12 +91,12 @@ impl Collective {
         }
     }
 
-    /// Whether the send buffer is the receive buffer.
+    /// True if the send buffer is the receive buffer.
     pub fn in_place(self) -> bool {
         matches!(self, Self::AllGather | Self::Broadcast)
     }
 
-    /// Whether a rank sends on, out of its receive buffer, what it received.
+    /// True if a rank sends received data on, out of its receive buffer.
     pub fn passes_on(self) -> bool {
         !matches!(self, Self::AllToAll | Self::SendRecv)
     }
@@ -114,8 +117,9 @@ impl Collective {
         }
     }
 
-    /// The messages that NCCL makes of it: a ring keeps four slices of two 512 KiB steps, a point-to-point transfer
-    /// eight steps of its chunk size, which is 128 to 256 KiB over a network.
+    /// The messages that NCCL makes of a collective. A ring keeps four slices of two 512 KiB steps.
+    /// A point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over a
+    /// network.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
@@ -123,8 +127,8 @@ impl Collective {
         }
     }
 
-    /// The connections of `rank`: `channels` to each rank that it sends to. A link of one rank and the link of the same
-    /// index of the rank that it goes to are the two ends of one connection.
+    /// The connections of `rank`: `channels` to each rank that it sends to. A link of one rank and
+    /// the link of the same index of the rank that it goes to are the two ends of one connection.
     pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
         let distances = match self {
             Self::AllToAll => 1..ranks,
@@ -134,26 +138,24 @@ impl Collective {
         distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
     }
 
-    /// How many elements nccl-tests counts at a size asked for: those of one rank's part where there are parts.
+    /// The elements that nccl-tests counts at a size: those of one rank's part if there are parts.
     ///
-    /// nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes; here every byte counts.
+    /// nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes. Here
+    /// every byte counts.
     pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
-        match self.has_parts() {
-            true => size_bytes / ranks,
-            false => size_bytes,
-        }
+        size_bytes / self.parts(ranks)
     }
 
-    /// The size that the table shows, which is also how long each buffer is.
+    /// The size that the table shows, which is also the length of each buffer.
     pub fn size_bytes(self, count: usize, ranks: usize) -> usize {
-        match self.has_parts() {
-            true => count * ranks,
-            false => count,
-        }
+        count * self.parts(ranks)
     }
 
-    fn has_parts(self) -> bool {
-        matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
+    fn parts(self, ranks: usize) -> usize {
+        match self {
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => ranks,
+            Self::AllReduce | Self::Broadcast | Self::SendRecv => 1,
+        }
     }
 
     /// The bandwidths as nccl-tests computes them (its doc/PERFORMANCE.md).
@@ -168,30 +170,27 @@ impl Collective {
         Bandwidth { algbw, busbw: algbw * factor }
     }
 
-    /// What `rank` writes into its send buffer before it starts; nothing where it only receives.
-    pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Part> {
-        let range = match self {
-            Self::AllGather => rank * count..(rank + 1) * count,
-            Self::Broadcast if rank != ROOT => return None,
-            _ => 0..self.size_bytes(count, ranks),
-        };
-        Some(Part { of: rank..rank + 1, data_offset: 0, range })
+    /// The place in the send buffer that `rank` fills before it starts; none if it only receives.
+    pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Range<usize>> {
+        match self {
+            Self::AllGather => Some(rank * count..(rank + 1) * count),
+            Self::Broadcast if rank != ROOT => None,
+            _ => Some(0..self.size_bytes(count, ranks)),
+        }
     }
 
-    /// What `rank` has in its receive buffer at the end.
+    /// The contents of the receive buffer of `rank` at the end.
     pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
         let block = |index: usize| index * count..(index + 1) * count;
         let part = |of, data_offset, range| Part { of, data_offset, range };
+        let one = |from, data_offset, range| part(from..from + 1, data_offset, range);
         match self {
-            Self::AllGather => (0..ranks).map(|from| part(from..from + 1, 0, block(from))).collect(),
+            Self::AllGather => (0..ranks).map(|from| one(from, 0, block(from))).collect(),
             Self::AllReduce => vec![part(0..ranks, 0, 0..count)],
             Self::ReduceScatter => vec![part(0..ranks, rank * count, block(rank))],
-            Self::Broadcast => vec![part(ROOT..ROOT + 1, 0, 0..count)],
-            Self::AllToAll => (0..ranks).map(|from| part(from..from + 1, rank * count, block(from))).collect(),
-            Self::SendRecv => {
-                let prior = (rank + ranks - 1) % ranks;
-                vec![part(prior..prior + 1, 0, 0..count)]
-            }
+            Self::Broadcast => vec![one(ROOT, 0, 0..count)],
+            Self::AllToAll => (0..ranks).map(|from| one(from, rank * count, block(from))).collect(),
+            Self::SendRecv => vec![one((rank + ranks - 1) % ranks, 0, 0..count)],
         }
     }
 }
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_all_the_parts_or_what_one_rank_sends() {
+    fn a_size_is_all_parts_or_the_data_that_one_rank_sends() {
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
             assert_eq!((collective.count(1024, 3), collective.size_bytes(341, 3)), (341, 1023));
         }

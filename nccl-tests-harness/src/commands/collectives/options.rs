@@ -2,6 +2,7 @@
 
 use super::Collective;
 use super::lead::Plan;
+use super::messages::Terms;
 use crate::fabric::options::FabricOptions;
 use crate::output::report::JsonOption;
 use crate::places;
@@ -15,14 +16,15 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Options of a collective: those of a run, and what its table shows.
+/// Options of a collective: those of a run, and of its table.
 #[derive(Debug, Args)]
 pub struct Options {
+    /// The run.
     #[command(flatten)]
-    run: Run,
+    pub run: Run,
     /// Adds columns with the median and the 99th percentile of the times, each of the slowest rank.
     #[arg(long)]
-    percentiles: bool,
+    pub percentiles: bool,
 }
 
 /// Options of a run; names and meanings are those of nccl-tests where it has them.
@@ -76,36 +78,14 @@ pub struct Run {
     fabric: FabricOptions,
 }
 
-impl Options {
-    /// True where all ranks are started here, whatever a launcher says.
-    pub fn is_local(&self) -> bool {
-        self.run.is_local()
-    }
-
-    /// Returns the run to lead; see [`Run::plan`].
-    ///
-    /// # Errors
-    /// When options contradict each other.
-    pub fn plan(
-        self,
-        collective: Collective,
-        program: &Path,
-        world: Option<World>,
-        verbs_library: Option<String>,
-    ) -> anyhow::Result<Plan> {
-        let plan = self.run.plan(collective, program, world, verbs_library)?;
-        Ok(Plan { shows_percentiles: self.percentiles, ..plan })
-    }
-}
-
 impl Run {
-    /// Whether all ranks are to be started here, whatever a launcher says.
+    /// True if all ranks are started here, whatever a launcher says.
     pub fn is_local(&self) -> bool {
         self.ranks.is_some()
     }
 
-    /// What to run; `program` is this program's file, beside which the plugin may lie, `world` what a launcher says,
-    /// `verbs_library` the one that the user's environment names.
+    /// Returns the run. `program` is this program's file, beside which the plugin may lie. `world`
+    /// is what a launcher says. `verbs_library` is the one that the user's environment names.
     ///
     /// # Errors
     /// When options contradict each other.
@@ -121,23 +101,27 @@ impl Run {
             None => usize::from(self.ranks.unwrap_or(2)),
         };
         self.check(collective, ranks)?;
-        if let (None, Some(_)) = (&world, &self.rendezvous) {
-            return Err(wrong(
-                "--rendezvous is for ranks that a launcher starts, and all ranks are started on this machine here",
-            ))?;
-        }
         let timeout = Duration::from_secs(self.timeout);
         let launched = match world {
             Some(world) => {
                 let meeting = seats::meeting(&world, self.rendezvous, timeout)?;
                 Some((world, meeting))
             }
+            None if self.rendezvous.is_some() => Err(wrong(
+                "--rendezvous is for ranks that a launcher starts, and all ranks are started on this machine here",
+            ))?,
             None => None,
         };
-        Ok(Plan {
+        let terms = Terms {
             collective,
             ranks,
             channels: usize::from(self.channels),
+            warmup_iters: self.warmup_iters,
+            iters: self.iters,
+            check_iters: self.check_iters,
+        };
+        Ok(Plan {
+            terms,
             plugin: places::library(self.plugin, program)?,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
@@ -145,9 +129,6 @@ impl Run {
                 1 => Step::Bytes(self.step_bytes),
                 factor => Step::Factor(factor as usize),
             },
-            warmup_iters: self.warmup_iters,
-            iters: self.iters,
-            check_iters: self.check_iters,
             timeout,
             rank_env: self.rank_env,
             fabric: self.fabric.wish(program)?,
@@ -197,8 +178,9 @@ mod tests {
 
     fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
         let cli = Cli::try_parse_from([&["nccl-spark", "all-gather"], arguments].concat());
-        let Command::AllGather(run) = cli.map_err(|error| one_line(&error))?.command else { panic!("another command") };
-        let plan = run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark"), world, None);
+        let cli = cli.map_err(|error| one_line(&error))?;
+        let Command::AllGather(options) = cli.command else { panic!("another command") };
+        let plan = options.run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark"), world, None);
         plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
     }
 
@@ -206,7 +188,8 @@ mod tests {
     fn options_of_nccl_tests_are_understood() {
         let plan = plan(&["-b", "8", "-e", "16M", "-f", "4", "-n", "5", "-w", "2", "-c", "3", "-r", "4"]).unwrap();
         assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (8, 16 << 20, Step::Factor(4)));
-        assert_eq!((plan.iters, plan.warmup_iters, plan.check_iters, plan.ranks), (5, 2, 3, 4));
+        let Terms { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        assert_eq!((iters, warmup_iters, check_iters, ranks), (5, 2, 3, 4));
         assert_eq!(plan.plugin, Path::new("libnccl-net-spark.so"));
     }
 
@@ -214,7 +197,8 @@ mod tests {
     fn what_is_left_out_is_as_in_nccl_tests() {
         let plan = plan(&[]).unwrap();
         assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (32 << 20, 32 << 20, Step::Bytes(1 << 20)));
-        assert_eq!((plan.iters, plan.warmup_iters, plan.check_iters, plan.ranks), (20, 1, 1, 2));
+        let Terms { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        assert_eq!((iters, warmup_iters, check_iters, ranks), (20, 1, 1, 2));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! One rank of a collective: connects with the ranks that it exchanges messages with, times the collective, and checks its data.
 
-use super::messages::{Answer, Measurement, Order, Setup};
+use super::Part;
+use super::messages::{Answer, Measurement, Order, Setup, Terms};
 use super::progress::{self, Buffers, Channel, Pauses};
 use super::schedule::{self, Seat};
-use super::{Collective, Part};
 use crate::net::{Buffer, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
 use crate::ranks::control::Work;
@@ -39,8 +39,9 @@ impl Work for Collectives {
         let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
         let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
         let network = device::examine(&context)?;
-        let links = setup.collective.links(setup.rank, setup.ranks, setup.channels);
-        let (listeners, handles) = device::listen(&context, links.len())?;
+        let Terms { collective, ranks, channels, .. } = setup.terms;
+        let links = collective.links(setup.rank, ranks, channels).len();
+        let (listeners, handles) = device::listen(&context, links)?;
         answer(Answer::Listening { network, handles })?;
 
         let Order::Connect { handles } = orders.recv()? else { bail!("the second order is not Connect") };
@@ -80,19 +81,21 @@ fn obey(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer)
 }
 
 struct Rank {
-    setup: Setup,
+    rank: usize,
+    terms: Terms,
     channels: Vec<Channel>,
     buffers: Buffers,
-    /// Of the data: all ranks count it in the same way.
+    /// Number of the data's iteration, which all ranks count alike.
     iteration: u64,
-    /// How many elements the size at hand has.
+    /// Elements of the size at hand.
     count: usize,
     pauses: Pauses,
 }
 
 impl Rank {
     fn new(setup: Setup, connections: impl Iterator<Item = (SendComm, RecvComm)>) -> Result<Self> {
-        let Setup { collective, rank, ranks, .. } = setup;
+        let Setup { rank, terms, .. } = setup;
+        let Terms { collective, ranks, .. } = terms;
         let bytes = collective.size_bytes(setup.max_count, ranks);
         let recv = Buffer::new(bytes)?;
         let send = match collective.in_place() {
@@ -100,24 +103,25 @@ impl Rank {
             false => Buffer::new(bytes)?,
         };
         let buffers = Buffers { send, recv };
-        let links = collective.links(rank, ranks, setup.channels);
+        let links = collective.links(rank, ranks, terms.channels);
         let channels = connections.zip(links);
         let channels = channels.map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
         let channels = channels.collect::<Result<Vec<_>>>()?;
-        Ok(Self { setup, channels, buffers, iteration: 0, count: 0, pauses: Pauses::default() })
+        Ok(Self { rank, terms, channels, buffers, iteration: 0, count: 0, pauses: Pauses::default() })
     }
 
     /// Plans the size, fills, and runs the warm-up.
     fn prepare(&mut self, count: usize) -> Result<()> {
-        let Setup { collective, rank, ranks, channels, .. } = self.setup;
+        let Terms { collective, ranks, channels, .. } = self.terms;
+        let rank = self.rank;
         self.count = count;
         for (link, channel) in self.channels.iter_mut().enumerate() {
             channel.plan(schedule::schedule(collective, Seat { rank, ranks, link, channels }, count));
         }
-        if self.setup.check_iters > 0 {
+        if self.terms.check_iters > 0 {
             self.fill()?;
         }
-        for _ in 0..self.setup.warmup_iters {
+        for _ in 0..self.terms.warmup_iters {
             self.stage("warming up");
             self.run()?;
         }
@@ -131,7 +135,7 @@ impl Rank {
         let mut times = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
         let start = Instant::now();
         let mut last = start;
-        for _ in 0..self.setup.iters {
+        for _ in 0..self.terms.iters {
             self.run()?;
             let now = Instant::now();
             times.saturating_record(u64::try_from((now - last).as_nanos()).unwrap_or(LONGEST_NS));
@@ -146,11 +150,11 @@ impl Rank {
             wrong: None,
             first_wrong: None,
         };
-        if self.setup.check_iters == 0 {
+        if self.terms.check_iters == 0 {
             return Ok(timed);
         }
         let (mut wrong, mut first_wrong) = self.compare()?;
-        for _ in 0..self.setup.check_iters {
+        for _ in 0..self.terms.check_iters {
             self.fill()?;
             self.stage("checking");
             self.run()?;
@@ -162,16 +166,16 @@ impl Rank {
     }
 
     fn run(&mut self) -> Result<()> {
-        progress::run(&mut self.channels, self.setup.collective.shape(), &mut self.pauses)
+        progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
     }
 
     /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not pass the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
-        let Setup { collective, rank, ranks, .. } = self.setup;
-        let Some(Part { range, .. }) = collective.contribution(rank, ranks, self.count) else { return Ok(()) };
-        let pattern = Pattern::new(rank, self.iteration);
+        let Terms { collective, ranks, .. } = self.terms;
+        let Some(range) = collective.contribution(self.rank, ranks, self.count) else { return Ok(()) };
+        let pattern = Pattern::new(self.rank, self.iteration);
         self.buffers.send.with_bytes(|bytes| {
             for (index, stretch) in bytes[range].chunks_mut(FILL_BYTES).enumerate() {
                 pattern.fill(index * FILL_BYTES, stretch);
@@ -183,8 +187,9 @@ impl Rank {
     /// Compares every byte of the result: how many are wrong, and a description of the first.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
+        let Terms { collective, ranks, .. } = self.terms;
         let (mut wrong, mut first_wrong) = (0, None);
-        for Part { of, data_offset, range } in self.collective().result(self.setup.rank, self.setup.ranks, self.count) {
+        for Part { of, data_offset, range } in collective.result(self.rank, ranks, self.count) {
             let sum = Sum::new(of.clone(), self.iteration);
             let mut mismatch = Mismatch::default();
             self.buffers.recv.with_bytes(|bytes| {
@@ -207,10 +212,6 @@ impl Rank {
     }
 
     fn stage(&self, what: &str) {
-        activity::stage(format!("{what} {} bytes", self.collective().size_bytes(self.count, self.setup.ranks)));
-    }
-
-    fn collective(&self) -> Collective {
-        self.setup.collective
+        activity::stage(format!("{what} {} bytes", self.terms.collective.size_bytes(self.count, self.terms.ranks)));
     }
 }

@@ -1,46 +1,36 @@
 //! A run of a collective as JSON, for programs.
 
-use super::table::Row;
+use super::messages::Terms;
+use super::table::{self, Row};
 use crate::ranks::device::Network;
 use serde::Serialize;
 
-/// A run of a collective. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
-#[derive(Debug, Default, Serialize)]
+/// A run of a collective. Sizes are in bytes, times in microseconds, bandwidths in GB/s
+/// (10^9 bytes a second).
+#[derive(Debug, Serialize)]
 pub struct Report {
-    /// This program's version.
-    pub version: &'static str,
-    /// The collective's name.
-    pub collective: &'static str,
-    /// How many ranks there are.
-    pub ranks: usize,
-    /// Connections from each rank to each that it sends to.
-    pub channels: usize,
+    version: &'static str,
+    #[serde(flatten)]
+    terms: Terms,
     /// The type of an element.
-    pub element: &'static str,
+    element: &'static str,
     /// The operation on elements.
-    pub operation: &'static str,
-    /// The root of a broadcast; -1 elsewhere.
-    pub root: i32,
-    /// Whether the send buffer is the receive buffer.
-    pub in_place: bool,
-    /// Iterations before the timed ones.
-    pub warmup_iters: u32,
-    /// Timed iterations.
-    pub iters: u32,
-    /// Checked iterations after the timed ones.
-    pub check_iters: u32,
+    operation: &'static str,
+    /// The root of a broadcast; -1 for other collectives.
+    root: i32,
+    in_place: bool,
     /// The fabric: `soft` or `verbs`.
     pub fabric: &'static str,
-    /// The same in words.
+    /// The fabric in words.
     pub fabric_text: String,
     /// The network as NCCL would see it, by rank.
     pub networks: Vec<Network>,
-    /// What the plugin logged about its connections, by rank.
+    /// The plugin's log lines about its connections, by rank.
     pub connections: Vec<Vec<String>>,
     /// One for each size.
     pub rows: Vec<Measured>,
     /// The mean of all sizes.
-    pub average_busbw_gb_s: Option<f64>,
+    average_busbw_gb_s: Option<f64>,
 }
 
 /// One size.
@@ -54,6 +44,24 @@ pub struct Measured {
 }
 
 impl Report {
+    /// A report without figures.
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            terms,
+            element: table::ELEMENT,
+            operation: terms.collective.operation(),
+            root: terms.collective.root(),
+            in_place: terms.collective.in_place(),
+            fabric: "",
+            fabric_text: String::new(),
+            networks: Vec::new(),
+            connections: Vec::new(),
+            rows: Vec::new(),
+            average_busbw_gb_s: None,
+        }
+    }
+
     /// Adds a size.
     pub fn add(&mut self, row: Row, first_wrong: Vec<String>) {
         self.rows.push(Measured { row, first_wrong });

@@ -1,66 +1,70 @@
-//! What each connection of each rank does for a collective: messages in order, and what they wait for.
+//! The schedule of each connection of each rank for a collective: its messages in order, and the
+//! messages that they wait for.
 //!
-//! A ring works in steps: a rank forwards in one step what it received in the step before. The slices of a step do not wait for each
-//! other, so a long part keeps the connection busy. A broadcast is the ring without its last step; in an all-to-all no pair of ranks
-//! waits for another.
+//! A ring works in steps: a rank forwards in one step the data that it received in the step before.
+//! The slices of a step do not wait for each other, so a long part keeps the connection busy. A
+//! broadcast is the ring without its last step. In an all-to-all no pair of ranks waits for another.
 
 use super::{Collective, ROOT};
 use std::ops::Range;
 
-/// Which of a rank's two buffers; they are one where a collective works in place.
+/// One of a rank's two buffers. They are the same memory if a collective works in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
-    /// What the rank contributes.
+    /// The rank's contribution.
     Send,
-    /// What it ends with.
+    /// The rank's result.
     Recv,
 }
 
 /// One message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice {
-    /// Where it is sent from, or received into.
+    /// The buffer that the message is sent from, or received into.
     pub buffer: Buffer,
-    /// Its place in that buffer, in bytes.
+    /// The place in that buffer, in bytes.
     pub offset: usize,
-    /// How long it is, in bytes.
+    /// The length in bytes.
     pub bytes: usize,
-    /// The message of the same connections in the other direction that must be complete before this one may start.
+    /// Index of the message in the other direction of the link that must be complete before this
+    /// one may start.
     pub after: Option<usize>,
-    /// Once it is received, the same part of the send buffer is added to it.
+    /// Adds the same part of the send buffer to the data once it is received.
     pub add: bool,
 }
 
-/// What one link of one rank does for one collective.
+/// The messages of one link of one rank for one collective.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// To the rank that the link goes to, in order.
     pub sends: Vec<Slice>,
     /// From the rank that the link comes from, in order.
     pub receives: Vec<Slice>,
-    /// What the rank copies from its send buffer to the same place of its receive buffer.
+    /// The part that the rank copies from its send buffer to the same place of its receive buffer.
     pub copy: Option<Range<usize>>,
 }
 
-/// Which link of which rank.
+/// A link of a rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Seat {
     /// The rank.
     pub rank: usize,
-    /// How many ranks there are (2 or more).
+    /// Number of ranks (2 or more).
     pub ranks: usize,
     /// The index of the link in [`Collective::links`].
     pub link: usize,
-    /// How many connections there are from a rank to another.
+    /// Number of connections from a rank to another.
     pub channels: usize,
 }
 
-/// Another channel is used only above this size for each: splitting small messages only adds messages.
+/// Another channel is used only above this size for each: splitting small messages only adds
+/// messages.
 const CHANNEL_MIN_BYTES: usize = 64 << 10;
-/// Parts of channels start at multiples of this, a cache line pair, as NCCL aligns what it gives to its channels.
+/// Parts of channels start at multiples of this, a cache line pair. NCCL aligns the parts of its
+/// channels in the same way.
 const CHANNEL_ALIGN_BYTES: usize = 128;
 
-/// What the link does at this count of elements.
+/// Returns the schedule of the link of `seat` at this count of elements.
 pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
     let mut plan = Builder::new(collective, seat, count);
     let Seat { rank, ranks, link, channels } = seat;
@@ -99,27 +103,24 @@ struct Builder {
     seat: Seat,
     /// The slices of each block that this channel carries.
     pieces: Vec<Vec<Range<usize>>>,
-    /// Of each block, the index of the first slice of its last receive.
+    /// For each block, the index of the first slice of its last receive.
     received: Vec<Option<usize>>,
-    /// The same of its last send out of the receive buffer.
+    /// For each block, the index of the first slice of its last send out of the receive buffer.
     passed_on: Vec<Option<usize>>,
 }
 
 impl Builder {
     fn new(collective: Collective, seat: Seat, count: usize) -> Self {
         let Seat { ranks, link, channels, .. } = seat;
-        let blocks: Vec<Range<usize>> = match collective {
-            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
-                (0..ranks).map(|block| block * count..(block + 1) * count).collect()
-            }
-            Collective::AllReduce => {
-                let share = count.div_ceil(ranks);
-                (0..ranks).map(|block| (block * share).min(count)..((block + 1) * share).min(count)).collect()
-            }
-            Collective::Broadcast | Collective::SendRecv => vec![Range { start: 0, end: count }],
+        let total = collective.size_bytes(count, ranks);
+        let (blocks, share) = match collective {
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => (ranks, count),
+            Collective::AllReduce => (ranks, count.div_ceil(ranks)),
+            Collective::Broadcast | Collective::SendRecv => (1, count),
         };
+        let blocks = (0..blocks).map(|block| (block * share).min(total)..((block + 1) * share).min(total));
         let slice_bytes = collective.shape().slice_bytes;
-        let pieces = blocks.into_iter().map(|block| {
+        let pieces = blocks.map(|block| {
             let part = channel_range(block.len(), link % channels, channels);
             slices(block.start + part.start..block.start + part.end, slice_bytes)
         });
@@ -132,7 +133,7 @@ impl Builder {
         }
     }
 
-    /// A rank's own block has what it shall hold at the start; every block has at the end.
+    /// Gathers: at the start a rank's own block is complete, at the end every block is.
     fn gather(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -141,7 +142,8 @@ impl Builder {
         }
     }
 
-    /// Partial sums go round; the last that a rank receives is that of its own block, which it completes.
+    /// Reduces: partial sums travel around the ring. The last one that a rank receives is that of
+    /// its own block, which it completes.
     fn reduce(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -151,7 +153,7 @@ impl Builder {
         }
     }
 
-    /// Sends a block, each slice as soon as it has come.
+    /// Sends a block, each slice as soon as it is received.
     fn send(&mut self, block: usize, buffer: Buffer) {
         let first = self.schedule.sends.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -164,7 +166,7 @@ impl Builder {
         }
     }
 
-    /// Receives a block, over what was passed on before only once that is gone.
+    /// Receives a block. A slice that was passed on is overwritten only after it is sent.
     fn receive(&mut self, block: usize, add: bool) {
         let first = self.schedule.receives.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -244,8 +246,8 @@ mod tests {
             let size = collective.size_bytes(count, ranks);
             let mut send = vec![vec![0_u8; size]; ranks];
             for (rank, buffer) in send.iter_mut().enumerate() {
-                if let Some(part) = collective.contribution(rank, ranks, count) {
-                    for (at, byte) in buffer[part.range].iter_mut().enumerate() {
+                if let Some(range) = collective.contribution(rank, ranks, count) {
+                    for (at, byte) in buffer[range].iter_mut().enumerate() {
                         *byte = data(rank, at);
                     }
                 }

@@ -1,8 +1,7 @@
-//! The ranks that a launcher started besides rank 0: processes that start a rank for each run, ordered by rank 0 over a TCP
-//! connection of their own, and in the end write the settings on their machine.
+//! The processes that a launcher started besides rank 0. They start a rank for each run and in the
+//! end write the settings on their machine. Rank 0 orders both over a TCP connection.
 
 use super::judge::Candidate;
-use super::keep;
 use super::options::Tune;
 use crate::commands::collectives::rank::Collectives;
 use crate::ranks::control::{self, Receiver, Sender};
@@ -29,15 +28,15 @@ enum Order {
 #[derive(Default)]
 pub struct Followers {
     lines: Vec<(Sender, Receiver)>,
-    /// Those that write: one on each other machine.
+    /// True for each follower that writes the settings: one on each other machine.
     writers: Vec<bool>,
 }
 
 impl Followers {
-    /// Waits for them.
+    /// Waits for all followers to connect.
     ///
     /// # Errors
-    /// When they do not all come.
+    /// When not all of them connect in time.
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![seats::machine()?];
         let mut followers = Self::default();
@@ -49,12 +48,12 @@ impl Followers {
         Ok(followers)
     }
 
-    /// Has each start a rank.
+    /// Makes each follower start a rank.
     pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
         self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
     }
 
-    /// Has one on each other machine write the settings, and ends all.
+    /// Makes one follower on each other machine write the settings, and ends all.
     pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
         for ((line, _), writes) in self.lines.iter().zip(&self.writers) {
             if *writes {
@@ -70,7 +69,7 @@ impl Followers {
     }
 }
 
-/// The job and the meeting of one run, named so that they are not taken for those of another run.
+/// The job and the meeting of one run, whose names differ from those of other runs.
 pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
     let job = format!("{}, run {number}", world.job);
     (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
@@ -88,7 +87,7 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
-                // `spawn` drops the command, whose copy of the rank's socket would keep that open.
+                // `spawn` drops the command. Its copy of the rank's socket would keep that open.
                 let rank = seats::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
                     .spawn();
                 // Rank 0 learns from the rank itself how it ended.
@@ -96,8 +95,7 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             }
             Order::Keep { chosen, remark } => {
                 let who = format!("rank {} on {}", world.rank, seats::host());
-                let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
-                for line in keep::keep(&tune.output, &keep::SHARES, &pairs, &remark).context(who.clone())? {
+                for line in tune.write(chosen, &remark).context(who.clone())? {
                     println!("# {who}: {line}");
                 }
             }

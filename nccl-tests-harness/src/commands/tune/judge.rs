@@ -1,8 +1,9 @@
-//! Which settings are best, and whether they are clearly better than the defaults. Pure arithmetic on bandwidths.
+//! Finds the best settings, and compares them with the defaults. Pure arithmetic on bandwidths.
 //!
-//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median of the defaults. The sweep
-//! only proposes, because the best of many noisy figures looks better than it is. The proposed settings are then measured again in
-//! turns with the defaults, and are chosen if their lowest score there is above the defaults' highest.
+//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median of
+//! the defaults. The sweep only proposes, because the best of many noisy figures looks better than it
+//! is. The proposed settings are then measured again in turns with the defaults, and are chosen if
+//! their lowest score there is above the defaults' highest.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ pub struct Record {
     pub candidate: Option<Candidate>,
     /// Bus bandwidth in GB/s, by round and size.
     pub rounds: Vec<Vec<f64>>,
-    /// Why it failed.
+    /// The reason why a run failed.
     pub failed: Option<String>,
 }
 
@@ -38,11 +39,11 @@ pub struct Verdict {
     pub lowest: f64,
     /// The highest score of the defaults.
     pub highest_default: f64,
-    /// Whether they are clearly better.
+    /// True if the settings are clearly better.
     pub holds: bool,
 }
 
-/// Settings within this part of the best count as equally good, and the cheapest of them is proposed.
+/// Settings within this part of the best are equally good, and the cheapest of them is proposed.
 const AS_GOOD: f64 = 0.02;
 /// A smaller gain is not written.
 const LEAST_GAIN: f64 = 0.02;
@@ -64,8 +65,8 @@ impl Record {
     }
 }
 
-/// The record to measure again: of those as good as the best the one with the fewest queue pairs, then the one whose least
-/// share is nearest to the default. None when all failed.
+/// The record to measure again: of those as good as the best, the one with the fewest queue pairs,
+/// then the one whose least share is nearest to the default. None if all failed.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());

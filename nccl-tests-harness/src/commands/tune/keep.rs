@@ -115,7 +115,7 @@ pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<V
     Ok(lines)
 }
 
-/// A setting in a message, without a value that would fill the screen.
+/// A setting in a message. A value that would fill the screen is left out.
 fn short(name: &str, value: &str) -> String {
     if value.len() <= 40 { format!("{name}={value}") } else { name.to_owned() }
 }
@@ -151,7 +151,7 @@ fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     if chosen.is_empty() && !old.lines().any(owned) { old.to_owned() } else { text }
 }
 
-/// Replaces a file that has its permissions already, or makes one that everybody may read.
+/// Replaces a file and keeps its permissions, or makes one that all users may read.
 fn replace(place: &Path, text: &str) -> io::Result<()> {
     let permissions = match fs::metadata(place) {
         Ok(metadata) if !metadata.is_file() => {
@@ -164,7 +164,7 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the plugin reads the file, and what overrides it; `settings` are the current ones.
+/// Says whether the plugin reads the file, and what overrides it. `settings` are the current ones.
 fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,

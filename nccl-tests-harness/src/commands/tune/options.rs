@@ -19,9 +19,11 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Options of tune: those of a run, whose sizes and channels have defaults of their own here, and which settings to try.
+/// Options of tune: those of a run, whose sizes and channels have defaults of their own here, and
+/// the settings to try.
 ///
-/// The sizes: with two ranks and two channels, messages of 64 KiB to 1 MiB, NCCL's largest, of which up to four are under way.
+/// With two ranks and two channels, the sizes make messages of 64 KiB to 1 MiB, NCCL's largest, of
+/// which up to four are in flight.
 #[derive(Debug, Args)]
 #[command(mut_arg("min_bytes", |arg| arg.default_value("256K")), mut_arg("max_bytes", |arg| arg.default_value("16M")))]
 #[command(mut_arg("step_factor", |arg| arg.default_value("4")), mut_arg("channels", |arg| arg.default_value("2")))]
@@ -57,7 +59,7 @@ pub struct Options {
     write_best: bool,
 }
 
-/// What else can be tuned.
+/// Other subjects of tuning.
 #[derive(Debug, Subcommand)]
 pub enum What {
     /// Measure with your own build of nccl-tests which protocol and how many channels are fastest for a collective at each size,
@@ -69,7 +71,7 @@ pub enum What {
     Collectives(Box<collectives::options::Options>),
 }
 
-/// What to tune, checked.
+/// The measurements to make, and the place of the settings.
 pub struct Tune {
     /// Each run.
     pub plan: Plan,
@@ -83,18 +85,18 @@ pub struct Tune {
     pub dry_run: bool,
     /// Writes the best settings even without a clear gain.
     pub write_best: bool,
-    /// The other settings of this machine's files; the ranks read this in place of those files.
+    /// The other settings of this machine's files. The ranks read this file in place of those.
     pub others: File,
     /// The smallest part into which a message is split by default.
     pub default_share_bytes: u64,
 }
 
-/// Rounds in which the proposed settings and the defaults are measured again: with five each, all of one are above all of the other
-/// by chance once in 252 times.
+/// Rounds in which the proposed settings and the defaults are measured again. With five rounds each,
+/// all of one are above all of the other by chance once in 252 times.
 pub const FINAL_ROUNDS: u32 = 5;
 
 impl Options {
-    /// What to tune; `variable` gives the value of an environment variable.
+    /// Checks the options. `variable` gives the value of an environment variable.
     ///
     /// # Errors
     /// When options contradict each other, or the settings file cannot be used.
@@ -139,13 +141,23 @@ fn others(settings: &Settings) -> Result<File> {
 }
 
 impl Tune {
-    /// How many runs there are.
+    /// Number of runs.
     pub fn runs(&self) -> u64 {
         (self.candidates.len() as u64 + 1) * u64::from(self.rounds) + 2 * u64::from(FINAL_ROUNDS)
     }
 
-    /// The ranks' environment: other settings as on this machine, the tuned ones as the candidate has them. An empty variable
-    /// counts as unset.
+    /// Writes the chosen settings into this machine's file, or removes the file's settings if none
+    /// are chosen. Returns lines for the user.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn write(&self, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
+        let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
+        keep::keep(&self.output, &keep::SHARES, &pairs, remark)
+    }
+
+    /// The ranks' environment: the candidate's settings, and other settings as on this machine. An
+    /// empty variable counts as unset.
     pub fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
         let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];
@@ -153,15 +165,12 @@ impl Tune {
             Some(candidate) => pairs.extend(candidate.pairs()),
             None => pairs.extend([keep::QPS, keep::MIN_SHARE].map(|name| (name, String::new()))),
         }
-        let mut all = self.plan.rank_env.clone();
-        for rank in 0..self.plan.ranks {
-            all.extend(pairs.iter().map(|(name, value)| RankEnv {
-                rank,
-                name: (*name).to_owned(),
-                value: value.clone(),
-            }));
-        }
-        all
+        let env = |rank| {
+            let of =
+                move |(name, value): &(&str, String)| RankEnv { rank, name: (*name).to_owned(), value: value.clone() };
+            pairs.iter().map(of)
+        };
+        self.plan.rank_env.iter().cloned().chain((0..self.plan.terms.ranks).flat_map(env)).collect()
     }
 }
 

@@ -1,7 +1,8 @@
-//! What is printed while and after tuning.
+//! The output during and after tuning.
 
 use super::judge::{Candidate, Record, Verdict};
 use super::options::{FINAL_ROUNDS, Tune};
+use crate::commands::collectives::messages::Terms;
 use crate::output::numbers::{count, median, size, spread};
 use crate::output::table::{Column, Table, right};
 use serde::Serialize;
@@ -24,17 +25,17 @@ pub struct Told {
     pub(super) written: Option<PathBuf>,
 }
 
-/// What will be measured.
+/// Prints the measurements to come.
 pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
-    let plan = &tune.plan;
+    let Terms { ranks, channels, iters, .. } = tune.plan.terms;
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
-    writeln!(out, "# nRanks {} nChannels {} iters: {}", plan.ranks, plan.channels, plan.iters)?;
+    writeln!(out, "# nRanks {ranks} nChannels {channels} iters: {iters}")?;
     let (count, rounds, runs) = (tune.candidates.len(), tune.rounds, tune.runs());
     writeln!(out, "# {count} settings and the defaults, rounds: {rounds}; at most {runs} runs in all")?;
     out.flush()
 }
 
-/// All settings that were tried: a line each, or where there are many sizes as many lines as they need.
+/// Prints all settings that were tried: a line each, or more lines if there are many sizes.
 pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
@@ -66,7 +67,7 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     folded([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Queue pairs, smallest share, score and its range; then sizes, as many as fit a line of 80.
+/// Queue pairs, smallest share, score and its range, then as many sizes as fit a line of 80 columns.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
     (columns[2], columns[3]) = (right(6), right(12));
@@ -74,7 +75,7 @@ const COLUMNS: [Column; 4 + SIZES] = {
 };
 const SIZES: usize = 4;
 
-/// Writes a line of `start` and cells, which go on in the next line where there are more of them.
+/// Writes a line of `start` and cells. More cells than fit go into the lines after it.
 fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
     cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
         let start = if line == 0 { start.clone() } else { Default::default() };
@@ -82,7 +83,7 @@ fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String])
     })
 }
 
-/// Whether the proposed settings are better than the defaults, and what is done.
+/// Prints how the proposed settings compare with the defaults, and what is done.
 pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
     let gains = told.sizes_bytes.iter().zip(&verdict.gains);

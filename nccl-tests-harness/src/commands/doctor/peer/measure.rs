@@ -10,7 +10,7 @@ use super::messages::{Ask, RankDoor};
 use super::reach::Partner;
 use super::sheet::Sheet;
 use crate::commands::collectives::Collective;
-use crate::commands::collectives::messages::{Answer, Measurement, Order, Setup};
+use crate::commands::collectives::messages::{Answer, Measurement, Order, Setup, Terms};
 use crate::commands::collectives::rank::Collectives;
 use crate::commands::doctor::rail::Pair;
 use crate::commands::doctor::together::{Figures, Outcome, Path as Way, Rate};
@@ -138,15 +138,17 @@ impl Course<'_> {
         job.end_by(self.end.min(Instant::now() + JOB));
         let setup = |rank| Setup {
             rank,
-            ranks: 2,
-            collective: Collective::Broadcast,
-            channels: CHANNELS,
             plugin: self.host.plugin.clone(),
             job: u64::from(std::process::id()),
             max_count: MOST_BYTES,
-            warmup_iters: 1,
-            iters: ITERS,
-            check_iters: 1,
+            terms: Terms {
+                collective: Collective::Broadcast,
+                ranks: 2,
+                channels: CHANNELS,
+                warmup_iters: 1,
+                iters: ITERS,
+                check_iters: 1,
+            },
         };
         let listening =
             job.ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { handles, .. } => handles))?;

@@ -1,7 +1,9 @@
-//! One run of a program of nccl-tests, with the tuner off or with a table, and what NCCL's log says about it.
+//! One run of a program of nccl-tests, with the tuner off or with a table, and the facts in NCCL's
+//! log about it.
 //!
-//! Ranks share one output, and their lines can cut each other. A cut line of the log is skipped; a cut row of the table that cannot
-//! be put together again makes the run fail, and a failed run is repeated once (`Bench::run`).
+//! Ranks share one output, and their lines can cut each other. A cut line of the log is skipped. A
+//! cut row of the table that cannot be put together again makes the run fail, and a failed run is
+//! repeated once (`Bench::add`).
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::{Call, Place};
@@ -14,7 +16,8 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The smallest member of a group in bytes: smaller ones are all alike, and divided by 16 ranks these are still multiples of 16 bytes.
+/// The smallest member of a group in bytes. Smaller ones are all alike, and divided by 16 ranks this
+/// size is still a multiple of 16 bytes.
 const LEAST_MEMBER: usize = 512;
 
 /// The time of one operation in microseconds, by size in bytes, out of place.
@@ -26,14 +29,14 @@ pub struct Runner<'a> {
     scene: Scene,
     own: &'a Path,
     lookup: &'a dyn Fn(&str) -> Option<String>,
-    /// Known once a run has succeeded.
+    /// Facts about all runs; none before a run has succeeded.
     pub facts: Option<Facts>,
 }
 
-/// What all runs have in common.
+/// Facts that all runs have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// What the hosts are.
+    /// GPU, rails and NCCL version of the hosts.
     pub fingerprint: Fingerprint,
     /// Ranks of the communicator.
     pub ranks: usize,
@@ -42,10 +45,11 @@ pub struct Facts {
 }
 
 impl<'a> Runner<'a> {
-    /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment variable.
+    /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment
+    /// variable.
     ///
     /// # Errors
-    /// When something that was asked for does not exist.
+    /// When a part of the scene does not exist.
     pub fn new(plan: &'a Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
         Ok(Self { plan, scene, own, lookup, facts: None })
@@ -56,31 +60,22 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
-    /// Measures groups of `members` collectives, 1 or more. Their sizes are such that the sums are those of single ones.
+    /// Runs `program` once, with the tuner off or with `table`. It measures groups of `members`
+    /// collectives, 1 or more, of such sizes that the sums are the sizes of single ones.
     ///
     /// # Errors
-    /// As [`Runner::run`].
-    pub fn run_grouped(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
-        let mut arguments = self.plan.arguments.clone();
-        if members == 1 {
-            return self.run(program, &arguments, table);
-        }
-        let (least, most) = self.plan.sizes;
-        let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER);
-        let [least, most] = [of_member(least), of_member(most)].map(|bytes| bytes.to_string());
-        // The last of two equal options holds.
-        let more = ["-m", &members.to_string(), "-b", &least, "-e", &most];
-        arguments.extend(more.map(str::to_owned));
-        self.run(program, &arguments, table)
-    }
-
-    /// Runs `program` once with `arguments`: with the tuner off, or with `table`.
-    ///
-    /// # Errors
-    /// When the run fails, data is wrong, or it was not the plugin with that table that was measured.
-    fn run(&mut self, program: &Path, arguments: &[String], table: Option<&Table>) -> Result<Times> {
+    /// When the run fails, data is wrong, or NCCL did not use the plugin with that table.
+    pub fn run(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
         let conditions = &self.plan.conditions;
-        let call = Call { program, arguments, conditions };
+        let mut arguments = self.plan.arguments.clone();
+        if members > 1 {
+            let (least, most) = self.plan.sizes;
+            let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER).to_string();
+            // The last of two equal options holds.
+            let more = ["-m", &members.to_string(), "-b", &of_member(least), "-e", &of_member(most)];
+            arguments.extend(more.map(str::to_owned));
+        }
+        let call = Call { program, arguments: &arguments, conditions };
         let environment = self.environment(matches!(conditions.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
         let (mut used, mut said) = (Used::default(), Said::default());
@@ -129,14 +124,14 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What the plugin and NCCL logged in a run.
+/// Facts that the plugin and NCCL logged in a run.
 #[derive(Debug, Default)]
 struct Said {
-    /// What the tuner decides by, as each rank logs it.
+    /// The tuner's policies, as each rank logs its own.
     policies: BTreeSet<String>,
     /// The hosts' fingerprints, as each rank logs them.
     hosts: BTreeSet<String>,
-    /// Whether the tuner is in use, for each communicator.
+    /// For each communicator, true if the tuner is in use.
     communicators: BTreeSet<bool>,
     /// Ranks and nodes of communicators.
     sizes: BTreeSet<(usize, usize)>,
@@ -144,7 +139,8 @@ struct Said {
 
 impl Said {
     fn note(&mut self, line: &str) {
-        // The plugin's line (`plugin.rs`). It counts only whole: another rank's line may have cut it anywhere.
+        // The plugin's line (`plugin.rs`) counts only if it is complete: another rank's line may have
+        // cut it anywhere.
         let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
@@ -172,7 +168,7 @@ impl Said {
         }
     }
 
-    /// Checks that the plugin did what the run was for.
+    /// Checks that the plugin's tuner was off, or had `table`, on every rank.
     fn check_policy(&self, table: Option<&Table>) -> Result<()> {
         let rows = table.map(|table| table.rows().len());
         let is_expected = |policy: &str| match rows {
@@ -227,19 +223,19 @@ impl Said {
     }
 }
 
-/// Whether a policy's words are complete, as the plugin's tuner writes them (`tuner/mod.rs`).
+/// True if a policy's words are complete, as the plugin's tuner writes them (`tuner/mod.rs`).
 fn is_whole_policy(policy: &str) -> bool {
     policy.starts_with("off: ") || table_of(policy).is_some()
 }
 
-/// Which table a policy names, and how many rows that has.
+/// The origin of the table that a policy names, and its number of rows.
 fn table_of(policy: &str) -> Option<(&str, usize)> {
     let (origin, rest) = policy.split_once(" table of ")?;
     let (rows, _) = rest.split_once(" row")?;
     Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
 }
 
-/// Whether a fingerprint is complete: the NCCL version is its last part.
+/// True if a fingerprint is complete: the NCCL version is its last part.
 fn is_whole_host(host: &str) -> bool {
     let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
     has_version && host.parse::<Fingerprint>().is_ok()

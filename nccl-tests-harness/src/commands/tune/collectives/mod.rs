@@ -1,13 +1,17 @@
-//! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests, between the ranks that will use
-//! it.
+//! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests,
+//! between the ranks that will use it.
 //!
-//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of one row. NCCL's choice is a run with
-//! the tuner off. Each round measures all of them once, so that a change of the machine affects all.
+//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of one
+//! row. NCCL's choice is a run with the tuner off. Each round measures all of them once, so that a
+//! change of the machine affects all.
 //!
-//! Promises: a row is written only for sizes at which it was measured, and only if every round with it was faster than every round of
-//! NCCL's choice (of five rounds, one outlier of each is allowed), twice: alone, and again with the whole table; and, where the user
-//! names groups, only if neither it nor the whole table makes those slower. A run counts only if data is right and NCCL's log says that every
-//! channel went over the plugin. A run that fails is repeated once.
+//! Promises:
+//! - A row is written only for sizes at which it was measured.
+//! - Every round with the row was faster than every round of NCCL's choice (of five rounds, one
+//!   outlier of each is allowed), twice: alone, and again with the whole table.
+//! - If the user names groups, neither the row nor the whole table makes those slower.
+//! - A run counts only if its data is right and NCCL's log says that every channel went over the
+//!   plugin. A run that fails is repeated once.
 
 mod measure;
 pub mod options;
@@ -33,11 +37,11 @@ use std::time::Instant;
 use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
-/// Rounds in which the whole table and NCCL's choice are measured again: with five each, all of one are below all of the other by
-/// chance once in 252 times.
-const FINAL_ROUNDS: usize = 5;
+/// Rounds in which the whole table and NCCL's choice are measured again. With five rounds each, all
+/// of one are below all of the other by chance once in 252 times.
+const FINAL_ROUNDS: u32 = 5;
 /// Rounds in which groups are measured with the table and without.
-const GROUP_ROUNDS: usize = 3;
+const GROUP_ROUNDS: u32 = 3;
 
 /// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
 ///
@@ -49,45 +53,41 @@ pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out:
     let watch = Watch::start("runs", || most);
     let mut out = watch.over(out);
     let out = &mut out;
-    introduce(&plan, out)?;
-    let with_candidates =
-        |(collective, program): &(Collective, PathBuf)| (*collective, program.clone(), plan.candidates_of(*collective));
-    let collectives: Vec<_> = plan.collectives.iter().map(with_candidates).collect();
-    let (rounds, gain, groups) = (plan.rounds, plan.gain, plan.groups.clone());
+    introduce(&plan, most, out)?;
     let runner = Runner::new(&plan, own, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
-    let mut bench = Bench { runner, gain, groups, most, watch, started: Instant::now() };
+    let mut bench = Bench { plan: &plan, runner, most, watch, started: Instant::now() };
     let mut sweeps = Vec::new();
-    for (collective, program, candidates) in collectives {
-        let sweep = bench.sweep(collective, program, &candidates, rounds, out)?;
+    for (collective, program) in &plan.collectives {
+        let sweep = bench.sweep(*collective, program, out)?;
         show::sweep(&sweep, out)?;
         sweeps.push(sweep);
     }
     bench.confirm(&mut sweeps, out)?;
     bench.watch.end();
-    let (fabric, facts) = (bench.runner.fabric().to_owned(), bench.facts()?);
+    let (fabric, facts) = (bench.runner.fabric(), bench.facts()?);
     let learned: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.confirmed(facts.ranks)).collect();
     let measured: Vec<Collective> = sweeps.iter().map(|sweep| sweep.collective).collect();
     let kept = rows::kept(plan.before.as_ref(), &facts.fingerprint, &measured, facts.ranks);
-    let outcome = Outcome { facts: &facts, sweeps: &sweeps, learned: learned.len(), kept: kept.len() };
+    let (learned_rows, kept_rows) = (learned.len(), kept.len());
     let rows = [learned, kept].concat();
     let table = match rows.is_empty() {
         true => None,
         false => Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?),
     };
-    sink.map_or(Ok(()), |sink| sink.write(&show::json(&plan, &fabric, &facts, &sweeps, table.as_ref())))?;
-    conclude(&plan, own, &outcome, table.as_ref(), out)
+    let outcome = Outcome { fabric, facts: &facts, sweeps: &sweeps, learned_rows, kept_rows, table: table.as_ref() };
+    sink.map_or(Ok(()), |sink| sink.write(&show::json(&plan, &outcome)))?;
+    conclude(&plan, own, &outcome, out)
 }
 
-fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
+fn introduce(plan: &Plan, most: u64, out: &mut impl Write) -> Result<()> {
     writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# each run: {}", plan.arguments.join(" "))?;
-    let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).len());
+    let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).count());
     let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
     writeln!(
         out,
-        "# NCCL's choice and up to {count} candidate(s) in turns, rounds: {rounds}; at most {} runs in all",
-        most_runs(plan)
+        "# NCCL's choice and up to {count} candidate(s) in turns, rounds: {rounds}; at most {most} runs in all"
     )?;
     for note in &plan.notes {
         writeln!(out, "# {note}")?;
@@ -97,24 +97,26 @@ fn introduce(plan: &Plan, out: &mut impl Write) -> Result<()> {
 
 /// The number of runs if no candidate is dropped, every collective is confirmed and no run fails.
 fn most_runs(plan: &Plan) -> u64 {
-    let finals = 2 * (FINAL_ROUNDS + GROUP_ROUNDS * plan.groups.len());
+    let groups = plan.groups.len() as u64;
+    let finals = 2 * (u64::from(FINAL_ROUNDS) + u64::from(GROUP_ROUNDS) * groups);
     let each = |(collective, _): &(Collective, PathBuf)| {
-        (plan.candidates_of(*collective).len() + 1) * plan.rounds as usize * (1 + plan.groups.len()) + finals
+        (plan.candidates_of(*collective).count() as u64 + 1) * u64::from(plan.rounds) * (1 + groups) + finals
     };
-    plan.collectives.iter().map(each).sum::<usize>() as u64
+    plan.collectives.iter().map(each).sum()
 }
 
 /// Writes the table, and reports what is in effect from then on.
-fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
+fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write) -> Result<()> {
+    let &Outcome { facts, learned_rows, kept_rows, table, .. } = outcome;
     writeln!(out, "#")?;
-    if outcome.learned == 0 {
+    if learned_rows == 0 {
         writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no rows")?;
     }
     if table.is_none() {
         without_table(out)?;
     }
-    if outcome.kept > 0 {
-        writeln!(out, "# older rows kept, of other collectives or numbers of ranks: {}", outcome.kept)?;
+    if kept_rows > 0 {
+        writeln!(out, "# older rows kept, of other collectives or numbers of ranks: {kept_rows}")?;
     }
     if let Some(table) = table {
         writeln!(out, "# the table, rows: {}\n{table}", table.rows().len())?;
@@ -125,24 +127,24 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, table: Option<&Table
     }
     let remark = show::remark(outcome, &date::today());
     write::everywhere(plan, own, table, &remark, out)?;
-    if table.is_some() && !outcome.facts.fingerprint.gpu.contains("GB10") {
+    if table.is_some() && !facts.fingerprint.gpu.contains("GB10") {
         writeln!(out, "# this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
     }
     Ok(out.flush()?)
 }
 
-/// What the tuner does where there is no learned table: not nothing.
+/// Says that the tuner is not off if no table is learned.
 fn without_table(out: &mut impl Write) -> Result<()> {
     writeln!(out, "# no table is learned, but on a GB10 the tuner stays in use, with the rows that the plugin ships:")?;
     writeln!(out, "# for NCCL's own choice at every size set NCCL_SPARK_TUNER=off on every host")?;
     Ok(())
 }
 
-/// What is run.
+/// A program that is run, alone or in groups.
 struct Run<'a> {
     collective: Collective,
     program: &'a Path,
-    /// Collectives in a group.
+    /// Collectives in a group; 1: each alone.
     members: u32,
 }
 
@@ -157,10 +159,8 @@ impl fmt::Display for Run<'_> {
 
 /// Makes runs.
 struct Bench<'a> {
+    plan: &'a Plan,
     runner: Runner<'a>,
-    gain: f64,
-    /// Members of the groups that rows must not make slower.
-    groups: Vec<u32>,
     /// Runs at most.
     most: u64,
     watch: Watch,
@@ -168,55 +168,55 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// NCCL's choice and all candidates of one collective; each round begins with another one.
-    fn sweep(
-        &mut self,
-        collective: Collective,
-        program: PathBuf,
-        candidates: &[Choice],
-        rounds: u32,
-        out: &mut impl Write,
-    ) -> Result<Sweep> {
-        let mut alone = Measured::new(1, candidates.iter().copied());
-        self.measure(collective, &program, &mut alone, rounds, out)?;
-        let winners = alone.winners(self.gain);
+    /// Measures NCCL's choice and all candidates of one collective: alone, then in groups those
+    /// that are better alone.
+    fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
+        let &Plan { rounds, gain, .. } = self.plan;
+        let mut alone = Measured::new(self.plan.candidates_of(collective).map(Some));
+        self.measure(&Run { collective, program, members: 1 }, &mut alone, rounds, None, out)?;
+        let winners = alone.winners(gain);
         let mut groups = Vec::new();
-        for members in self.groups.clone().into_iter().filter(|_| !winners.is_empty()) {
-            let mut group = Measured::new(members, winners.iter().copied());
-            self.measure(collective, &program, &mut group, rounds, out)?;
+        for &members in self.plan.groups.iter().filter(|_| !winners.is_empty()) {
+            let mut group = Measured { members, ..Measured::new(winners.iter().copied().map(Some)) };
+            self.measure(&Run { collective, program, members }, &mut group, rounds, None, out)?;
             groups.push(group);
         }
-        let judged = verdict::judge(&alone, &groups, self.gain);
+        let judged = verdict::judge(&alone, &groups, gain);
         Ok(Sweep { collective, program, alone, groups, judged, again: None })
     }
 
-    /// NCCL's choice and the candidates in turns; each round begins with another one.
+    /// Measures NCCL's choice and the candidates in turns. Each round begins with another one. A
+    /// candidate runs with `table`, or without one with a table that forces its choice. Forced
+    /// candidates that are hopeless after the first round are dropped.
     fn measure(
         &mut self,
-        collective: Collective,
-        program: &Path,
+        run: &Run<'_>,
         measured: &mut Measured,
         rounds: u32,
+        table: Option<&Table>,
         out: &mut impl Write,
     ) -> Result<()> {
-        let Measured { members, nccl, candidates } = measured;
-        let what = Run { collective, program, members: *members };
+        let Measured { nccl, candidates, .. } = measured;
         for round in 0..rounds as usize {
             let running: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].dropped.is_none()).collect();
-            say(out, &format!("{what}: round {} of {rounds}, runs: {}", round + 1, running.len() + 1))?;
-            // NCCL's choice is the last of the circle; the first round begins with it, because it says what the hosts are.
             let count = running.len() + 1;
-            let first = (count - 1 + round * count / rounds as usize) % count;
+            let with = if table.is_some() { " with the whole table" } else { "" };
+            say(out, &format!("{run}{with}: round {} of {rounds}, runs: {count}", round + 1))?;
+            // NCCL's choice is the last of the circle. The first round begins with it, because it
+            // says what the hosts are.
+            let first = count - 1 + round * (count / rounds as usize).max(1);
             for at in (0..count).map(|step| (first + step) % count) {
-                match running.get(at) {
-                    None => self.add(&what, nccl, None, out)?,
-                    Some(&index) => {
-                        let table = self.forced(&what, nccl, candidates[index].choice)?;
-                        self.add(&what, &mut candidates[index], Some(&table), out)?;
-                    }
-                }
+                let Some(&index) = running.get(at) else {
+                    self.add(run, nccl, None, out)?;
+                    continue;
+                };
+                let table = match table {
+                    Some(table) => table.clone(),
+                    None => self.forced(run, nccl, candidates[index].choice)?,
+                };
+                self.add(run, &mut candidates[index], Some(&table), out)?;
             }
-            if round == 0 {
+            if round == 0 && table.is_none() {
                 verdict::prune(nccl, candidates);
             }
         }
@@ -224,15 +224,15 @@ impl<'a> Bench<'a> {
     }
 
     /// A table that makes `choice` for all sums of the sweep.
-    fn forced(&self, what: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
-        let sum = |bytes: u64| (bytes * u64::from(what.members), choice);
+    fn forced(&self, run: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
+        let sum = |bytes: u64| (bytes * u64::from(run.members), choice);
         let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
-        Table::new(None, rows::rows(what.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
+        Table::new(None, rows::rows(run.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
     }
 
-    /// The table of all winners against NCCL's choice, in turns; each is first in every other round.
-    fn confirm(&mut self, sweeps: &mut [Sweep], out: &mut impl Write) -> Result<()> {
-        let ranks = self.facts()?.ranks;
+    /// Measures the table of all winners against NCCL's choice.
+    fn confirm(&mut self, sweeps: &mut [Sweep<'a>], out: &mut impl Write) -> Result<()> {
+        let (ranks, gain) = (self.facts()?.ranks, self.plan.gain);
         let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
         let table = Table::new(None, rows).map_err(anyhow::Error::msg)?;
         for sweep in sweeps.iter_mut() {
@@ -240,10 +240,7 @@ impl<'a> Bench<'a> {
             if proposed.is_empty() {
                 continue;
             }
-            let collective = sweep.collective;
-            say(out, &format!("{collective}: the whole table against NCCL's choice: {FINAL_ROUNDS} rounds"))?;
-            let what = Run { collective, program: &sweep.program, members: 1 };
-            let [nccl, mut with] = self.in_turns(&what, &table, FINAL_ROUNDS, out)?;
+            let [nccl, mut with] = self.compare(sweep, 1, &table, FINAL_ROUNDS, out)?;
             if with.dropped.is_some() {
                 with.rounds.clear();
             }
@@ -251,11 +248,11 @@ impl<'a> Bench<'a> {
                 let holds = |row: &&Row| (row.from_bytes..=row.to_bytes).contains(&bytes);
                 let row = proposed.iter().find(holds).map(|row| row.choice);
                 let (without, with) = (nccl.times(bytes), with.times(bytes));
-                let row = row.map(|choice| (choice, verdict::compare(&without, &with, self.gain)));
-                Confirmed { bytes, row, differs: verdict::differ(&without, &with, self.gain) }
+                let row = row.map(|choice| (choice, verdict::compare(&without, &with, gain)));
+                Confirmed { bytes, row, differs: verdict::differ(&without, &with, gain) }
             });
             let mut lines: Vec<Confirmed> = lines.collect();
-            for members in self.groups.clone() {
+            for &members in &self.plan.groups {
                 self.check_groups(sweep, members, &table, &mut lines, out)?;
             }
             sweep.again = Some(Confirmation { lines, nccl, table: with });
@@ -267,17 +264,16 @@ impl<'a> Bench<'a> {
     /// Removes rows with which groups of `members` collectives are slower.
     fn check_groups(
         &mut self,
-        sweep: &Sweep,
+        sweep: &Sweep<'_>,
         members: u32,
         table: &Table,
         lines: &mut [Confirmed],
         out: &mut impl Write,
     ) -> Result<()> {
-        let what = Run { collective: sweep.collective, program: &sweep.program, members };
-        say(out, &format!("{what}: {GROUP_ROUNDS} rounds"))?;
-        let [nccl, with] = self.in_turns(&what, table, GROUP_ROUNDS, out)?;
+        let [nccl, with] = self.compare(sweep, members, table, GROUP_ROUNDS, out)?;
         if let Some(Dropped::Failed(reason)) = with.dropped {
-            return Err(anyhow::Error::msg(reason).context(what.to_string()));
+            let collective = sweep.collective;
+            return Err(anyhow::Error::msg(reason).context(format!("{collective} in groups of {members}")));
         }
         for each in verdict::sizes(&nccl) {
             let is_acting = |line: &&mut Confirmed| line.choice().is_some() && is_of_size(line.bytes, each, members);
@@ -290,39 +286,53 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// NCCL's choice and the table, each first in every other round.
-    fn in_turns(&mut self, what: &Run<'_>, table: &Table, rounds: usize, out: &mut impl Write) -> Result<[Record; 2]> {
-        let mut records = [Record::new(None), Record::new(None)];
-        for round in 0..rounds {
-            for at in [round % 2, (round + 1) % 2] {
-                self.add(what, &mut records[at], (at == 1).then_some(table), out)?;
-            }
-        }
-        Ok(records)
+    /// Measures NCCL's choice and the table, each first in every other round.
+    fn compare(
+        &mut self,
+        sweep: &Sweep<'_>,
+        members: u32,
+        table: &Table,
+        rounds: u32,
+        out: &mut impl Write,
+    ) -> Result<[Record; 2]> {
+        let mut measured = Measured { members, ..Measured::new([None]) };
+        let run = Run { collective: sweep.collective, program: sweep.program, members };
+        self.measure(&run, &mut measured, rounds, Some(table), out)?;
+        let Measured { nccl, mut candidates, .. } = measured;
+        Ok([nccl, candidates.pop().context("the table was not measured")?])
     }
 
-    /// One more run for a record that is not dropped. A candidate that fails is dropped; NCCL's own choice must not fail.
-    fn add(&mut self, what: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
+    /// Makes one more run for a record that is not dropped. A run is repeated once if it fails:
+    /// ranks on other hosts write into the same output, and a line that cuts another can make a
+    /// good run unreadable. A candidate that fails is dropped. NCCL's own choice must not fail.
+    fn add(&mut self, run: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());
         }
-        let who = match (record.choice, table) {
-            (Some(choice), _) => choice.to_string(),
-            (None, Some(_)) => "the whole table".to_owned(),
-            (None, None) => "NCCL's choice".to_owned(),
+        let what = match (record.choice, table) {
+            (Some(choice), _) => format!("{run} with {choice}"),
+            (None, Some(_)) => format!("{run} with the whole table"),
+            (None, None) => format!("{run} with NCCL's choice"),
         };
         let is_first = self.runner.facts.is_none();
-        let run = |runner: &mut Runner<'a>| {
-            let times = runner.run_grouped(what.program, table, what.members);
-            times.and_then(|times| same_sizes(record, times))
-        };
-        let measured = self.run(&format!("{what} with {who}"), out, run);
+        self.watch.doing(&what);
+        let mut attempt = || same_sizes(record, self.runner.run(run.program, table, run.members)?);
+        let mut measured = attempt();
+        if let Err(error) = &measured
+            && !output::is_unread(error)
+        {
+            let reason = format!("{error:#}");
+            let reason = reason.lines().next().unwrap_or_default();
+            say(out, &format!("{what}: a run failed and is repeated once: {reason}"))?;
+            measured = attempt();
+        }
+        self.watch.step();
         match measured {
             Ok(times) => record.rounds.push(times),
             Err(error) if table.is_some() && !output::is_unread(&error) && !error.is::<ChannelsUnlikeSpark>() => {
                 record.dropped = Some(Dropped::Failed(format!("{error:#}")));
             }
-            Err(error) => return Err(error.context(format!("{what} with {who}"))),
+            Err(error) => return Err(error.context(what)),
         }
         if is_first {
             let facts = self.facts()?;
@@ -332,28 +342,6 @@ impl<'a> Bench<'a> {
             say(out, &format!("at most about {} min, estimated from the first run", minutes.ceil()))?;
         }
         Ok(())
-    }
-
-    /// A run, repeated once if it fails: ranks on other hosts write into the same output, and a line that cuts another can make a
-    /// good run unreadable.
-    fn run(
-        &mut self,
-        what: &str,
-        out: &mut impl Write,
-        mut run: impl FnMut(&mut Runner<'a>) -> Result<Times>,
-    ) -> Result<Times> {
-        self.watch.doing(what);
-        let mut measured = run(&mut self.runner);
-        if let Err(error) = &measured
-            && !output::is_unread(error)
-        {
-            let reason = format!("{error:#}");
-            let reason = reason.lines().next().unwrap_or_default();
-            say(out, &format!("{what}: a run failed and is repeated once: {reason}"))?;
-            measured = run(&mut self.runner);
-        }
-        self.watch.step();
-        measured
     }
 
     fn facts(&self) -> Result<Facts> {
@@ -367,7 +355,7 @@ fn say(out: &mut impl Write, text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Fails where the table has other sizes than an earlier one: then it was not read completely.
+/// Fails if the table has other sizes than an earlier one: then it was not read completely.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
         ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");

@@ -83,7 +83,7 @@ pub struct Options {
     scene: SceneOptions,
 }
 
-/// What to measure and where to write.
+/// The measurements to make, and the place of the results.
 #[derive(Debug)]
 pub struct Plan {
     /// Conditions of all runs.
@@ -94,33 +94,36 @@ pub struct Plan {
     pub sizes: (usize, usize),
     /// The collectives with their programs, one or more, none twice.
     pub collectives: Vec<(Collective, PathBuf)>,
-    /// What is tried, by channels; [`Plan::candidates_of`] has those of one collective.
+    /// The candidates, by channels; [`Plan::candidates_of`] has those of one collective.
     candidates: Vec<Choice>,
     /// Rounds of each.
     pub rounds: u32,
-    /// How many times as fast as NCCL's choice a row must be.
+    /// A row must be this many times as fast as NCCL's choice.
     pub gain: f64,
     /// Members of the groups that rows must not make slower.
     pub groups: Vec<u32>,
-    /// The file that the user named, by the option or the variable: the same on all hosts. None: each host's default file.
+    /// The file that the user named, by the option or the variable: the same on all hosts. None:
+    /// each host's default file.
     pub output: Option<PathBuf>,
     /// The file on this machine.
     pub file: PathBuf,
-    /// The table that it had before.
+    /// The table that this file had before.
     pub before: Option<Table>,
     /// Writes no settings file.
     pub dry_run: bool,
     /// The place of the JSON.
     pub json: Option<Target>,
-    /// What the user should know before the measurement.
+    /// Notes for the user before the measurement.
     pub notes: Vec<String>,
 }
 
 impl Options {
-    /// What to measure; `program` is this program's file, `lookup` gives the value of an environment variable.
+    /// Checks the options. `program` is this program's file, `lookup` gives the value of an
+    /// environment variable.
     ///
     /// # Errors
-    /// When options contradict each other, a program of nccl-tests is not there, or the settings file is not one.
+    /// When options contradict each other, a program of nccl-tests does not exist, or the settings
+    /// file is not one.
     pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
             return Err(wrong(format!(
@@ -138,10 +141,9 @@ impl Options {
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
         let algorithms = unique(self.algorithms);
         let candidates = candidates(&algorithms, &protocols, &unique(self.channels));
-        if let Some(without) = unique(self.collectives.clone())
-            .into_iter()
-            .find(|one| algorithms == [Algorithm::Tree] && *one != Collective::AllReduce)
-        {
+        let collectives = unique(self.collectives);
+        let is_without = |one: &&Collective| algorithms == [Algorithm::Tree] && **one != Collective::AllReduce;
+        if let Some(without) = collectives.iter().find(is_without) {
             return Err(wrong(format!(
                 "--algorithms tree: NCCL runs {} over rings only; add ring, or leave it out of --collectives",
                 without.word()
@@ -151,7 +153,7 @@ impl Options {
         let place = tests::Place::new(self.ranks, self.mpirun, &setting)?;
         let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
         let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
-        let collectives = unique(self.collectives).into_iter().map(found).collect::<Result<Vec<_>>>()?;
+        let collectives = collectives.into_iter().map(found).collect::<Result<Vec<_>>>()?;
         let numbers = [self.min_bytes, self.max_bytes, 2, self.iterations as usize, self.warmup as usize, 1];
         let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
         let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
@@ -175,21 +177,19 @@ impl Options {
 }
 
 impl Plan {
-    /// What is tried for a collective. NCCL has trees for all_reduce alone (`ncclTopoTuneModel`, tuning.cc).
-    pub fn candidates_of(&self, collective: Collective) -> Vec<Choice> {
-        let can = |choice: &&Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
-        self.candidates.iter().filter(can).copied().collect()
+    /// The candidates for a collective. NCCL has trees for all_reduce alone (`ncclTopoTuneModel`,
+    /// tuning.cc).
+    pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
+        let can = move |choice: &Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
+        self.candidates.iter().copied().filter(can)
     }
 }
 
 fn candidates(algorithms: &[Algorithm], protocols: &[Protocol], channels: &[u32]) -> Vec<Choice> {
-    let mut candidates = Vec::new();
-    for &channels in channels {
-        for &algorithm in algorithms {
-            candidates.extend(protocols.iter().map(|&protocol| Choice { algorithm, protocol, channels }));
-        }
-    }
-    candidates
+    let pairs = channels.iter().flat_map(|&channels| algorithms.iter().map(move |&algorithm| (channels, algorithm)));
+    let choice =
+        |(channels, algorithm)| protocols.iter().map(move |&protocol| Choice { algorithm, protocol, channels });
+    pairs.flat_map(choice).collect()
 }
 
 /// The protocols to try, and notes for the user about them.
@@ -281,7 +281,7 @@ mod unit {
     #[test]
     fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
-        assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).len()), (1, 2));
+        assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).count()), (1, 2));
         assert_eq!(plan.conditions.place, tests::Place::Hosts(vec!["-np".to_owned()]));
     }
 
@@ -290,7 +290,7 @@ mod unit {
         let plan =
             plan("--collectives all_reduce,all_gather --algorithms tree,ring --protocols ll --channels 2,4", &[]);
         let plan = plan.unwrap();
-        let of = |collective| plan.candidates_of(collective).iter().map(Choice::to_string).collect::<Vec<_>>();
+        let of = |collective| plan.candidates_of(collective).map(|choice| choice.to_string()).collect::<Vec<_>>();
         assert_eq!(of(Collective::AllReduce), ["tree/ll/2", "ring/ll/2", "tree/ll/4", "ring/ll/4"]);
         assert_eq!(of(Collective::AllGather), ["ring/ll/2", "ring/ll/4"]);
     }

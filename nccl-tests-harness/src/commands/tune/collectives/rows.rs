@@ -2,10 +2,12 @@
 
 use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
-/// Rows for `sizes`, which are in order and above 0, with the choice of each; none: no row holds for it.
+/// Returns the rows for `sizes`, which are in order and above 0, with the choice of each. No row
+/// holds for a size without a choice.
 ///
-/// A size stands for all from the geometric middle between it and the size below to the one between it and the size above; the first
-/// and the last reach as far as if another size followed at half and twice of them. Rows that meet and agree become one.
+/// The row of a size begins in the geometric middle between it and the size below, and ends in the
+/// one between it and the size above. The first and the last reach as far as if another size
+/// followed at half and twice of them. Rows that meet and agree become one.
 pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (at, &(bytes, choice)) in sizes.iter().enumerate() {
@@ -22,7 +24,8 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     rows
 }
 
-/// The rows of the table `before` that a run over `measured` with `ranks` ranks says nothing about; none of a table for other hosts.
+/// The rows of the table `before` that do not concern a run over `measured` with `ranks` ranks; none
+/// of a table for other hosts.
 pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
@@ -30,12 +33,12 @@ pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective],
     table.rows().iter().filter(is_other).copied().collect()
 }
 
-/// The geometric mean, rounded down; for `below` under `above` it is under `above`.
+/// The geometric mean, rounded down. It is under `above` if `below` is.
 fn middle(below: u64, above: u64) -> u64 {
     (u128::from(below) * u128::from(above)).isqrt() as u64
 }
 
-/// The geometric mean of a size and its half, rounded down and under the size.
+/// The geometric mean of a size and its half, rounded down. It is under the size.
 fn lower_middle(bytes: u64) -> u64 {
     (u128::from(bytes) * u128::from(bytes) / 2).isqrt() as u64
 }

@@ -1,16 +1,16 @@
 //! The measurements as tables and as JSON.
 
-use super::measure::Facts;
 use super::options::Plan;
 use super::sweep::{Outcome, Sweep};
-use super::verdict::{Dropped, Finding, Judged, Record};
+use super::verdict::{Dropped, Finding, Judged};
 use crate::output::numbers::{significant, spread};
 use crate::output::table::{Table as Columns, left, right};
 use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// The cells of a line: the size, NCCL's time, the choice with its time if there is one, and a remark.
+/// The cells of a line: the size, NCCL's time, the choice with its time if there is one, and a
+/// remark.
 fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
     let (choice, us, gain) = match best {
         Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
@@ -28,25 +28,14 @@ fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
     Ok(table)
 }
 
-fn words(finding: Finding) -> &'static str {
-    match finding {
-        Finding::Better => "better",
-        Finding::SmallGain => "gain too small",
-        Finding::RoundsOverlap => "rounds overlap",
-        Finding::SlowInGroups => "slower in groups",
-        Finding::NoCandidate => "no candidate",
-    }
-}
-
 /// The table of one collective.
-pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+pub fn sweep(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.alone.nccl.rounds.len();
     let name = sweep.collective;
     let title = format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
     let mut table = start(out, &title)?;
-    for judged in &sweep.judged {
-        let &Judged { bytes, nccl_us, best, finding } = judged;
-        table.row(&cells(bytes, nccl_us, best, words(finding)))?;
+    for &Judged { bytes, nccl_us, best, finding } in &sweep.judged {
+        table.row(&cells(bytes, nccl_us, best, finding.words()))?;
     }
     for record in &sweep.alone.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
@@ -62,24 +51,22 @@ pub fn sweep(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// The table of one collective's confirmation.
-pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
+pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     let Some(again) = &sweep.again else { return Ok(()) };
     let rounds = again.nccl.rounds.len();
     let title = format!("{}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective);
     let mut table = start(out, &title)?;
     for line in &again.lines {
         let words = match (line.row.map(|(_, finding)| finding), line.differs) {
-            (Some(Finding::Better), _) => "row is written",
-            (Some(Finding::SmallGain), _) => "no row: gain too small",
-            (Some(Finding::RoundsOverlap), _) => "no row: rounds overlap",
-            (Some(Finding::SlowInGroups), _) => "no row: slower in groups",
-            (Some(Finding::NoCandidate), _) => "no row: a run failed",
-            (None, true) => "no row; times differ",
-            (None, false) => "no row, as before",
+            (Some(Finding::Better), _) => "row is written".to_owned(),
+            (Some(Finding::NoCandidate), _) => "no row: a run failed".to_owned(),
+            (Some(finding), _) => format!("no row: {}", finding.words()),
+            (None, true) => "no row; times differ".to_owned(),
+            (None, false) => "no row, as before".to_owned(),
         };
         let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());
-        table.row(&cells(line.bytes, again.nccl.median(line.bytes), best, words))?;
+        table.row(&cells(line.bytes, again.nccl.median(line.bytes), best, &words))?;
     }
     if let Some(Dropped::Failed(reason)) = &again.table.dropped {
         table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
@@ -89,14 +76,14 @@ pub fn confirmation(sweep: &Sweep, out: &mut impl Write) -> io::Result<()> {
 
 /// The comment above the table; `date` is today's.
 pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
-    let &Outcome { facts, sweeps, learned, kept } = outcome;
-    let older = if kept > 0 { format!("; older rows: {kept}") } else { String::new() };
-    if learned == 0 {
+    let &Outcome { facts, sweeps, learned_rows, kept_rows, .. } = outcome;
+    let older = if kept_rows > 0 { format!("; older rows: {kept_rows}") } else { String::new() };
+    if learned_rows == 0 {
         return format!("nothing new on {date}{older}");
     }
     let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
     let (least, most) = spread(&gains.collect::<Vec<_>>());
-    let with_rows = |sweep: &&Sweep| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
+    let with_rows = |sweep: &&Sweep<'_>| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
     let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
     format!(
         "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
@@ -107,7 +94,8 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
 }
 
 /// All results as JSON; every number has its unit in its name.
-pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: Option<&Table>) -> Value {
+pub fn json(plan: &Plan, outcome: &Outcome<'_>) -> Value {
+    let &Outcome { fabric, facts, sweeps, table, .. } = outcome;
     json!({
         "command": "tune collectives",
         "version": env!("CARGO_PKG_VERSION"),
@@ -117,59 +105,8 @@ pub fn json(plan: &Plan, fabric: &str, facts: &Facts, sweeps: &[Sweep], table: O
         "used": facts.used,
         "arguments": plan.arguments,
         "minimal_gain": plan.gain,
-        "collectives": sweeps.iter().map(of_sweep).collect::<Vec<_>>(),
+        "collectives": sweeps,
         "table": table.map(Table::to_string),
-    })
-}
-
-fn of_sweep(sweep: &Sweep) -> Value {
-    let sizes = sweep.judged.iter().map(|judged| {
-        json!({
-            "bytes": judged.bytes,
-            "nccl_us": judged.nccl_us,
-            "choice": judged.best.map(|(choice, _)| choice.to_string()),
-            "choice_us": judged.best.map(|(_, us)| us),
-            "finding": words(judged.finding),
-        })
-    });
-    let groups = sweep.groups.iter().map(|group| {
-        json!({
-            "members": group.members,
-            "nccl": of_record(&group.nccl),
-            "candidates": group.candidates.iter().map(of_record).collect::<Vec<_>>(),
-        })
-    });
-    let confirmation = sweep.again.as_ref().map(|again| {
-        let lines = again.lines.iter().map(|line| {
-            json!({
-                "bytes": line.bytes,
-                "choice": line.row.map(|(choice, _)| choice.to_string()),
-                "finding": line.row.map(|(_, finding)| words(finding)),
-                "differs": line.differs,
-                "row_is_written": line.choice().is_some(),
-            })
-        });
-        json!({ "nccl": of_record(&again.nccl), "table": of_record(&again.table), "sizes": lines.collect::<Vec<_>>() })
-    });
-    json!({
-        "collective": sweep.collective.word(),
-        "nccl": of_record(&sweep.alone.nccl),
-        "candidates": sweep.alone.candidates.iter().map(of_record).collect::<Vec<_>>(),
-        "groups": groups.collect::<Vec<_>>(),
-        "sizes": sizes.collect::<Vec<_>>(),
-        "confirmation": confirmation,
-    })
-}
-
-fn of_record(record: &Record) -> Value {
-    let dropped = record.dropped.as_ref().map(|dropped| match dropped {
-        Dropped::Failed(reason) => reason.as_str(),
-        Dropped::Slow => "slow at every size",
-    });
-    json!({
-        "choice": record.choice.map(|choice| choice.to_string()),
-        "rounds_time_us_by_bytes": record.rounds,
-        "dropped": dropped,
     })
 }
 

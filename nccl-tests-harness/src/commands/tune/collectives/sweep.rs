@@ -3,33 +3,43 @@
 use super::measure::Facts;
 use super::rows;
 use super::verdict::{Finding, Judged, Measured, Record};
-use nccl_net_spark::tuner::table::{Choice, Collective, Row};
-use std::path::PathBuf;
+use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use std::path::Path;
 
 /// The measurements of one collective.
-pub struct Sweep {
+#[derive(Serialize)]
+pub struct Sweep<'a> {
+    #[serde(serialize_with = "super::verdict::text")]
     pub collective: Collective,
-    pub program: PathBuf,
+    #[serde(skip)]
+    pub program: &'a Path,
+    #[serde(flatten)]
     pub alone: Measured,
     pub groups: Vec<Measured>,
+    #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
-    /// Only where a candidate won a size.
+    /// The confirmation of the sizes that a candidate won; none if there are no such sizes.
+    #[serde(rename = "confirmation")]
     pub again: Option<Confirmation>,
 }
 
 /// The whole table against NCCL's choice.
+#[derive(Serialize)]
 pub struct Confirmation {
     pub nccl: Record,
     pub table: Record,
+    #[serde(rename = "sizes")]
     pub lines: Vec<Confirmed>,
 }
 
 /// The confirmation of one size.
 pub struct Confirmed {
     pub bytes: u64,
-    /// What the table chooses, and whether that is better.
+    /// The table's choice, and how it compares with NCCL's.
     pub row: Option<(Choice, Finding)>,
-    /// Whether the times differ clearly, in either direction.
+    /// True if the times differ clearly, in either direction.
     pub differs: bool,
 }
 
@@ -37,6 +47,19 @@ impl Confirmed {
     /// The choice that gets a row.
     pub fn choice(&self) -> Option<Choice> {
         self.row.filter(|(_, finding)| *finding == Finding::Better).map(|(choice, _)| choice)
+    }
+}
+
+impl Serialize for Confirmed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        json!({
+            "bytes": self.bytes,
+            "choice": self.row.map(|(choice, _)| choice.to_string()),
+            "finding": self.row.map(|(_, finding)| finding.words()),
+            "differs": self.differs,
+            "row_is_written": self.choice().is_some(),
+        })
+        .serialize(serializer)
     }
 }
 
@@ -48,7 +71,7 @@ impl Confirmation {
     }
 }
 
-impl Sweep {
+impl Sweep<'_> {
     /// The rows of the winners, before the confirmation.
     pub fn proposed(&self, ranks: usize) -> Vec<Row> {
         let choice =
@@ -67,10 +90,14 @@ impl Sweep {
 
 /// The results.
 pub struct Outcome<'a> {
+    /// The fabric in words.
+    pub fabric: &'a str,
     pub facts: &'a Facts,
-    pub sweeps: &'a [Sweep],
-    /// Rows that this run found.
-    pub learned: usize,
-    /// Older rows that stay, of other collectives or other numbers of ranks.
-    pub kept: usize,
+    pub sweeps: &'a [Sweep<'a>],
+    /// Number of rows that this run found.
+    pub learned_rows: usize,
+    /// Number of older rows that stay, of other collectives or other numbers of ranks.
+    pub kept_rows: usize,
+    /// All of these rows; none if there are none.
+    pub table: Option<&'a Table>,
 }

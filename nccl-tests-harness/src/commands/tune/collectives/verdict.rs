@@ -1,34 +1,40 @@
-//! Which choice is best at which size, and whether it is clearly better than NCCL's. Pure arithmetic on times.
+//! Finds the best choice for each size, and compares it with NCCL's. Pure arithmetic on times.
 
 use super::measure::Times;
 use crate::output::numbers::median;
 use nccl_net_spark::tuner::table::Choice;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use std::cmp::Ordering;
+use std::fmt::Display;
 
 /// A candidate that takes this many times the best time at every size is not measured again.
 const HOPELESS: f64 = 1.3;
 /// A group may run at this fraction of NCCL's speed, for noise.
 const LEAST_IN_GROUPS: f64 = 0.98;
-/// One round in so many may be an outlier.
+/// One round in this many may be an outlier.
 const OUTLIERS: usize = 5;
-/// Candidates within this factor of the best are equally good; which one gets the row depends on the neighbouring sizes.
+/// Candidates within this factor of the best are equally good. The neighbouring sizes decide which
+/// of them gets the row.
 const AS_GOOD: f64 = 1.03;
 
 /// The measurements of one candidate, or of NCCL's choice.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
-    /// None: NCCL's choice.
+    /// The choice of a candidate; none for NCCL's choice and for the whole table.
+    #[serde(serialize_with = "text_or_null")]
     pub choice: Option<Choice>,
     /// Times by round.
+    #[serde(rename = "rounds_time_us_by_bytes")]
     pub rounds: Vec<Times>,
-    /// Why it is no longer measured.
+    /// The reason why it is no longer measured.
     pub dropped: Option<Dropped>,
 }
 
-/// NCCL's choice and the candidates, in groups of so many collectives.
-#[derive(Debug, Clone, PartialEq)]
+/// NCCL's choice and the candidates, alone or in groups. Times and sizes are those of one collective.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// Collectives in a group; 1: each alone. Times are of one collective, sizes are one collective's.
+    /// Collectives in a group; 1: each alone.
     pub members: u32,
     /// NCCL's choice.
     pub nccl: Record,
@@ -36,13 +42,31 @@ pub struct Measured {
     pub candidates: Vec<Record>,
 }
 
-/// Why a candidate is dropped.
+/// The reason why a candidate is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dropped {
-    /// A run failed; the reason.
+    /// A run failed, for this reason.
     Failed(String),
-    /// It was slow at every size in the first round.
+    /// The candidate was slow at every size in the first round.
     Slow,
+}
+
+impl Serialize for Dropped {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Self::Failed(reason) => reason,
+            Self::Slow => "slow at every size",
+        })
+    }
+}
+
+/// Writes a value into JSON as its text.
+pub fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+fn text_or_null<S: Serializer>(value: &Option<impl Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(ToString::to_string).serialize(serializer)
 }
 
 /// The result for one size.
@@ -54,27 +78,53 @@ pub struct Judged {
     pub nccl_us: f64,
     /// The candidate that wins, or else the fastest, with its median.
     pub best: Option<(Choice, f64)>,
-    /// Whether it wins.
+    /// The comparison with NCCL's choice.
     pub finding: Finding,
 }
 
-/// Whether a choice is clearly better than NCCL's.
+impl Serialize for Judged {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        json!({
+            "bytes": self.bytes,
+            "nccl_us": self.nccl_us,
+            "choice": self.best.map(|(choice, _)| choice.to_string()),
+            "choice_us": self.best.map(|(_, us)| us),
+            "finding": self.finding.words(),
+        })
+        .serialize(serializer)
+    }
+}
+
+/// The comparison of a choice with NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
-    /// It is clearly better.
+    /// Clearly better: the choice wins.
     Better,
-    /// Its median is not enough times as fast.
+    /// The median is not enough times as fast.
     SmallGain,
-    /// Its slowest round is not faster than the fastest of NCCL's choice.
+    /// The slowest round is not faster than the fastest of NCCL's choice.
     RoundsOverlap,
-    /// It is clearly better, but it makes a group slower.
+    /// Clearly better, but a group is slower with the choice.
     SlowInGroups,
     /// No candidate was measured.
     NoCandidate,
 }
 
+impl Finding {
+    /// The finding in tables and JSON.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::SmallGain => "gain too small",
+            Self::RoundsOverlap => "rounds overlap",
+            Self::SlowInGroups => "slower in groups",
+            Self::NoCandidate => "no candidate",
+        }
+    }
+}
+
 impl Record {
-    /// Nothing yet.
+    /// A record without rounds.
     pub fn new(choice: Option<Choice>) -> Self {
         Self { choice, rounds: Vec::new(), dropped: None }
     }
@@ -84,17 +134,16 @@ impl Record {
         self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
     }
 
-    /// Not a number where nothing was measured.
+    /// The median of the rounds at one size; not a number if nothing was measured.
     pub fn median(&self, bytes: u64) -> f64 {
         median(&self.times(bytes))
     }
 }
 
 impl Measured {
-    /// Nothing yet.
-    pub fn new(members: u32, choices: impl IntoIterator<Item = Choice>) -> Self {
-        let candidates = choices.into_iter().map(|choice| Record::new(Some(choice))).collect();
-        Self { members, nccl: Record::new(None), candidates }
+    /// A candidate for each of `choices`, alone, without rounds.
+    pub fn new(choices: impl IntoIterator<Item = Option<Choice>>) -> Self {
+        Self { members: 1, nccl: Record::new(None), candidates: choices.into_iter().map(Record::new).collect() }
     }
 
     /// The candidates that are clearly better than NCCL's choice at one size or more.
@@ -106,8 +155,8 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// Whether a row of `choice` for `bytes` would leave these groups as fast as they are with NCCL's choice. A candidate that was not
-    /// measured, or failed, would not.
+    /// True if a row of `choice` for `bytes` would leave these groups as fast as they are with
+    /// NCCL's choice. False for a candidate that was not measured, or failed.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
@@ -118,8 +167,9 @@ impl Measured {
     }
 }
 
-/// Whether the row for `bytes` acts for a group of `members` collectives of `each` bytes: NCCL asks the tuner with their sum. Sizes are
-/// measured in steps of two, so a row holds from `bytes` / sqrt(2) to `bytes` * sqrt(2).
+/// True if the row for `bytes` acts for a group of `members` collectives of `each` bytes: NCCL asks
+/// the tuner with their sum. Sizes are measured in steps of two, so a row holds from
+/// `bytes` / sqrt(2) to `bytes` * sqrt(2).
 pub fn is_of_size(bytes: u64, each: u64, members: u32) -> bool {
     let ratio = each as f64 * f64::from(members) / bytes as f64;
     ratio * ratio > 0.5 && ratio * ratio <= 2.0
@@ -145,8 +195,9 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     }
 }
 
-/// Whether times `with` are clearly better than times `without`: by the factor `gain` in the median, and without overlap. Of five rounds
-/// or more, one in five of each side, the slowest `with` and the fastest `without`, may be an outlier.
+/// Finds out whether times `with` are clearly better than times `without`: by the factor `gain` in
+/// the median, and without overlap. Of five rounds or more, one in five of each side, the slowest
+/// `with` and the fastest `without`, may be an outlier.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -164,23 +215,24 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// Whether groups lose more than they may with times `with`, by the medians.
+/// True if groups lose more than they may with times `with`, by the medians.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without) < median(with) * LEAST_IN_GROUPS
 }
 
-/// Whether that is clear: every round, with the outliers of [`compare`].
+/// True if groups are slower in every round too, except for the outliers of [`compare`].
 pub fn is_clearly_slower(without: &[f64], with: &[f64]) -> bool {
     is_slower(without, with) && compare(with, without, 1.0) == Finding::Better
 }
 
-/// Whether one of the two is clearly better than the other.
+/// True if one of the two is clearly better than the other.
 pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
     [compare(some, others, gain), compare(others, some, gain)].contains(&Finding::Better)
 }
 
-/// Judges every size. Among candidates that make none of the `groups` slower, that are clearly better and as good as the best one, the
-/// table with the fewest changes from one size to the next is taken, then the one with the fewest channels, then the fastest.
+/// Judges every size. Candidates count that make none of the `groups` slower, are clearly better,
+/// and are as good as the best one. Among them, the table with the fewest changes from one size to
+/// the next is taken, then the one with the fewest channels, then the fastest.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     let Measured { nccl, candidates, .. } = alone;
     let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
@@ -207,7 +259,7 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
         let best = won.or_else(|| fastest(bytes, &|_| true));
         let found = best.and_then(|(choice, _)| record_of(choice)).map(|record| finding(bytes, record));
         let finding = match (won, found) {
-            // Clearly better, and yet it did not win.
+            // The choice is clearly better, but did not win.
             (None, Some(Finding::Better)) => Finding::SlowInGroups,
             (_, found) => found.unwrap_or(Finding::NoCandidate),
         };
@@ -242,7 +294,8 @@ impl Path {
     }
 }
 
-/// One of the good choices for each size, given with its time against the best; none where there are none.
+/// Takes one of the good choices for each size, which come with their times relative to the best;
+/// none for a size without a good choice.
 fn settle(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
     let mut paths = vec![Path::default()];
     for choices in good {

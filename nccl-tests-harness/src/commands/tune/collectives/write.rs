@@ -1,7 +1,9 @@
-//! Writes the table into the settings file of every machine: directly, or by a process on each that mpirun starts.
+//! Writes the table into the settings file of every machine: directly, or by a process on each that
+//! mpirun starts.
 //!
-//! All machines get the same table: ranks that decide by different tables refuse each other. It keeps the launching machine's older
-//! rows; a machine that had another table than the launching one loses that, and says so with the table, so that it can be restored.
+//! All machines get the same table: ranks that decide by different tables refuse each other. The
+//! table keeps the launching machine's older rows. A machine that had another table than the
+//! launching one loses that table, and shows it, so that it can be restored.
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::Place;
@@ -36,8 +38,8 @@ pub struct Task {
 const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
 
 impl Task {
-    /// Writes the file, unless another process of the job does so on this machine. Without such a variable several write the same,
-    /// which is harmless: each replaces the whole file.
+    /// Writes the file, unless another process of the job does so on this machine. Without such a
+    /// variable several write the same text, which is harmless: each replaces the whole file.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
         let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
         if local_rank.is_some_and(|rank| rank != "0") {
@@ -52,7 +54,7 @@ impl Task {
     }
 }
 
-/// Writes the table into the file of every machine, or removes the one that is there.
+/// Writes the table into the file of every machine, or removes the file's table.
 pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
     let Place::Hosts(arguments) = &plan.conditions.place else {
         for line in put(&plan.file, table, plan.before.as_ref(), remark)? {
