@@ -30,7 +30,7 @@ use std::path::Path;
 /// environment variable.
 ///
 /// # Errors
-/// When the defaults cannot be measured, or the file cannot be written.
+/// Fails when the defaults cannot be measured, or the file cannot be written.
 pub fn run(
     options: Options,
     program: &Path,

@@ -1,7 +1,8 @@
 //! The loaded plugin as safe owners.
 //!
-//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds what it came from,
-//! so memory outlives its registration, that its comm, that the context, and that the library.
+//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds
+//! the object that it came from. So memory outlives its registration, the comm outlives the
+//! registration, the context outlives the comm, and the library outlives the context.
 
 mod buffer;
 mod logger;
@@ -28,12 +29,12 @@ use std::rc::Rc;
 /// NCCL's defaults.
 const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
 
-/// What `listen` fills and `connect` is given.
+/// The handle that `listen` fills and `connect` takes.
 pub(crate) type Handle = [u8; HANDLE_BYTES];
 
 /// A library that exports a table of one of [`abi::VERSIONS`].
 pub struct Plugin {
-    /// Inside the library, so valid as long as that is loaded.
+    /// The table inside the library, valid as long as that is loaded.
     table: Functions,
     _library: Library,
 }
@@ -49,23 +50,26 @@ pub struct Context {
 pub(crate) struct Properties {
     /// The device's name.
     pub name: String,
-    /// Its speed in Mb/s.
+    /// The speed in Mb/s.
     pub speed_mbps: i32,
-    /// Whether it takes host memory.
+    /// True if the device takes host memory.
     pub host_memory: bool,
 }
 
-/// Something that listens.
+/// A listening comm.
 pub struct Listener {
     context: Rc<Context>,
     raw: NonNull<c_void>,
 }
 
 /// A connection to send on.
-pub struct SendComm(Rc<Comm>);
+pub type SendComm = Direction<true>;
 
 /// A connection to receive on.
-pub struct RecvComm(Rc<Comm>);
+pub type RecvComm = Direction<false>;
+
+/// A connection, to send or to receive on.
+pub struct Direction<const SENDS: bool>(Rc<Comm>);
 
 struct Comm {
     context: Rc<Context>,
@@ -73,10 +77,10 @@ struct Comm {
     sends: bool,
 }
 
-/// What the plugin is told that a pointer points into.
+/// The kind of memory that is named to the plugin for a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
-    /// Memory that the processor's address reaches.
+    /// Host memory.
     Host,
     /// A GPU's memory.
     Cuda,
@@ -91,38 +95,38 @@ pub struct Registration {
 
 /// A send or a receive in flight.
 pub struct Request {
-    /// None once it is done: NCCL never tests a request again after that.
+    /// None once the request is done: NCCL never tests a request again after that.
     raw: Option<NonNull<c_void>>,
     registration: Rc<Registration>,
     stretch: Stretch,
 }
 
-/// The versions of the interface that `library` exports, of those asked for.
+/// Returns those of `versions` of the interface that `library` exports.
 ///
 /// # Errors
-/// When it cannot be loaded.
+/// Fails when it cannot be loaded.
 pub(crate) fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
     let library = open(library)?;
     Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
 }
 
 fn open(path: &Path) -> Result<Library> {
-    // SAFETY: loading runs the initialisers of a library that the user named as an NCCL plugin, as NCCL would run them;
-    // our own has none.
+    // SAFETY: loading runs the initialisers of a library that the user named as an NCCL plugin, as
+    // NCCL would run them; our own has none.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.with_context(|| format!("load {}", path.display()))
 }
 
 fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
-    // SAFETY: the symbol's address alone is taken, nothing is read or called through it here.
+    // SAFETY: only the symbol's address is taken, nothing is read or called through it here.
     let symbol = unsafe { library.get::<*mut c_void>(format!("ncclNetPlugin_v{version}\0").as_bytes()) };
     symbol.ok().and_then(|symbol| NonNull::new(*symbol))
 }
 
 impl Plugin {
-    /// Loads a plugin as NCCL would: by the newest interface that it has, or by `version` of it.
+    /// Loads a plugin as NCCL would: by its newest interface, or by `version` of the interface.
     ///
     /// # Errors
-    /// When it cannot be loaded, or has no such interface.
+    /// Fails when it cannot be loaded, or has no such interface.
     pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
         let (newest, oldest) = (version.unwrap_or(*abi::VERSIONS.end()), version.unwrap_or(*abi::VERSIONS.start()));
@@ -131,8 +135,8 @@ impl Plugin {
             let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
             format!("{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
         })?;
-        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's type, constant while
-        // the library is loaded, which `self` sees to.
+        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's type,
+        // constant while the library is loaded, and `self` holds the library.
         let table = unsafe {
             match version {
                 8 => Functions::of(version, table.cast::<NetV8>().as_ref()),
@@ -148,35 +152,39 @@ impl Plugin {
     /// Starts the plugin for one communicator, `job`.
     ///
     /// # Errors
-    /// When `init` fails.
+    /// Fails when `init` fails.
     pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
-        let init = self.function("init", self.table.init)?;
         log::hold_warnings();
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` and the configuration are valid for writes and reads for the length of the call; the logger is a
-        // function of the program, which outlives the library; a profiler may be absent.
-        let code = unsafe {
+        // SAFETY: `raw` and the configuration are valid for writes and reads for the length of the
+        // call; the logger is a function of the program, which outlives the library; a profiler may
+        // be absent.
+        let outcome = self.call("init", self.table.init, |init| unsafe {
             match init {
                 Init::V8(init) => init(Some(logger())),
                 Init::V10(init) => init(Some(logger()), None),
                 Init::V11(init) => init(&mut raw, job, &CONFIG, Some(logger()), None),
             }
-        };
-        let outcome = self.check("init", code);
+        });
         log::release_warnings();
         outcome?;
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 
-    /// The function of that name, or an error that the plugin lacks it; the next thing is to call it.
-    fn function<F>(&self, name: &'static str, function: Option<F>) -> Result<F> {
-        let function = function.with_context(|| format!("the plugin has no function {name}"))?;
-        activity::enter(name);
-        Ok(function)
+    /// A size as version 8 takes it; 0 for later versions, which have no use for it.
+    fn short(&self, bytes: usize) -> Result<c_int> {
+        match self.table.version {
+            8 => c_int::try_from(bytes)
+                .with_context(|| format!("version 8 of the interface has no message of {bytes} bytes")),
+            _ => Ok(0),
+        }
     }
 
-    /// Turns the result of the call just made into an error with the plugin's own words.
-    fn check(&self, name: &'static str, result: NcclResult) -> Result<()> {
+    /// Calls the function `name`. Turns its result into an error with the plugin's own words.
+    fn call<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) -> Result<()> {
+        let function = function.with_context(|| format!("the plugin has no function {name}"))?;
+        activity::enter(name);
+        let result = call(function);
         activity::leave();
         if result == NcclResult::SUCCESS {
             return Ok(());
@@ -187,9 +195,10 @@ impl Plugin {
         }
     }
 
-    /// For `drop`, where an error can only be logged.
-    fn check_on_close(&self, name: &'static str, result: NcclResult) {
-        if let Err(error) = self.check(name, result) {
+    /// Calls the function `name`, if the plugin has it, from `drop`, where an error can only be logged.
+    fn close<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) {
+        let Some(function) = function else { return };
+        if let Err(error) = self.call(name, Some(function), call) {
             log::record(2, &error.to_string());
         }
     }
@@ -206,16 +215,14 @@ impl Context {
         text(self.plugin.table.name)
     }
 
-    /// How many devices the plugin has.
+    /// The number of the plugin's devices.
     ///
     /// # Errors
     /// The plugin's.
     pub fn devices(&self) -> Result<i32> {
-        let devices = self.plugin.function("devices", self.plugin.table.devices)?;
         let mut count = 0;
         // SAFETY: `count` is valid for writes for the length of the call.
-        let code = unsafe { devices(&mut count) };
-        self.plugin.check("devices", code)?;
+        self.plugin.call("devices", self.plugin.table.devices, |devices| unsafe { devices(&mut count) })?;
         Ok(count)
     }
 
@@ -224,23 +231,24 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub(crate) fn properties(&self, dev: i32) -> Result<Properties> {
-        match self.plugin.function("getProperties", self.plugin.table.get_properties)? {
-            GetProperties::V8(get_properties) => self.properties_by(get_properties, dev),
-            GetProperties::V9(get_properties) => self.properties_by(get_properties, dev),
-            GetProperties::V11(get_properties) => self.properties_by(get_properties, dev),
-            GetProperties::V12(get_properties) => self.properties_by(get_properties, dev),
+        match self.plugin.table.get_properties {
+            Some(GetProperties::V8(function)) => self.properties_by(Some(function), dev),
+            Some(GetProperties::V9(function)) => self.properties_by(Some(function), dev),
+            Some(GetProperties::V11(function)) => self.properties_by(Some(function), dev),
+            Some(GetProperties::V12(function)) => self.properties_by(Some(function), dev),
+            None => bail!("the plugin has no function getProperties"),
         }
     }
 
     fn properties_by<Flush, More>(
         &self,
-        get_properties: functions::GetProperties<types::Properties<Flush, More>>,
+        function: Option<functions::GetProperties<types::Properties<Flush, More>>>,
         dev: i32,
     ) -> Result<Properties> {
         let mut raw = MaybeUninit::zeroed();
         // SAFETY: `raw` is valid for writes for the length of the call.
-        let code = unsafe { get_properties(dev, raw.as_mut_ptr()) };
-        self.plugin.check("getProperties", code)?;
+        self.plugin
+            .call("getProperties", function, |get_properties| unsafe { get_properties(dev, raw.as_mut_ptr()) })?;
         let raw = raw.as_ptr();
         // SAFETY: a pointer and two integers, which are zero where the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
@@ -252,77 +260,73 @@ impl Context {
     /// # Errors
     /// The plugin's.
     pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
-        let listen = self.plugin.function("listen", self.plugin.table.listen)?;
         let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
         let place = handle.as_mut_ptr().cast();
-        // SAFETY: the context is the one `init` gave; `handle` has the length that the interface promises, and both are
-        // valid for writes for the length of the call.
-        let code = unsafe {
+        // SAFETY: the context is the one `init` gave; `handle` has the length that the interface
+        // promises, and both are valid for writes for the length of the call.
+        self.plugin.call("listen", self.plugin.table.listen, |listen| unsafe {
             match listen {
                 Listen::V8(listen) => listen(dev, place, &mut raw),
                 Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
             }
-        };
-        self.plugin.check("listen", code)?;
+        })?;
         let raw = NonNull::new(raw).context("listen succeeded without a comm")?;
         Ok((Listener { context: Rc::clone(self), raw }, handle))
     }
 
-    /// Goes on connecting to `handle`, always the same memory; none while that takes longer.
+    /// Continues to connect to `handle`, which must be the same memory in each call. Returns none
+    /// until the connection is made.
     ///
     /// # Errors
     /// The plugin's.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
-        let connect = self.plugin.function("connect", self.plugin.table.connect)?;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         let handle = handle.as_mut_ptr().cast();
         // SAFETY: as in `listen`; a NULL device handle asks for no offload.
-        let code = unsafe {
+        self.plugin.call("connect", self.plugin.table.connect, |connect| unsafe {
             match connect {
                 Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
                 Connect::V10(connect) => connect(dev, &CONFIG, handle, &mut raw, &mut device_handle),
                 Connect::V11(connect) => connect(self.raw, dev, handle, &mut raw, &mut device_handle),
             }
-        };
-        self.plugin.check("connect", code)?;
-        Ok(NonNull::new(raw).map(|raw| SendComm(Rc::new(Comm { context: Rc::clone(self), raw, sends: true }))))
+        })?;
+        Ok(self.comm(raw))
+    }
+
+    fn comm<const SENDS: bool>(self: &Rc<Self>, raw: *mut c_void) -> Option<Direction<SENDS>> {
+        NonNull::new(raw).map(|raw| Direction(Rc::new(Comm { context: Rc::clone(self), raw, sends: SENDS })))
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let Some(finalize) = self.plugin.table.finalize else { return };
-        activity::enter("finalize");
-        // SAFETY: the context came from `init` and goes away here; everything made from it held it and is gone.
-        let code = unsafe { finalize(self.raw) };
-        self.plugin.check_on_close("finalize", code);
+        // SAFETY: the context came from `init` and ends here; everything made from it held it and has
+        // ended.
+        self.plugin.close("finalize", self.plugin.table.finalize, |finalize| unsafe { finalize(self.raw) });
     }
 }
 
 impl Listener {
-    /// Goes on accepting; none while nobody is connected yet.
+    /// Continues to accept. Returns none until a peer has connected.
     ///
     /// # Errors
     /// The plugin's.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
-        let accept = plugin.function("accept", plugin.table.accept)?;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the listen comm is open; both results are valid for writes for the length of the call.
-        let code = unsafe { accept(self.raw.as_ptr(), &mut raw, &mut device_handle) };
-        plugin.check("accept", code)?;
-        let context = || Rc::clone(&self.context);
-        Ok(NonNull::new(raw).map(|raw| RecvComm(Rc::new(Comm { context: context(), raw, sends: false }))))
+        plugin.call("accept", plugin.table.accept, |accept| unsafe {
+            accept(self.raw.as_ptr(), &mut raw, &mut device_handle)
+        })?;
+        Ok(self.context.comm(raw))
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         let plugin = &self.context.plugin;
-        let Ok(close) = plugin.function("closeListen", plugin.table.close_listen) else { return };
-        // SAFETY: the listen comm is open and goes away here.
-        let code = unsafe { close(self.raw.as_ptr()) };
-        plugin.check_on_close("closeListen", code);
+        // SAFETY: the listen comm is open and ends here.
+        plugin.close("closeListen", plugin.table.close_listen, |close| unsafe { close(self.raw.as_ptr()) });
     }
 }
 
@@ -333,16 +337,14 @@ impl Drop for Comm {
             true => ("closeSend", plugin.table.close_send),
             false => ("closeRecv", plugin.table.close_recv),
         };
-        let Ok(close) = plugin.function(name, close) else { return };
-        // SAFETY: the comm is open, of the kind that this function closes, and goes away here; its registrations held
-        // it and are gone.
-        let code = unsafe { close(self.raw.as_ptr()) };
-        plugin.check_on_close(name, code);
+        // SAFETY: the comm is open, of the kind that this function closes, and ends here; its
+        // registrations held it and have ended.
+        plugin.close(name, close, |close| unsafe { close(self.raw.as_ptr()) });
     }
 }
 
-impl SendComm {
-    /// Registers memory to send from.
+impl<const SENDS: bool> Direction<SENDS> {
+    /// Registers host memory.
     ///
     /// # Errors
     /// The plugin's.
@@ -350,57 +352,53 @@ impl SendComm {
         self.register_as(buffer, Pointer::Host)
     }
 
-    /// Registers memory to send from, as what `pointer` says.
+    /// Registers memory of the kind `pointer`.
     ///
     /// # Errors
     /// The plugin's.
     pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
-        register(&self.0, buffer, pointer)
+        let plugin = &self.0.context.plugin;
+        let kind = match pointer {
+            Pointer::Host => PTR_HOST,
+            Pointer::Cuda => PTR_CUDA,
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr, since
+        // the registration holds it. A wrong kind of pointer is for the plugin and the kernel to refuse.
+        plugin.call("regMr", plugin.table.reg_mr, |reg_mr| unsafe {
+            reg_mr(self.0.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw)
+        })?;
+        Ok(Rc::new(Registration { comm: Rc::clone(&self.0), raw, buffer: Rc::clone(buffer) }))
     }
+}
 
-    /// Starts to send `bytes` from `offset` on; none when the plugin cannot take it yet.
+impl SendComm {
+    /// Starts to send `bytes` from `offset` on; none if the plugin cannot take the message yet.
     ///
     /// # Errors
     /// The plugin's, or a range outside of the memory.
     pub fn isend(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let isend = plugin.function("isend", plugin.table.isend)?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and nothing of ours touches it,
-        // until the request is done (`Request::start`). A profiler's handle may be NULL.
-        let code = unsafe {
+        let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
+        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and this program
+        // does not touch it, until the request is done (`Request::start`). A profiler's handle may be
+        // NULL.
+        plugin.call("isend", plugin.table.isend, |isend| unsafe {
             let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
             match isend {
-                Isend::V8(isend) => isend(comm, address, int(bytes)?, tag, memory, &mut raw),
+                Isend::V8(isend) => isend(comm, address, short, tag, memory, &mut raw),
                 Isend::V9(isend) => isend(comm, address, bytes, tag, memory, &mut raw),
                 Isend::V10(isend) => isend(comm, address, bytes, tag, memory, ptr::null_mut(), &mut raw),
             }
-        };
-        plugin.check("isend", code)?;
+        })?;
         let stretch = Stretch { start: offset, end: offset + bytes, written: false };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
 }
 
 impl RecvComm {
-    /// Registers memory to receive into.
-    ///
-    /// # Errors
-    /// The plugin's.
-    pub fn register(&self, buffer: &Rc<Buffer>) -> Result<Rc<Registration>> {
-        self.register_as(buffer, Pointer::Host)
-    }
-
-    /// Registers memory to receive into, as what `pointer` says.
-    ///
-    /// # Errors
-    /// The plugin's.
-    pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
-        register(&self.0, buffer, pointer)
-    }
-
-    /// Starts to receive up to `bytes` to `offset`; none when the plugin cannot take it yet.
+    /// Starts to receive up to `bytes` to `offset`; none if the plugin cannot take the receive yet.
     ///
     /// # Errors
     /// The plugin's, or a range outside of the memory.
@@ -408,9 +406,9 @@ impl RecvComm {
         self.post(memory, offset, bytes, tag, ptr::null_mut())
     }
 
-    /// The same of a receive whose completion is not needed, as NCCL has it for LL and LL128: the plugin may report it done
-    /// before the bytes come (version 8 has no such receives). The memory has to be shared ([`Words`]), so that the processor has
-    /// atomics alone there.
+    /// Starts a receive whose completion is not needed, as NCCL does for LL and LL128: the plugin may
+    /// report it done before the bytes arrive (version 8 has no such receives). The memory has to be
+    /// shared ([`Words`]), so that the processor uses only atomics there.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
@@ -436,48 +434,26 @@ impl RecvComm {
     ) -> Result<Option<Request>> {
         let mut address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let irecv = plugin.function("irecv", plugin.table.irecv)?;
-        let (mut size, mut tag, mut handle) = (bytes, tag, memory.raw);
+        let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
         // SAFETY: arrays of one element each, valid for the length of the call; the memory as in `isend`.
-        let code = unsafe {
+        plugin.call("irecv", plugin.table.irecv, |irecv| unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {
                 Irecv::V8(irecv) => {
                     raw = ptr::null_mut();
-                    irecv(comm, 1, &mut address, &mut int(bytes)?, &mut tag, &mut handle, &mut raw)
+                    irecv(comm, 1, &mut address, &mut short, &mut tag, &mut handle, &mut raw)
                 }
                 Irecv::V9(irecv) => irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut raw),
                 Irecv::V10(irecv) => {
                     irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
                 }
             }
-        };
-        plugin.check("irecv", code)?;
+        })?;
         ensure!(raw.addr() != OPTIONAL_RECV_COMPLETION, "irecv left the request as it was on entry");
         let stretch = Stretch { start: offset, end: offset + bytes, written: true };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
-}
-
-/// A size as version 8 takes it.
-fn int(bytes: usize) -> Result<c_int> {
-    c_int::try_from(bytes).with_context(|| format!("version 8 of the interface has no message of {bytes} bytes"))
-}
-
-fn register(comm: &Rc<Comm>, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
-    let plugin = &comm.context.plugin;
-    let reg_mr = plugin.function("regMr", plugin.table.reg_mr)?;
-    let kind = match pointer {
-        Pointer::Host => PTR_HOST,
-        Pointer::Cuda => PTR_CUDA,
-    };
-    let mut raw = ptr::null_mut();
-    // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr, since the registration holds
-    // it. What a wrong kind of pointer stands for is for the plugin and the kernel to refuse.
-    let code = unsafe { reg_mr(comm.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw) };
-    plugin.check("regMr", code)?;
-    Ok(Rc::new(Registration { comm: Rc::clone(comm), raw, buffer: Rc::clone(buffer) }))
 }
 
 impl Registration {
@@ -490,11 +466,10 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let plugin = &self.comm.context.plugin;
-        let Ok(dereg_mr) = plugin.function("deregMr", plugin.table.dereg_mr) else { return };
-        // SAFETY: the handle came from regMr of this comm, which is still open, and goes away here; no request is under
-        // way, for each holds its registration.
-        let code = unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) };
-        plugin.check_on_close("deregMr", code);
+        // SAFETY: the handle came from regMr of this comm, which is still open, and ends here; no
+        // request is in flight, because each holds its registration.
+        plugin
+            .close("deregMr", plugin.table.dereg_mr, |dereg_mr| unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) });
     }
 }
 
@@ -504,18 +479,16 @@ impl Request {
         Self { raw: Some(raw), registration: Rc::clone(registration), stretch }
     }
 
-    /// Whether it is done: how many bytes were moved, or none.
+    /// Tests the request. Returns the number of bytes moved, or none until the request is done.
     ///
     /// # Errors
     /// The plugin's, or a size that the request cannot have.
     pub fn test(&mut self) -> Result<Option<usize>> {
         let raw = self.raw.context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
-        let test = plugin.function("test", plugin.table.test)?;
         let (mut done, mut size) = (0, 0);
-        // SAFETY: the request is under way; `size` has room for the one size of a request with one part.
-        let code = unsafe { test(raw.as_ptr(), &mut done, &mut size) };
-        plugin.check("test", code)?;
+        // SAFETY: the request is in flight; `size` has room for the one size of a request with one part.
+        plugin.call("test", plugin.table.test, |test| unsafe { test(raw.as_ptr(), &mut done, &mut size) })?;
         if done == 0 {
             return Ok(None);
         }
@@ -529,7 +502,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // The network may still write there: what the request stands on is never given back.
+        // The network may still write there, so the memory is never given back.
         if self.raw.is_some() {
             std::mem::forget(Rc::clone(&self.registration));
         }

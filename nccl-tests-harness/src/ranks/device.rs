@@ -29,7 +29,7 @@ pub struct Network {
 /// The network as NCCL would see it.
 ///
 /// # Errors
-/// When the plugin has no device that takes host memory.
+/// Fails when the plugin has no device that takes host memory.
 pub fn examine(context: &Context) -> Result<Network> {
     let devices = context.devices()?;
     ensure!(devices > 0, "the plugin has no device");
@@ -53,7 +53,7 @@ pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec
 /// Handles as they come from the peers.
 ///
 /// # Errors
-/// When one has the wrong length.
+/// Fails when one has the wrong length.
 pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
     let handles = bytes.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
     handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))

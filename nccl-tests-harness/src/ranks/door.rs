@@ -45,7 +45,7 @@ impl Door {
     /// Listens on a port of the system's choice, with a new token.
     ///
     /// # Errors
-    /// When that address is none of this host's, or the system gives no random bytes.
+    /// Fails when that address is none of this host's, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
         let arrivals = Arrivals::of(listener, STRANGERS)?;
@@ -55,7 +55,7 @@ impl Door {
     /// Waits for the connection with the token, and turns away those without it.
     ///
     /// # Errors
-    /// When it does not come by `end`.
+    /// Fails when it does not come by `end`.
     pub fn admit(self, end: Instant) -> Result<TcpStream> {
         loop {
             ensure!(Instant::now() < end, "nobody connected to {} in time", self.address);
@@ -87,7 +87,7 @@ impl Door {
 /// Connects to a door by the first of its addresses that answers. `whom` is its name, for errors.
 ///
 /// # Errors
-/// When none answers by `end`, or the door refuses the token.
+/// Fails when none answers by `end`, or the door refuses the token.
 pub fn enter(addresses: &[SocketAddr], whom: &str, token: &Token, end: Instant) -> Result<TcpStream> {
     let mut line = Line::new(dial(addresses, whom, end)?, whom, end)?;
     line.say(&Opening { protocol: PROTOCOL, token: token.0.clone() })?;
@@ -119,7 +119,7 @@ impl Token {
     /// A new one, of 128 random bits.
     ///
     /// # Errors
-    /// When the system gives no random bytes.
+    /// Fails when the system gives no random bytes.
     pub fn new() -> Result<Self> {
         let mut bytes = [0; 16];
         let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

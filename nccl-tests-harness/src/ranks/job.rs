@@ -1,9 +1,10 @@
-//! The ranks of a run as the command sees them: it starts them, gets their messages, and ends them with itself.
+//! The ranks of a run as the command sees them. The command starts them, gets their messages, and ends
+//! them when it ends.
 
 use crate::output::watch::Watch;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
 use crate::ranks::rendezvous::Guest;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -16,28 +17,28 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the command waits for more messages after the first failure, so that the cause is shown beside its consequences.
+/// Time for more messages after the first failure, so that the cause is shown beside its consequences.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-/// How long a rank that closed its control connection may take to exit.
+/// Time for a rank to exit after it closed its control connection.
 const EXIT: Duration = Duration::from_secs(2);
-/// A rank reports four times a second, unless it is stopped.
+/// A rank that has not reported for this long is shown as silent. Ranks report four times a second.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// All ranks, which do one kind of work. Dropping it ends those that still run.
 pub struct Job<W: Work> {
     ranks: Vec<Rank>,
-    events: mpsc::Receiver<Event<W::Answer>>,
+    events: mpsc::Receiver<Event<FromRank<W::Answer>>>,
     timeout: Duration,
     last_progress: Instant,
-    /// When the run ends, whatever it does.
+    /// Fails when the run ends, whatever it does.
     end: Option<Instant>,
     watch: Watch,
 }
 
 /// A rank's number and its message; none when its connection has ended.
-type Event<Answer> = (usize, Option<FromRank<Answer>>);
+type Event<Message> = (usize, Option<Message>);
 
-/// Where a rank is.
+/// The place of a rank.
 pub enum Seat {
     /// A child process, with these variables added to its environment.
     Here(Vec<(String, String)>),
@@ -59,14 +60,14 @@ enum Process {
     Launched(u32, String),
 }
 
-/// Environment of one rank's process alone.
+/// A variable in the environment of one rank's process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankEnv {
-    /// Which rank.
+    /// Number of the rank.
     pub rank: usize,
-    /// The variable.
+    /// Name of the variable.
     pub name: String,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
 }
 
@@ -96,8 +97,8 @@ impl RankEnv {
 }
 
 impl<W: Work> Job<W> {
-    /// Starts the ranks that are child processes, as `program`, and reads the messages of all. A run ends when no rank makes
-    /// progress for `timeout`.
+    /// Starts the ranks that are child processes, as `program`, and reads the messages of all ranks. The
+    /// run fails when no rank makes progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
@@ -122,7 +123,7 @@ impl<W: Work> Job<W> {
         Ok(job)
     }
 
-    /// Lets the run end at this time, even if its ranks make progress.
+    /// Sets the time at which the run fails even if its ranks make progress.
     pub(crate) fn end_by(&mut self, end: Instant) {
         self.end = Some(end);
     }
@@ -135,7 +136,7 @@ impl<W: Work> Job<W> {
         })
     }
 
-    /// The number of a rank's process, where it is a child of this one.
+    /// The number of a rank's process, if that is a child of this one.
     pub(crate) fn child(&self, rank: usize) -> Option<u32> {
         match &self.ranks.get(rank)?.process {
             Process::Ours(process) => Some(process.id()),
@@ -143,10 +144,11 @@ impl<W: Work> Job<W> {
         }
     }
 
-    /// Sends an order to every rank, and waits until all have answered; the answers are in rank order.
+    /// Sends an order to every rank, and waits until all have answered. The answers are in rank order.
     ///
     /// # Errors
-    /// As soon as a rank fails, exits, or the run hangs: a line for each rank that reports something.
+    /// Fails as soon as a rank fails or exits, or the run hangs, with a line for each rank that reports
+    /// something.
     pub fn ask<T>(
         &mut self,
         order: impl Fn(usize) -> W::Order,
@@ -155,7 +157,7 @@ impl<W: Work> Job<W> {
         self.ask_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
     }
 
-    /// The same for some ranks; one that gets no order now may answer an earlier one.
+    /// As [`Job::ask`], for some ranks. A rank that gets no order now may answer an earlier one.
     pub fn ask_some<T>(
         &mut self,
         ranks: Range<usize>,
@@ -166,25 +168,17 @@ impl<W: Work> Job<W> {
         self.tell(ranks, |rank| order(rank).map(ToRank::Order));
         let mut answers = BTreeMap::new();
         while answers.len() < count {
-            let (number, message) = self.next()?;
-            match message {
-                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
-                None => return Err(self.failure(number, None)),
-                Some(FromRank::Answer(told)) => answers.extend(answer(told).map(|value| (number, value))),
-                Some(FromRank::Beat { .. }) => {}
-            }
+            let (number, told) = self.next(None)?.context("no event")?;
+            let told = told.ok_or_else(|| self.failure(number, None))?;
+            answers.extend(answer(told).map(|value| (number, value)));
         }
         Ok(answers.into_values().collect())
     }
 
     /// Waits until `end` while the ranks work.
     pub fn wait_until(&mut self, end: Instant) -> Result<()> {
-        while let Some((number, message)) = self.next_before(Some(end))? {
-            match message {
-                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
-                None => return Err(self.failure(number, None)),
-                Some(_) => {}
-            }
+        while let Some((number, told)) = self.next(Some(end))? {
+            told.ok_or_else(|| self.failure(number, None))?;
         }
         Ok(())
     }
@@ -194,14 +188,11 @@ impl<W: Work> Job<W> {
         self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
         let mut left = self.ranks.len();
         while left > 0 {
-            let (number, message) = self.next()?;
-            match message {
-                Some(FromRank::Failed { reason }) => return Err(self.failure(number, Some(reason))),
-                None => match self.ranks[number].exit_status() {
+            if let (number, None) = self.next(None)?.context("no event")? {
+                match self.ranks[number].exit_status() {
                     Some(status) if !status.success() => return Err(self.failure(number, None)),
                     _ => left -= 1,
-                },
-                Some(_) => {}
+                }
             }
         }
         Ok(())
@@ -215,60 +206,49 @@ impl<W: Work> Job<W> {
         self.last_progress = Instant::now();
     }
 
-    /// The next event that is not a heartbeat.
-    fn next(&mut self) -> Result<Event<W::Answer>> {
-        self.next_before(None)?.context("no event, and no end of the wait")
-    }
-
-    /// The same; none when there is none before `end`.
-    fn next_before(&mut self, end: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
+    /// Returns the next answer of a rank, or the end of its connection; none if there is none before
+    /// `until`.
+    ///
+    /// # Errors
+    /// Fails when a rank fails, the run hangs, or its time is up.
+    fn next(&mut self, until: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
         loop {
-            let left = self.time_left()?;
-            let until_end = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let (number, message) = match self.events.recv_timeout(until_end.map_or(left, |end| end.min(left))) {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) if until_end.is_some_and(|end| end <= left) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.time_left()?;
-                    return Err(self.hung());
+            let deadline = until.into_iter().chain(self.end).fold(self.last_progress + self.timeout, Instant::min);
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((number, Some(FromRank::Beat { ticks, doing }))) => self.beat(number, ticks, doing),
+                Ok((number, message)) => {
+                    self.last_progress = Instant::now();
+                    self.ranks[number].heard = self.last_progress;
+                    return match message {
+                        Some(FromRank::Failed { reason }) => Err(self.failure(number, Some(reason))),
+                        Some(FromRank::Answer(answer)) => Ok(Some((number, Some(answer)))),
+                        Some(FromRank::Beat { .. }) | None => Ok(Some((number, None))),
+                    };
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("all ranks have exited")),
-            };
-            let rank = &mut self.ranks[number];
-            rank.heard = Instant::now();
-            match message {
-                Some(FromRank::Beat { ticks, doing }) => {
-                    if ticks != rank.ticks {
-                        self.last_progress = rank.heard;
-                    }
-                    if number == 0 {
-                        self.watch.doing(&doing);
-                    }
-                    (rank.ticks, rank.doing) = (ticks, doing);
-                    if self.last_progress.elapsed() >= self.timeout {
-                        return Err(self.hung());
-                    }
-                }
-                message => {
-                    self.last_progress = rank.heard;
-                    return Ok(Some((number, message)));
-                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("all ranks have exited"),
             }
+            let now = Instant::now();
+            if until.is_some_and(|until| until <= now) {
+                return Ok(None);
+            }
+            ensure!(self.end.is_none_or(|end| now < end), "time is up: {}", self.doing());
+            let timeout_s = self.timeout.as_secs();
+            let is_hung = now >= self.last_progress + self.timeout;
+            ensure!(!is_hung, "no progress for {timeout_s} s (--timeout): {}", self.doing());
         }
     }
 
-    /// How long to wait for the next event at most.
-    fn time_left(&self) -> Result<Duration> {
-        let patience = self.timeout.saturating_sub(self.last_progress.elapsed());
-        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
-        match left {
-            Some(left) if left.is_zero() => Err(anyhow!("time is up: {}", self.doing())),
-            left => Ok(left.map_or(patience, |left| left.min(patience))),
+    fn beat(&mut self, number: usize, ticks: u64, doing: String) {
+        let rank = &mut self.ranks[number];
+        rank.heard = Instant::now();
+        if ticks != rank.ticks {
+            self.last_progress = rank.heard;
         }
-    }
-
-    fn hung(&self) -> anyhow::Error {
-        anyhow!("no progress for {} s (--timeout): {}", self.timeout.as_secs(), self.doing())
+        if number == 0 {
+            self.watch.doing(&doing);
+        }
+        (rank.ticks, rank.doing) = (ticks, doing);
     }
 
     fn doing(&self) -> String {
@@ -281,25 +261,31 @@ impl<W: Work> Job<W> {
         doing.collect::<Vec<_>>().join("; ")
     }
 
-    /// The error of the first rank to fail, and those of others shortly after; ranks that died come first, because the
-    /// rest is often only the consequence.
+    /// The error of the first rank to fail, and those of others shortly after. Ranks that died come
+    /// first, because the rest is often only the consequence.
     fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
         let (mut died, mut failed) = (Vec::new(), Vec::new());
-        let mut note = |job: &mut Self, number: usize, reason: Option<String>| match reason {
-            Some(reason) => failed.push((number, reason)),
-            None => died.push((number, job.ranks[number].end())),
-        };
-        note(self, number, reason);
         let until = Instant::now() + LAST_WORDS;
-        while let Ok((number, message)) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            match message {
-                Some(FromRank::Failed { reason }) => note(self, number, Some(reason)),
-                None => note(self, number, None),
-                Some(_) => {}
+        let mut next = Some((number, reason));
+        while let Some((number, reason)) = next {
+            match reason {
+                Some(reason) => failed.push((number, reason)),
+                None => died.push((number, self.ranks[number].end())),
             }
+            next = self.next_failure(until);
         }
         died.append(&mut failed);
         anyhow!(by_reason(died).join("\n"))
+    }
+
+    fn next_failure(&self, until: Instant) -> Option<Event<String>> {
+        loop {
+            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()? {
+                (number, Some(FromRank::Failed { reason })) => return Some((number, Some(reason))),
+                (number, None) => return Some((number, None)),
+                (_, Some(_)) => {}
+            }
+        }
     }
 }
 
@@ -316,8 +302,8 @@ impl<W: Work> Drop for Job<W> {
 }
 
 impl Rank {
-    /// How the process ended after it closed its control connection; it is killed if it does not exit by itself. None for one
-    /// that a launcher started: the launcher knows.
+    /// Returns the exit status of the process after it closed its control connection. A process that
+    /// does not exit is killed. None for a process that a launcher started: the launcher gets its status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;
@@ -352,7 +338,7 @@ fn spawn(
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
     let mut rank = Command::new(program);
     rank.args([command, &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
-    // Standard output is for the table; what a plugin prints there must not come between its lines.
+    // Standard output is for the table, and a plugin's output must not come between its lines.
     rank.stdout(Stdio::from(std::io::stderr())).envs(environment);
     let process = rank.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
@@ -375,7 +361,7 @@ fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     lines.into_iter().map(line).collect()
 }
 
-/// How a process ended, as in "rank 1 exited with status 3".
+/// The end of a process in words, as in "exited with status 3".
 pub fn ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(number), _) => match Signal::try_from(number) {

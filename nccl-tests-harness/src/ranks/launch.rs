@@ -40,7 +40,7 @@ const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 /// where the launcher has no number for them.
 ///
 /// # Errors
-/// When the environment contradicts itself.
+/// Fails when the environment contradicts itself.
 pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Option<World>> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
     // mpirun and torchrun may themselves run inside a job of Slurm, so they come first.

@@ -48,7 +48,7 @@ impl Line {
     /// Sends one message.
     ///
     /// # Errors
-    /// When the other end is gone, or takes nothing for 5 s.
+    /// Fails when the other end is gone, or takes nothing for 5 s.
     pub fn say(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
@@ -58,7 +58,7 @@ impl Line {
     /// Returns the next message.
     ///
     /// # Errors
-    /// When none comes within `limit`, or it is too long or malformed.
+    /// Fails when none comes within `limit`, or it is too long or malformed.
     pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
         self.hear_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
     }

@@ -33,7 +33,7 @@ pub struct Start {
 /// `NCCL_DEBUG`; it decides how much of the plugin's log is shown.
 ///
 /// # Errors
-/// When that socket fails; other errors go over the socket, and the command ends this process.
+/// Fails when that socket fails; other errors go over the socket, and the command ends this process.
 pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     let patience = match start.launched {
         true => LAST_WORDS,

@@ -144,7 +144,7 @@ impl Rendezvous {
     /// Opens it, on rank 0.
     ///
     /// # Errors
-    /// When the host has no such name, or the port is taken.
+    /// Fails when the host has no such name, or the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
@@ -168,7 +168,7 @@ impl Rendezvous {
     /// why it cannot take part.
     ///
     /// # Errors
-    /// When one does not come in time, or cannot take part.
+    /// Fails when one does not come in time, or cannot take part.
     pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
@@ -243,7 +243,7 @@ impl Rendezvous {
 /// Goes to where rank 0 listens; the line to it, and what it wants in this rank's environment.
 ///
 /// # Errors
-/// When it is not there in time, or does not want this one.
+/// Fails when it is not there in time, or does not want this one.
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;

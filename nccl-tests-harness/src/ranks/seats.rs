@@ -19,7 +19,7 @@ const MEETING: Duration = Duration::from_secs(60);
 /// Where a launcher's ranks meet: `given` (host and port), else what the launcher passes.
 ///
 /// # Errors
-/// When neither is there.
+/// Fails when neither is there.
 pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -> Result<Meeting> {
     let Some((host, port)) = given.or_else(|| world.place.clone()) else {
         bail!(
@@ -39,7 +39,7 @@ pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat
 /// Rank 0 as a process of this one, the others as they connect.
 ///
 /// # Errors
-/// When not all connect in time, or one cannot take part.
+/// Fails when not all connect in time, or one cannot take part.
 pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
     let here = machine()?;
     let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
@@ -60,7 +60,7 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
 /// Connects to rank 0, and returns the command that becomes the rank that the launcher started this process as.
 ///
 /// # Errors
-/// When rank 0 is not found, or refuses it.
+/// Fails when rank 0 is not found, or refuses it.
 pub fn rank_command<W: Work>(
     world: &World,
     meeting: &Meeting,

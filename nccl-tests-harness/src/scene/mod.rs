@@ -69,7 +69,7 @@ impl SceneOptions {
     /// What is asked for; `program` is this program's file.
     ///
     /// # Errors
-    /// When options contradict each other, or the plugin is not there.
+    /// Fails when options contradict each other, or the plugin is not there.
     pub fn setting(self, program: &Path) -> Result<Setting> {
         let plugin = places::library(self.plugin, program)?;
         let fabric = self.fabric.wish(program)?;
@@ -128,7 +128,7 @@ impl Scene {
     /// For `ranks` ranks of this machine; `lookup` gives the value of an environment variable.
     ///
     /// # Errors
-    /// When something that was asked for is not there.
+    /// Fails when something that was asked for is not there.
     pub fn set(setting: &Setting, ranks: usize, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let create = |path: &PathBuf| File::create(path).with_context(|| format!("--log {}", path.display()));
         let log = setting.log.as_ref().map(create).transpose()?;
@@ -174,7 +174,7 @@ impl Scene {
     /// processes of this machine. `lookup` gives the value of an environment variable.
     ///
     /// # Errors
-    /// When the software fabric's library cannot be given the names that NCCL's own transport asks for.
+    /// Fails when the software fabric's library cannot be given the names that NCCL's own transport asks for.
     pub fn environment(
         &self,
         network: Network,

@@ -160,7 +160,7 @@ impl Used {
     /// A sentence, if all channels went over `wanted`, and by version `abi` of the plugin's interface if one is given.
     ///
     /// # Errors
-    /// When they did not, with the reason that the log gives.
+    /// Fails when they did not, with the reason that the log gives.
     pub fn judge(&self, wanted: Network, abi: Option<u32>) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Makes a copy of `plugin` in `folder` that shows `version` alone.
 ///
 /// # Errors
-/// When the plugin has no such table, or cannot be copied.
+/// Fails when the plugin has no such table, or cannot be copied.
 pub fn copy(plugin: &Path, version: u32, folder: &Path) -> Result<PathBuf> {
     let mut library = fs::read(plugin).with_context(|| format!("read {}", plugin.display()))?;
     for other in abi::VERSIONS.filter(|other| *other != version) {

@@ -47,7 +47,7 @@ pub struct Function {
 /// The bus ids of this machine's GPUs, as NCCL writes them.
 ///
 /// # Errors
-/// When nvidia-smi, which comes with the driver, does not list them.
+/// Fails when nvidia-smi, which comes with the driver, does not list them.
 pub fn gpus() -> Result<Vec<String>> {
     const ASKED: &str = "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader";
     let mut words = ASKED.split(' ');

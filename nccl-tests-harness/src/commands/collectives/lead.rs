@@ -60,7 +60,7 @@ impl Plan {
 /// launcher started as another rank than 0 becomes that rank.
 ///
 /// # Errors
-/// When a rank fails or hangs, or the output cannot be written.
+/// Fails when a rank fails or hangs, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;

@@ -88,7 +88,7 @@ impl Run {
     /// is what a launcher says. `verbs_library` is the one that the user's environment names.
     ///
     /// # Errors
-    /// When options contradict each other.
+    /// Fails when options contradict each other.
     pub fn plan(
         self,
         collective: Collective,

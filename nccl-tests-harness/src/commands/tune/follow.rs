@@ -36,7 +36,7 @@ impl Followers {
     /// Waits for all followers to connect.
     ///
     /// # Errors
-    /// When not all of them connect in time.
+    /// Fails when not all of them connect in time.
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![seats::machine()?];
         let mut followers = Self::default();
@@ -78,7 +78,7 @@ pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting)
 /// Follows the orders of rank 0 to the end.
 ///
 /// # Errors
-/// When rank 0 is gone, or the settings cannot be written here.
+/// Fails when rank 0 is gone, or the settings cannot be written here.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
     let (_talks, mut orders) = control::split(OwnedFd::from(line))?;

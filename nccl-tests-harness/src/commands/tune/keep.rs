@@ -46,7 +46,7 @@ impl Candidate {
 /// need not exist before it is written.
 ///
 /// # Errors
-/// When a setting is not valid.
+/// Fails when a setting is not valid.
 pub fn settings(named: Option<&str>) -> Result<Settings> {
     match named {
         Some(path) if !Path::new(path).exists() => Ok(Settings::gather(&[], &[])?),
@@ -58,7 +58,7 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
 /// NCCL_SPARK_SETTINGS_FILE names, else the standard one.
 ///
 /// # Errors
-/// When the user has no home directory.
+/// Fails when the user has no home directory.
 pub fn place(given: Option<PathBuf>, named: Option<String>, root: bool) -> Result<PathBuf> {
     given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(root), Ok)
 }
@@ -66,7 +66,7 @@ pub fn place(given: Option<PathBuf>, named: Option<String>, root: bool) -> Resul
 /// The default file: the machine's for root, the user's own for others.
 ///
 /// # Errors
-/// When the user has no home directory.
+/// Fails when the user has no home directory.
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
@@ -76,7 +76,7 @@ fn standard_place(root: bool) -> Result<PathBuf> {
 /// Reads the file, before the measurement, because settings are to be added to it afterwards.
 ///
 /// # Errors
-/// When it does not exist or is not a settings file.
+/// Fails when it does not exist or is not a settings file.
 pub fn check(path: &Path) -> Result<Config> {
     Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }

@@ -99,7 +99,7 @@ impl Options {
     /// Checks the options. `variable` gives the value of an environment variable.
     ///
     /// # Errors
-    /// When options contradict each other, or the settings file cannot be used.
+    /// Fails when options contradict each other, or the settings file cannot be used.
     pub fn checked(
         self,
         program: &Path,
@@ -150,7 +150,7 @@ impl Tune {
     /// are chosen. Returns lines for the user.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// Fails when the file cannot be read or written.
     pub fn write(&self, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
         let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
         keep::keep(&self.output, &keep::SHARES, &pairs, remark)

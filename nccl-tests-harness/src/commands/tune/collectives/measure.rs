@@ -49,7 +49,7 @@ impl<'a> Runner<'a> {
     /// variable.
     ///
     /// # Errors
-    /// When a part of the scene does not exist.
+    /// Fails when a part of the scene does not exist.
     pub fn new(plan: &'a Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
         Ok(Self { plan, scene, own, lookup, facts: None })
@@ -64,7 +64,7 @@ impl<'a> Runner<'a> {
     /// collectives, 1 or more, of such sizes that the sums are the sizes of single ones.
     ///
     /// # Errors
-    /// When the run fails, data is wrong, or NCCL did not use the plugin with that table.
+    /// Fails when the run fails, data is wrong, or NCCL did not use the plugin with that table.
     pub fn run(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
         let conditions = &self.plan.conditions;
         let mut arguments = self.plan.arguments.clone();

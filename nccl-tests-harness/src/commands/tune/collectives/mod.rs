@@ -46,7 +46,7 @@ const GROUP_ROUNDS: u32 = 3;
 /// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
 ///
 /// # Errors
-/// When NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
+/// Fails when NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
 pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     let most = most_runs(&plan);

@@ -122,7 +122,7 @@ impl Options {
     /// environment variable.
     ///
     /// # Errors
-    /// When options contradict each other, a program of nccl-tests does not exist, or the settings
+    /// Fails when options contradict each other, a program of nccl-tests does not exist, or the settings
     /// file is not one.
     pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
