@@ -1,11 +1,11 @@
-//! What this rank is doing, for the sign of life that the command gets: it tells a slow rank from a hung one, and names
-//! the plugin's function that does not come back.
+//! The activity of this rank, for its reports to the command. They distinguish a slow rank from a
+//! hung one, and name the plugin's function that does not return.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// The functions of the plugin, by the names that NCCL has for them. Those of the data path come first, where
-/// [`enter`] finds them at once.
+/// The functions of the plugin, by NCCL's names. Those of the data path come first, where [`enter`]
+/// finds them fastest.
 const FUNCTIONS: [&str; 15] = [
     "test",
     "isend",
@@ -25,50 +25,51 @@ const FUNCTIONS: [&str; 15] = [
 ];
 
 static TICKS: AtomicU64 = AtomicU64::new(0);
-/// The running number of the call shifted up by 8, below it 1 + the index of the function; 0 there between calls.
+/// The running number of the call, shifted up by 8 bits. The low 8 bits are 1 + the index of the
+/// function, or 0 between calls.
 static CALL: AtomicU64 = AtomicU64::new(0);
-/// How many messages the collective under way has, and the ticks at its start.
+/// The number of messages of the current collective, and the ticks at its start.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 static TICKS_BEFORE: AtomicU64 = AtomicU64::new(0);
 static STAGE: Mutex<String> = Mutex::new(String::new());
 
-/// Something got done: the rank is not hung.
+/// Notes progress: the rank is not hung.
 pub fn tick() {
     TICKS.store(TICKS.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
-/// What the rank is at now, until the next call of this.
+/// Sets the rank's stage until the next call.
 pub fn stage(text: impl Into<String>) {
     *STAGE.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
     MESSAGES.store(0, Relaxed);
     tick();
 }
 
-/// A collective of so many messages starts, each of which ticks when it is done.
+/// Notes the start of a collective of `messages` messages, each of which ticks when it is done.
 pub fn start_messages(messages: usize) {
     TICKS_BEFORE.store(TICKS.load(Relaxed), Relaxed);
     MESSAGES.store(messages as u64, Relaxed);
 }
 
-/// The rank's one working thread goes into the plugin.
+/// Notes that the rank's one working thread calls a function of the plugin.
 pub(crate) fn enter(function: &'static str) {
     let index = FUNCTIONS.iter().position(|name| *name == function).map_or(0, |at| at as u64 + 1);
     CALL.store(((CALL.load(Relaxed) >> 8) + 1) << 8 | index, Relaxed);
 }
 
-/// It came back.
+/// Notes that the function has returned.
 pub fn leave() {
     CALL.store(CALL.load(Relaxed) & !0xff, Relaxed);
 }
 
-/// Looks at the rank from time to time.
+/// Observes the rank from time to time.
 #[derive(Debug, Default)]
 pub(crate) struct Observer {
     last_call: u64,
 }
 
 impl Observer {
-    /// The count of what got done, and what the rank does. A function of the plugin is named only when the very same
+    /// Returns the ticks and the rank's activity. A function of the plugin is named only if the same
     /// call was already running at the last look.
     pub fn look(&mut self) -> (u64, String) {
         let call = CALL.load(Relaxed);

@@ -73,7 +73,7 @@ macro_rules! answer {
 }
 pub use answer;
 
-/// More is no message of these: the other end may be another host's, and must not take this one's memory.
+/// The longest message. The other end may be on another host, and must not fill this host's memory.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
 /// The writing half of a line between command and rank.

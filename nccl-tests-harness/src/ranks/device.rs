@@ -1,4 +1,4 @@
-//! The plugin's device as a rank uses it: what it reports, and how a rank connects with others.
+//! The plugin's device as a rank uses it: its properties, and the connections with other ranks.
 
 use crate::net::{Context, Handle, Listener, RecvComm, SendComm};
 use crate::ranks::activity;
@@ -8,25 +8,25 @@ use nccl_net_spark::abi::types::HANDLE_BYTES;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
-/// The device that NCCL would use first, and of this plugin the only one.
+/// The device that NCCL would use first. This plugin has no other.
 pub(crate) const DEVICE: i32 = 0;
 
-/// What NCCL would see of the plugin.
+/// The plugin's network as NCCL would see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// The network's name.
+    /// Name of the network.
     pub name: String,
-    /// Device 0's name.
+    /// Name of device 0.
     pub device: String,
-    /// How many devices there are.
+    /// Number of devices.
     pub devices: i32,
-    /// Device 0's speed in Mb/s.
+    /// Speed of device 0 in Mb/s.
     pub speed_mbps: i32,
-    /// What the plugin said about its merged rails while it started.
+    /// Log lines of the plugin about its merged rails, from its start.
     pub rails: Vec<String>,
 }
 
-/// The network as NCCL would see it.
+/// Reads the network as NCCL would see it.
 ///
 /// # Errors
 /// Fails when the plugin has no device that takes host memory.
@@ -44,22 +44,23 @@ pub fn examine(context: &Context) -> Result<Network> {
     })
 }
 
-/// Listens for `count` connections: the listeners, and their handles as they travel to the peers.
+/// Listens for `count` connections. Returns the listeners, and their handles for the peers.
 pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec<Vec<u8>>)> {
     let made = (0..count).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
     Ok(made.into_iter().map(|(listener, handle)| (listener, handle.to_vec())).unzip())
 }
 
-/// Handles as they come from the peers.
+/// Converts handles from the peers.
 ///
 /// # Errors
-/// Fails when one has the wrong length.
+/// Fails when a handle has the wrong length.
 pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
     let handles = bytes.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
     handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))
 }
 
-/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does: neither end may wait for the other.
+/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does: neither
+/// end may wait for the other.
 ///
 /// # Errors
 /// The plugin's, with the number of the connection that failed.

@@ -1,10 +1,9 @@
-//! A port for one connection, on a network where strangers may find it. A token admits the
-//! connection, and is good for no other: the port closes behind it.
+//! A port for one connection, on a network where other programs may find it. A token admits one
+//! connection, and then the port closes.
 
-use crate::output::plain;
-use crate::ranks::line::Line;
-use crate::ranks::rendezvous::{Answer, Arrivals};
-use anyhow::{Context, Result, bail, ensure};
+use crate::ranks::line;
+use crate::ranks::rendezvous::{Answer, Arrivals, greet};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -12,19 +11,19 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The version of what is said on a door's connections; it grows when that changes. [`Opening`]
-/// and its answer stay, so that each side can say what is wrong.
+/// The version of the messages on a door's connections, raised when they change. [`Opening`] and its
+/// answer never change, so that each side can name the difference.
 pub const PROTOCOL: u32 = 2;
-/// Most connections that have not shown a token. More are closed.
+/// The most connections that have not shown a token. Further ones are closed.
 const STRANGERS: usize = 64;
 /// Time to connect, and to be admitted.
 pub const OPENING: Duration = Duration::from_secs(10);
 
 /// A port for one connection.
 pub struct Door {
-    /// Where it is.
+    /// The address and the port.
     pub address: SocketAddr,
-    /// The token that admits.
+    /// The token that admits a connection.
     pub token: Token,
     arrivals: Arrivals<Opening>,
 }
@@ -37,7 +36,7 @@ struct Opening {
     token: String,
 }
 
-/// A secret that is good for one connection.
+/// A secret for one connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -45,17 +44,17 @@ impl Door {
     /// Listens on a port of the system's choice, with a new token.
     ///
     /// # Errors
-    /// Fails when that address is none of this host's, or the system gives no random bytes.
+    /// Fails when this host does not have the address, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
         let arrivals = Arrivals::of(listener, STRANGERS)?;
         Ok(Self { address: arrivals.address()?, token: Token::new()?, arrivals })
     }
 
-    /// Waits for the connection with the token, and turns away those without it.
+    /// Waits for the connection with the token, and refuses others.
     ///
     /// # Errors
-    /// Fails when it does not come by `end`.
+    /// Fails when the connection is not made by `end`.
     pub fn admit(self, end: Instant) -> Result<TcpStream> {
         loop {
             ensure!(Instant::now() < end, "nobody connected to {} in time", self.address);
@@ -87,36 +86,16 @@ impl Door {
 /// Connects to a door by the first of its addresses that answers. `whom` is its name, for errors.
 ///
 /// # Errors
-/// Fails when none answers by `end`, or the door refuses the token.
+/// Fails when no address answers by `end`, or the door refuses the token.
 pub fn enter(addresses: &[SocketAddr], whom: &str, token: &Token, end: Instant) -> Result<TcpStream> {
-    let mut line = Line::new(dial(addresses, whom, end)?, whom, end)?;
-    line.say(&Opening { protocol: PROTOCOL, token: token.0.clone() })?;
-    match line.hear(OPENING)? {
-        Answer::Welcome { .. } => line.settle(),
-        Answer::Refused { reason } => bail!("{whom} refused this doctor: {}", plain(&reason)),
-    }
-}
-
-fn dial(addresses: &[SocketAddr], whom: &str, end: Instant) -> Result<TcpStream> {
-    let mut last = None;
-    for address in addresses {
-        let left = end.saturating_duration_since(Instant::now()).min(OPENING);
-        if left.is_zero() {
-            break;
-        }
-        match TcpStream::connect_timeout(address, left) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = Some((address, error)),
-        }
-    }
-    match last {
-        Some((address, error)) => bail!("connect to {whom} at {address}: {error}"),
-        None => bail!("{whom} has no address that could be tried in time"),
-    }
+    let stream =
+        line::connect(addresses, end.min(Instant::now() + OPENING)).with_context(|| format!("connect to {whom}"))?;
+    let opening = Opening { protocol: PROTOCOL, token: token.0.clone() };
+    greet(stream, whom, &opening, OPENING, "doctor").map(|(stream, _)| stream)
 }
 
 impl Token {
-    /// A new one, of 128 random bits.
+    /// Makes a token of 128 random bits.
     ///
     /// # Errors
     /// Fails when the system gives no random bytes.
@@ -137,12 +116,12 @@ impl Token {
         if is_hex { Ok(Self(text.to_owned())) } else { Err("a token has 32 hexadecimal digits".to_owned()) }
     }
 
-    /// The token as it is sent.
+    /// The token as text.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Compares `shown` with this token, in a time that says nothing about where they differ.
+    /// Compares `shown` with this token, in a time that does not depend on the place where they differ.
     fn is(&self, shown: &str) -> bool {
         let (own, other) = (Sha256::digest(&self.0), Sha256::digest(shown));
         own.iter().zip(other.iter()).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0

@@ -1,17 +1,19 @@
-//! What a launcher (mpirun, torchrun, srun) passes in the environment about the job that this process is a rank of.
+//! The job that a launcher (mpirun, torchrun, srun) has started this process for, as the environment
+//! describes it.
 
 use anyhow::{Context, Result, bail, ensure};
 
 /// The place of this process among the ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// Who started it.
+    /// The program that started the rank.
     pub launcher: Launcher,
     /// This process's rank.
     pub rank: usize,
-    /// How many ranks there are (2 or more).
+    /// Number of ranks (2 or more).
     pub ranks: usize,
-    /// The same for all ranks of the job and, as far as the launcher allows, for no other job.
+    /// Name of the job, the same for all of its ranks. As far as the launcher allows, no other job has
+    /// the same name.
     pub job: String,
     /// Host and port of rank 0, if the launcher passes them.
     pub place: Option<(String, u16)>,
@@ -24,23 +26,23 @@ pub enum Launcher {
     OpenMpi,
     /// PyTorch's torchrun.
     Torchrun,
-    /// A launcher that speaks PMI, as MPICH's.
+    /// A launcher with PMI, such as MPICH's.
     Pmi,
     /// Slurm's srun.
     Slurm,
-    /// A launcher that speaks PMIx alone.
+    /// A launcher with PMIx alone.
     Pmix,
 }
 
 /// Below Linux's range of ports for outgoing connections, which begins at 32768.
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 
-/// The job that this process is a rank of; none where no launcher started it, or as the only one. `lookup` gives the
-/// value of an environment variable, `parent` is the parent's process number: it distinguishes the jobs of one machine
-/// where the launcher has no number for them.
+/// Returns the place of this process in a launcher's job; none without a launcher, and for a job of
+/// one rank. `lookup` gives the value of an environment variable. `parent` is the parent's process
+/// number, which distinguishes the jobs of one machine if the launcher has no number for them.
 ///
 /// # Errors
-/// Fails when the environment contradicts itself.
+/// Fails when variables contradict each other.
 pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Option<World>> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
     // mpirun and torchrun may themselves run inside a job of Slurm, so they come first.
@@ -53,7 +55,7 @@ pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Re
     ];
     for (launcher, rank_name, size_names) in candidates {
         let Some(rank) = lookup(rank_name) else { continue };
-        // RANK alone says nothing: too many scripts have a variable of that name.
+        // RANK alone is no sign of torchrun: too many scripts have a variable of that name.
         if launcher == Launcher::Torchrun && (lookup("WORLD_SIZE").is_none() || lookup("MASTER_ADDR").is_none()) {
             continue;
         }
@@ -96,7 +98,7 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
     }
 }
 
-/// Where rank 0 listens unless the command line says otherwise.
+/// The host and port where rank 0 listens, unless the command line names another place.
 fn place(
     launcher: Launcher,
     lookup: &impl Fn(&str) -> Option<String>,
@@ -104,7 +106,7 @@ fn place(
     job: &str,
 ) -> Result<Option<(String, u16)>> {
     if launcher == Launcher::Torchrun {
-        // The port itself is that of torchrun's own store.
+        // torchrun's own store uses the port itself.
         let Some(host) = lookup("MASTER_ADDR") else { return Ok(None) };
         let Some(port) = lookup("MASTER_PORT") else { return Ok(None) };
         let next = port.parse::<u16>().ok().and_then(|port| port.checked_add(1));
@@ -124,7 +126,7 @@ fn place(
     Ok(host.map(|host| (host, derived_port(job))))
 }
 
-/// Of a node list as Slurm writes it: `spark-[03-05,9],other` is `spark-03`.
+/// The first host of a node list as Slurm writes it: `spark-03` of `spark-[03-05,9],other`.
 fn first_host(nodes: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = nodes.trim();

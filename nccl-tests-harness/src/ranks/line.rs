@@ -1,18 +1,20 @@
 //! A connection on which two processes greet each other, one JSON object a line. Every read and
 //! write has a time limit, and a line has a size limit.
 //!
-//! No byte behind a message is read: the socket may become a control connection (`control`).
+//! No byte after a message is read: the socket may become a control connection (`control`).
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// The longest line.
 pub const LINE_MAX_BYTES: usize = 256 << 10;
+/// The least time to try an address.
+const CONNECT: Duration = Duration::from_millis(20);
 /// Time limit of a write.
 const WRITE: Duration = Duration::from_secs(5);
 /// How much of a malformed message an error shows.
@@ -27,6 +29,23 @@ pub struct Line {
     whom: String,
     /// Time limit of all reads together.
     end: Instant,
+}
+
+/// Connects to the first of `addresses` that answers by `end`. Each address is tried for at least
+/// 20 ms.
+///
+/// # Errors
+/// The error of the last address.
+pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
+    let mut last = anyhow!("no address");
+    for address in addresses {
+        let left = end.saturating_duration_since(Instant::now()).max(CONNECT);
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = anyhow!("{address}: {error}"),
+        }
+    }
+    Err(last)
 }
 
 impl Line {
@@ -48,7 +67,7 @@ impl Line {
     /// Sends one message.
     ///
     /// # Errors
-    /// Fails when the other end is gone, or takes nothing for 5 s.
+    /// Fails when the other end has closed the connection, or reads nothing for 5 s.
     pub fn say(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
@@ -58,12 +77,12 @@ impl Line {
     /// Returns the next message.
     ///
     /// # Errors
-    /// Fails when none comes within `limit`, or it is too long or malformed.
+    /// Fails when no message comes within `limit`, or the message is too long or malformed.
     pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
         self.hear_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
     }
 
-    /// The same; none once the other end has closed the connection between two messages.
+    /// As [`Line::hear`]; none once the other end has closed the connection between two messages.
     pub fn hear_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
         let begin = Instant::now();
         let until = (begin + limit).min(self.end);
@@ -86,8 +105,8 @@ impl Line {
         }
     }
 
-    /// Returns the socket as a control connection needs it: reads may take any time, and a dead
-    /// machine at the other end is noticed when what was sent is not acknowledged for 30 s.
+    /// Returns the socket as a control connection needs it: reads may take any time. A dead machine at
+    /// the other end is noticed when sent data is not acknowledged for 30 s.
     ///
     /// # Errors
     /// The system's.

@@ -1,19 +1,19 @@
-//! What the plugin logs, shown as NCCL would show it.
+//! The plugin's log, shown as NCCL would show it.
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// NCCL's log levels (`ncclDebugLogLevel`), as far as they are told apart here.
+/// NCCL's log levels (`ncclDebugLogLevel`), as far as they differ here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// Nothing is shown.
     None,
-    /// What the user must see.
+    /// Lines that the user must see.
     Warn,
-    /// What helps to understand a job.
+    /// Lines that help to understand a job.
     Info,
-    /// All of it.
+    /// All lines.
     Trace,
 }
 
@@ -26,18 +26,19 @@ struct Kept {
     information: Vec<String>,
     /// True during `init`.
     is_holding: bool,
-    /// The line of the last warning of `init`, and when it came.
+    /// The line of the last warning of `init`, and its time.
     held: Option<(String, Instant)>,
 }
 
-/// The plugin says little at this level; more is a fault that must not eat the memory.
+/// The most lines that are kept. The plugin logs few lines at this level, and a faulty one must not
+/// fill the memory.
 const KEPT_LINES: usize = 256;
-/// A warning is held for this long. An `init` that then still runs waits for something, and the
-/// warning says for what.
+/// A warning is held back for this long. An `init` that still runs then is waiting, and the warning
+/// names the reason.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
-    /// The level that a value of `NCCL_DEBUG` asks for: warnings unless it says otherwise.
+    /// The level for a value of `NCCL_DEBUG`: warnings by default.
     pub(crate) fn of_nccl_debug(value: Option<&str>) -> Self {
         match value.map(str::to_ascii_uppercase).as_deref() {
             Some("NONE" | "VERSION") => Self::None,
@@ -56,12 +57,12 @@ impl Level {
     }
 }
 
-/// Says whose log this is and how much of it is shown. The first call counts.
+/// Sets the rank and the level that is shown. Only the first call has an effect.
 pub(crate) fn start(rank: usize, level: Level) {
     let _ = SHOWN.set((rank, level));
 }
 
-/// One line of the plugin, with NCCL's code for its level.
+/// Takes one line of the plugin, with NCCL's code for its level.
 pub(crate) fn record(code: i32, text: &str) {
     let level = Level::of_code(code);
     let mut kept = kept();
@@ -88,19 +89,19 @@ pub(crate) fn record(code: i32, text: &str) {
     }
 }
 
-/// From now on the last warning is held back: if `init` fails, its error has the text.
+/// Holds back the last warning from now on: if `init` fails, its error has the text.
 pub(crate) fn hold_warnings() {
     kept().is_holding = true;
 }
 
-/// Shows the warning that is held, and holds none from now on.
+/// Shows the held warning, and holds back none from now on.
 pub(crate) fn release_warnings() {
     let mut kept = kept();
     kept.is_holding = false;
     kept.show_held();
 }
 
-/// Shows a warning that has been held for long enough.
+/// Shows a warning that has been held back for long enough.
 pub(crate) fn show_old_warning() {
     let mut kept = kept();
     if kept.held.as_ref().is_some_and(|(_, since)| since.elapsed() >= HOLD) {
@@ -127,14 +128,14 @@ impl Kept {
     }
 }
 
-/// Writes a line at once, so that lines of several ranks do not mix.
+/// Writes a line with one call, so that lines of several ranks do not mix.
 fn show(line: &str) {
-    // A rank works without a standard error too.
+    // A rank also works without a standard error.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// The lines so far that prove which rails were merged and what is connected with what, each once for both directions, and
-/// forgets all information.
+/// Returns the lines so far that prove which rails were merged and which are connected, each once for
+/// both directions. Forgets all lines of the level Info.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();
@@ -147,7 +148,7 @@ pub fn take_rail_lines() -> Vec<String> {
     kept
 }
 
-/// "merged N rails", "merged 1 rail".
+/// True for a line with "merged N rails" or "merged 1 rail".
 fn is_merged(line: &str) -> bool {
     let Some((_, rest)) = line.split_once("merged ") else { return false };
     rest.split_once(" rail").is_some_and(|(number, _)| number.parse::<u32>().is_ok())

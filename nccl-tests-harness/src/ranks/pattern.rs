@@ -1,41 +1,42 @@
 //! The data that the ranks send, and the check of what arrived.
 //!
-//! A byte is a function of the rank that it comes from, of its offset in that rank's data and of the iteration, so data
-//! that is misplaced, left over from an earlier iteration, or damaged does not pass for what was sent.
+//! A byte is a function of the sending rank, of the offset in that rank's data, and of the iteration.
+//! So data that is misplaced, left over from an earlier iteration, or damaged fails the check.
 
 use std::ops::Range;
 
-/// What one rank's data holds in one iteration.
+/// One rank's data in one iteration.
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// What is added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for the others.
-    /// So two iterations less than 256 apart differ in every byte of a rank's data, and two less than 128 apart in every
-    /// byte of the sum over any number of ranks from 0 on: even a stale slice of one byte is seen for certain.
+    /// Added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for the
+    /// others. So two iterations less than 256 apart differ in every byte of a rank's data, and two
+    /// less than 128 apart in every byte of the sum over any number of ranks from 0 on. Even a stale
+    /// slice of one byte is always found.
     shift: u64,
 }
 
-/// The data of several ranks in one iteration, added up byte by byte; a byte wraps around.
+/// The data of several ranks in one iteration, added up byte by byte. Bytes wrap around.
 #[derive(Debug, Clone)]
 pub struct Sum(Vec<Pattern>);
 
-/// How received bytes differ from what was sent.
+/// The difference between received and sent bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mismatch {
-    /// How many bytes are wrong.
+    /// Number of wrong bytes.
     pub wrong: u64,
-    /// The first of them.
+    /// The first wrong byte.
     pub first: Option<WrongByte>,
 }
 
-/// One byte that is not what was sent.
+/// A wrong byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongByte {
-    /// Where in the sending rank's (or each rank's) data, in bytes.
+    /// The place in the sending rank's (or each rank's) data, in bytes.
     pub offset: usize,
-    /// What arrived.
+    /// The received value.
     pub found: u8,
-    /// What was sent, or the sum of it.
+    /// The sent value, or the sum of the sent values.
     pub sent: u8,
 }
 
@@ -100,8 +101,8 @@ fn add_bytes(left: u64, right: u64) -> u64 {
     ((left & !TOP_BITS) + (right & !TOP_BITS)) ^ ((left ^ right) & TOP_BITS)
 }
 
-/// The words that `bytes` from `offset` on lie in: the index of each, which of its bytes, and where those are from
-/// `offset` on.
+/// The words that hold the `bytes` bytes from `offset` on: for each its index, the range of its bytes,
+/// and their place from `offset` on.
 fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -114,7 +115,7 @@ fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usiz
 }
 
 impl Mismatch {
-    /// Adds what a later part of the same data had wrong.
+    /// Adds the wrong bytes of a later part of the same data.
     pub fn add(&mut self, later: Mismatch) {
         self.wrong += later.wrong;
         self.first = self.first.or(later.first);

@@ -1,4 +1,5 @@
-//! The process of a rank: it follows the command's orders, reports what it is doing, and ends with the command.
+//! The process of a rank. It follows the command's orders, reports its activity, and ends with the
+//! command.
 
 use crate::ranks::activity;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 /// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
-/// How long a launched rank outlives the command: launchers end a job when a rank dies, and the first to die should be the one that
-/// has the error.
+/// Time that a launched rank outlives the command. Launchers end a job when a rank dies, and the rank
+/// with the error should be the first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The arguments of a hidden command that starts a rank.
@@ -73,7 +74,7 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Tells the command what this rank is doing, until the command has ended.
+/// Reports this rank's activity to the command until the command has ended.
 fn beat(sender: &Sender, patience: Duration) {
     let mut observer = activity::Observer::default();
     loop {
@@ -86,7 +87,8 @@ fn beat(sender: &Sender, patience: Duration) {
     }
 }
 
-/// The command has ended, so errors have nowhere to go; the working thread may be anywhere in the plugin.
+/// Kills this process. The command has ended, so there is no receiver for errors, and the working
+/// thread may be anywhere in the plugin.
 fn die(patience: Duration) {
     std::thread::sleep(patience);
     let _ = signal::raise(signal::Signal::SIGKILL);

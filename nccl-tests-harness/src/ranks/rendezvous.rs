@@ -1,8 +1,8 @@
-//! How the ranks that a launcher started find each other: rank 0 listens, the others connect and say who they are. The messages of
-//! `control` then go over these connections.
+//! The meeting of the ranks that a launcher started. Rank 0 listens, the others connect and introduce
+//! themselves. The messages of `control` then go over these connections.
 
 use crate::output;
-use crate::ranks::line::Line;
+use crate::ranks::line::{self, Line};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,92 +14,92 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where and under which name the ranks of a job meet.
+/// The place and the name of a job's meeting.
 #[derive(Debug, Clone)]
 pub struct Meeting {
     /// A name or an address of the machine of rank 0.
     pub host: String,
     /// The port there.
     pub port: u16,
-    /// The same for all ranks of a job: who says another one is of another job.
+    /// Name of the job, the same for all of its ranks. A rank with another name is refused.
     pub job: String,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// How long rank 0 waits for the others, and they for it.
+    /// Time that rank 0 waits for the others, and they for rank 0.
     pub timeout: Duration,
 }
 
-/// What a rank says first.
+/// The first message of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The program's version: the words differ between versions.
+    /// The program's version. Messages differ between versions.
     pub version: String,
-    /// The job that it belongs to.
+    /// Name of the job.
     pub job: String,
-    /// Its rank.
+    /// Number of the rank.
     pub rank: usize,
-    /// How many ranks it thinks there are.
+    /// Number of ranks that this rank expects.
     pub ranks: usize,
-    /// Its process number.
+    /// Process number.
     pub pid: u32,
-    /// Its machine, for people.
+    /// Name of the machine, for people.
     pub host: String,
-    /// Its machine, for comparing.
+    /// Identity of the machine, for comparisons.
     pub machine: String,
 }
 
 /// The answer to a connection's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// It belongs here.
+    /// The connection is accepted.
     Welcome {
-        /// What goes into its environment.
+        /// Variables for the environment of the rank.
         environment: Vec<(String, String)>,
     },
-    /// It does not.
+    /// The connection is refused.
     Refused {
         /// The reason that the listening side gives.
         reason: String,
     },
 }
 
-/// A rank that came.
+/// A rank that has connected.
 pub struct Guest {
-    /// What it said.
+    /// Its first message.
     pub hello: Hello,
-    /// The line to it.
+    /// The connection to the rank.
     pub line: TcpStream,
 }
 
-/// Time for a connected client to say who it is.
+/// Time for a connected client to send its first message.
 const HELLO: Duration = Duration::from_secs(5);
-/// Pause between two attempts to connect, and between two looks of rank 0.
+/// Pause between two attempts to connect, and between two polls of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
-/// Silent wait before a rank says what it waits for.
+/// Time after which a waiting rank says for what it waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most connections without a hello. All ranks of a large job may connect in one moment.
 const STRANGERS: usize = 4096;
 
-/// Where the ranks of a job meet: rank 0 listens there.
+/// The place where rank 0 listens for the ranks of a job.
 pub(crate) struct Rendezvous {
     arrivals: Arrivals<Hello>,
     meeting: Meeting,
 }
 
-/// A port, and the connections to it whose first message has come. A connection without one holds
-/// up no other and is closed after 5 s.
+/// A port, and the connections to it whose first message has arrived. A connection without one does
+/// not delay others and is closed after 5 s.
 pub(super) struct Arrivals<T> {
     listener: TcpListener,
     said_in: mpsc::Sender<(T, Line, SocketAddr)>,
     said: mpsc::Receiver<(T, Line, SocketAddr)>,
-    /// The number of connections that have not sent their first message.
+    /// Number of connections that have not sent their first message.
     strangers: Arc<AtomicUsize>,
-    /// The most of them. More are closed.
+    /// The most strangers. Further connections are closed.
     most: usize,
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    /// The connections to `listener`, of which `most` may be without a first message.
+    /// Accepts the connections to `listener`, of which `most` may be without a first message.
     ///
     /// # Errors
     /// The system's.
@@ -117,10 +117,10 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
         self.listener.local_addr().context("ask for the port")
     }
 
-    /// Returns the next connection whose first message has come; none when there is none yet.
-    /// Waits 20 ms at most.
+    /// Returns the next connection whose first message has arrived; none if there is none yet. Waits
+    /// 20 ms at most.
     pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
-        // An error is that of one connection, or passes: the caller has a time limit.
+        // An error concerns one connection, or is temporary: the caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
         if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
@@ -141,14 +141,15 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 }
 
 impl Rendezvous {
-    /// Opens it, on rank 0.
+    /// Listens, on rank 0.
     ///
     /// # Errors
     /// Fails when the host has no such name, or the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // A name of this machine may mean another address here than elsewhere: whoever can reach the port may connect.
+        // A name of this machine may mean another address here than on other machines, so rank 0
+        // listens on all addresses.
         let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             true => TcpListener::bind((host.as_str(), *port)),
             false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
@@ -164,11 +165,11 @@ impl Rendezvous {
         Ok(Self { arrivals: Arrivals::of(listener, STRANGERS)?, meeting })
     }
 
-    /// Waits until all other ranks have come, in rank order. `environment` is what a rank gets for its environment, or
-    /// why it cannot take part.
+    /// Waits until all other ranks have connected. Returns them in rank order. `environment` gives the
+    /// variables for a rank, or the error why it cannot take part.
     ///
     /// # Errors
-    /// Fails when one does not come in time, or cannot take part.
+    /// Fails when a rank does not connect in time, or cannot take part.
     pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
@@ -220,7 +221,7 @@ impl Rendezvous {
         })
     }
 
-    /// The ranks that have not come.
+    /// Numbers of the ranks that have not connected.
     fn absent(&self, guests: &BTreeMap<usize, Guest>) -> String {
         let absent = (1..self.meeting.ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
         absent.collect::<Vec<_>>().join(", ")
@@ -240,58 +241,60 @@ impl Rendezvous {
     }
 }
 
-/// Goes to where rank 0 listens; the line to it, and what it wants in this rank's environment.
+/// Connects to rank 0. Returns the connection, and the variables that rank 0 wants in this rank's
+/// environment.
 ///
 /// # Errors
-/// Fails when it is not there in time, or does not want this one.
+/// Fails when rank 0 is not found in time, or refuses this rank.
 pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
-    // It answers one rank after the other.
+    // Rank 0 answers one rank after the other.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
-    let mut line = Line::new(stream, &rank_0, Instant::now() + left)?;
-    line.say(hello)?;
-    match line.hear(left)? {
-        Answer::Refused { reason } => bail!("{rank_0} refused this rank: {reason}"),
+    greet(stream, &rank_0, hello, left, "rank")
+}
+
+/// Sends the first message on a connection to [`Arrivals`], and waits up to `limit` for its answer.
+/// `whom` is the listening side and `who` this one, for errors.
+///
+/// # Errors
+/// Fails when no answer comes, or the listening side refuses.
+pub(super) fn greet(
+    stream: TcpStream,
+    whom: &str,
+    first: &impl Serialize,
+    limit: Duration,
+    who: &str,
+) -> Result<(TcpStream, Vec<(String, String)>)> {
+    let mut line = Line::new(stream, whom, Instant::now() + limit)?;
+    line.say(first)?;
+    match line.hear(limit)? {
+        Answer::Refused { reason } => bail!("{whom} refused this {who}: {}", output::plain(&reason)),
         Answer::Welcome { environment } => Ok((line.settle()?, environment)),
     }
 }
 
 fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> {
     let Meeting { host, port, timeout, .. } = meeting;
-    let wait = format!("rank {rank} waits up to {} s for rank 0 at {host}:{port}", timeout.as_secs());
-    let waiting = Waiting::start(wait);
+    let timeout_s = timeout.as_secs();
+    let waiting = Waiting::start(format!("rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"));
     loop {
         // Names may come up later than ranks do.
-        let tried = addresses(host, *port).and_then(|addresses| {
-            let mut last = anyhow!("no address");
-            for address in addresses {
-                let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
-                match TcpStream::connect_timeout(&address, left) {
-                    Ok(line) => return Ok(line),
-                    Err(error) => last = error.into(),
-                }
-            }
-            Err(last)
-        });
-        match tried {
-            Ok(line) => return Ok(line),
-            Err(error) if Instant::now() >= deadline => {
-                bail!(
-                    "rank 0 was not found at {host}:{port} in {} s ({error:#}); --rendezvous HOST:PORT sets another \
-                     place, the same on every rank",
-                    timeout.as_secs()
-                );
-            }
+        match addresses(host, *port).and_then(|addresses| line::connect(&addresses, deadline)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() >= deadline => bail!(
+                "rank 0 was not found at {host}:{port} in {timeout_s} s ({error:#}); --rendezvous HOST:PORT sets \
+                 another place, the same on every rank"
+            ),
             Err(error) => waiting.fails(&error),
         }
         std::thread::sleep(RETRY);
     }
 }
 
-/// Says after [`PATIENCE`] what a rank waits for, unless it is dropped before. From a thread of its
-/// own: the look-up of a name and the attempt to connect may each take longer.
+/// Prints after [`PATIENCE`] for what a rank waits, unless it is dropped before. It has a thread of
+/// its own: the look-up of a name and the attempt to connect may each take longer.
 struct Waiting {
     /// The error of the last attempt.
     error: Arc<Mutex<String>>,
@@ -319,7 +322,7 @@ impl Waiting {
 
 /// A line on standard error that --quiet leaves out.
 fn remark(text: &str) {
-    // A rank works without a standard error too.
+    // A rank also works without a standard error.
     let _ = writeln!(output::error(), "# {text}");
 }
 

@@ -1,4 +1,4 @@
-//! How the ranks of a run are started: all by this process, or each by a launcher.
+//! The start of a run's ranks: all by this process, or each by a launcher.
 
 use crate::fabric::{Fabric, Kind};
 use crate::output;
@@ -13,13 +13,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How long ranks wait for each other, unless a run's time limit is shorter.
+/// Time that ranks wait for each other, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
-/// Where a launcher's ranks meet: `given` (host and port), else what the launcher passes.
+/// Returns the meeting of a launcher's ranks, at `given` (host and port), else at the launcher's place.
 ///
 /// # Errors
-/// Fails when neither is there.
+/// Fails when neither is known.
 pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -> Result<Meeting> {
     let Some((host, port)) = given.or_else(|| world.place.clone()) else {
         bail!(
@@ -31,15 +31,15 @@ pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -
     Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, timeout: timeout.min(MEETING) })
 }
 
-/// All ranks as processes of this one.
+/// Places all ranks in child processes of this process.
 pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat> {
     (0..ranks).map(|rank| Seat::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
 }
 
-/// Rank 0 as a process of this one, the others as they connect.
+/// Places rank 0 in a child process, and takes the others as they connect.
 ///
 /// # Errors
-/// Fails when not all connect in time, or one cannot take part.
+/// Fails when not all ranks connect in time, or one cannot take part.
 pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
     let here = machine()?;
     let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
@@ -57,10 +57,11 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
     Ok(seats)
 }
 
-/// Connects to rank 0, and returns the command that becomes the rank that the launcher started this process as.
+/// Connects to rank 0, and returns the command of the rank for which the launcher started this
+/// process.
 ///
 /// # Errors
-/// Fails when rank 0 is not found, or refuses it.
+/// Fails when rank 0 is not found, or refuses the rank.
 pub fn rank_command<W: Work>(
     world: &World,
     meeting: &Meeting,
@@ -78,7 +79,7 @@ pub fn rank_command<W: Work>(
     Ok(command)
 }
 
-/// What this process tells rank 0 about itself.
+/// The first message of this process to rank 0.
 pub(crate) fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -112,7 +113,7 @@ pub fn host() -> String {
     name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
-/// The kernel's boot id, which no two machines share.
+/// The kernel's boot id, which identifies the machine.
 pub fn machine() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;

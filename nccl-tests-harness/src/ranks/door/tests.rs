@@ -1,6 +1,7 @@
 //! Doors with the right connection, wrong tokens, another version, and strangers.
 
 use super::*;
+use crate::ranks::line::Line;
 use std::io::Write;
 
 fn far() -> Instant {
@@ -40,8 +41,8 @@ fn a_token_opens_one_connection_and_who_has_none_keeps_nobody_waiting() {
     Line::new(admitted, "the other", far()).unwrap().say(&7).unwrap();
     assert_eq!(Line::new(entered, "the door", far()).unwrap().hear::<u8>(OPENING).unwrap(), 7);
     // The port is closed.
-    let error = enter(&[address], "the door", &token, far()).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("connect to the door at {address}: ")), "{error}");
+    let error = format!("{:#}", enter(&[address], "the door", &token, far()).unwrap_err());
+    assert!(error.starts_with(&format!("connect to the door: {address}: ")), "{error}");
     drop(silent);
 }
 
