@@ -1,9 +1,9 @@
 //! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes
 //! them into a settings file.
 //!
-//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings in
-//! their environment, connect, and time an all-gather of each size. Each round measures all settings
-//! once, so that a change of the machine affects all of them.
+//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings
+//! in their environment, connect, and time an all-gather of each size. Each round measures all
+//! settings once, so that a change of the machine affects all of them.
 
 pub mod collectives;
 mod follow;
@@ -103,8 +103,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures the candidates in turns; none stands for the defaults. Each round begins with
-    /// another one.
+    /// Measures the candidates in turns. A candidate of `None` is the defaults. Each round begins
+    /// with another one.
     fn measure(
         &mut self,
         candidates: impl Iterator<Item = Option<Candidate>>,

@@ -1,5 +1,5 @@
-//! Memory that the plugin uses. At each moment either the network or this process accesses it, never
-//! both.
+//! Memory that the plugin uses. At each moment either the network or this process accesses it,
+//! never both.
 
 use anyhow::{Context as _, Result, ensure};
 use std::alloc::{self, Layout};
@@ -40,8 +40,8 @@ pub struct Buffer {
     shared: Cell<bool>,
 }
 
-/// A buffer that the processor, GPUs and the network use at the same time, from now until the buffer
-/// ends. The processor accesses it only by 8-byte atomics.
+/// A buffer that the processor, GPUs and the network use at the same time, from now until the
+/// buffer ends. The processor accesses it only by 8-byte atomics.
 pub(crate) struct Words(Rc<Buffer>);
 
 /// A stretch of a buffer that the network reads or writes.
@@ -127,9 +127,9 @@ impl Buffer {
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         ensure!(self.memory.is_host(), "the processor cannot reach this memory");
         self.alone(|start| {
-            // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and `self`
-            // holds it. No request is in flight in them. Before `alone` returns, no request starts and
-            // no second call gets to them, so this is the only access.
+            // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and
+            // `self` holds it. No request is in flight in them. Before `alone` returns, no request
+            // starts and no second call gets to them, so this is the only access.
             Ok(work(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), self.bytes()) }))
         })
     }
@@ -153,9 +153,9 @@ impl Buffer {
         ensure!(free && !other.active.borrow().iter().any(|stretch| stretch.written && touched(stretch)), "in use");
         self.borrowed.set(true);
         other.borrowed.set(true);
-        // SAFETY: both stretches are mapped and initialised, of two owners. No request is in flight in
-        // the first and none writes to the second. Before the flags are reset, no request starts, and
-        // no other call gets to either.
+        // SAFETY: both stretches are mapped and initialised, of two owners. No request is in flight
+        // in the first and none writes to the second. Before the flags are reset, no request
+        // starts, and no other call gets to either.
         let (into, from) = unsafe {
             let into = self.start().as_ptr().cast::<u8>().add(range.start);
             let from = other.start().as_ptr().cast::<u8>().add(range.start);
@@ -202,16 +202,16 @@ impl Words {
     /// All words.
     pub fn all(&self) -> &[AtomicU64] {
         let count = self.bytes() / size_of::<u64>();
-        // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and `self` holds
-        // it; `share` has checked the alignment. Only `alone`, `with_bytes` and `combine` hand out plain
-        // references, and they always fail after `share`. Other writers are no code of this program (a
-        // GPU, a NIC), or use atomics (the software fabric).
+        // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and `self`
+        // holds it; `share` has checked the alignment. Only `alone`, `with_bytes` and `combine`
+        // hand out plain references, and they always fail after `share`. Other writers are no code
+        // of this program (a GPU, a NIC), or use atomics (the software fabric).
         unsafe { std::slice::from_raw_parts(self.start().as_ptr().cast(), count) }
     }
 }
 
-/// Memory of the allocator, as a program gets it from `malloc`: zeroed, and alone on its pages. CUDA
-/// pins whole pages, and two of its pins on one page are an error.
+/// Memory of the allocator, as a program gets it from `malloc`: zeroed, and alone on its pages.
+/// CUDA pins whole pages, and two of its pins on one page are an error.
 pub(crate) struct Heap {
     start: NonNull<c_void>,
     bytes: usize,
@@ -237,8 +237,8 @@ impl Heap {
     }
 }
 
-// SAFETY: an allocation of its own, zeroed, at least that long, to which no other owner has a pointer
-// and which ends on drop.
+// SAFETY: an allocation of its own, zeroed, at least that long, to which no other owner has a
+// pointer and which ends on drop.
 unsafe impl Memory for Heap {
     fn start(&self) -> NonNull<c_void> {
         self.start
@@ -251,7 +251,8 @@ unsafe impl Memory for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout; registrations and requests held the buffer and have ended.
+        // SAFETY: allocated by `new` with this layout; registrations and requests held the buffer
+        // and have ended.
         unsafe { alloc::dealloc(self.start.as_ptr().cast(), self.layout) };
     }
 }

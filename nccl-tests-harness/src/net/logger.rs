@@ -8,12 +8,12 @@ type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_
 
 /// The logger.
 pub(super) fn logger() -> DebugLogger {
-    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL call it
-    // with "%s" and one string. A caller may pass nothing or other types, but then `fmt` is not "%s"
-    // and `on_log` does not read `arg`. On both supported machines a first variadic argument that is a
-    // pointer travels in the register of the sixth fixed one: System V x86-64 passes both in r9 (a
-    // function that is not variadic ignores the count of vector registers in al), and AAPCS64 on Linux
-    // passes both in x5.
+    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL
+    // call it with "%s" and one string. A caller may pass nothing or other types, but then `fmt` is
+    // not "%s" and `on_log` does not read `arg`. On both supported machines a first variadic
+    // argument that is a pointer travels in the register of the sixth fixed one: System V x86-64
+    // passes both in r9 (a function that is not variadic ignores the count of vector registers in
+    // al), and AAPCS64 on Linux passes both in x5.
     unsafe { std::mem::transmute::<FixedLogger, DebugLogger>(on_log) }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the length
-    // of the call.
+    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the
+    // length of the call.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
 //! The loaded plugin as safe owners.
 //!
-//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner holds
-//! the object that it came from. So memory outlives its registration, the comm outlives the
+//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner
+//! holds the object that it came from. So memory outlives its registration, the comm outlives the
 //! registration, the context outlives the comm, and the library outlives the context.
 
 mod buffer;
@@ -135,8 +135,8 @@ impl Plugin {
             let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
             format!("{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
         })?;
-        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's type,
-        // constant while the library is loaded, and `self` holds the library.
+        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's
+        // type, constant while the library is loaded, and `self` holds the library.
         let table = unsafe {
             match version {
                 8 => Functions::of(version, table.cast::<NetV8>().as_ref()),
@@ -195,7 +195,8 @@ impl Plugin {
         }
     }
 
-    /// Calls the function `name`, if the plugin has it, from `drop`, where an error can only be logged.
+    /// Calls the function `name`, if the plugin has it, from `drop`, where an error can only be
+    /// logged.
     fn close<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) {
         let Some(function) = function else { return };
         if let Err(error) = self.call(name, Some(function), call) {
@@ -300,8 +301,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context came from `init` and ends here; everything made from it held it and has
-        // ended.
+        // SAFETY: the context came from `init` and ends here; everything made from it held it and
+        // has ended.
         self.plugin.close("finalize", self.plugin.table.finalize, |finalize| unsafe { finalize(self.raw) });
     }
 }
@@ -314,7 +315,8 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the listen comm is open; both results are valid for writes for the length of the call.
+        // SAFETY: the listen comm is open; both results are valid for writes for the length of the
+        // call.
         plugin.call("accept", plugin.table.accept, |accept| unsafe {
             accept(self.raw.as_ptr(), &mut raw, &mut device_handle)
         })?;
@@ -363,8 +365,9 @@ impl<const SENDS: bool> Direction<SENDS> {
             Pointer::Cuda => PTR_CUDA,
         };
         let mut raw = ptr::null_mut();
-        // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr, since
-        // the registration holds it. A wrong kind of pointer is for the plugin and the kernel to refuse.
+        // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr,
+        // since the registration holds it. A wrong kind of pointer is for the plugin and the kernel
+        // to refuse.
         plugin.call("regMr", plugin.table.reg_mr, |reg_mr| unsafe {
             reg_mr(self.0.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw)
         })?;
@@ -381,9 +384,9 @@ impl SendComm {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
         let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
-        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and this program
-        // does not touch it, until the request is done (`Request::start`). A profiler's handle may be
-        // NULL.
+        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and this
+        // program does not touch it, until the request is done (`Request::start`). A profiler's
+        // handle may be NULL.
         plugin.call("isend", plugin.table.isend, |isend| unsafe {
             let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
             match isend {
@@ -406,9 +409,9 @@ impl RecvComm {
         self.post(memory, offset, bytes, tag, ptr::null_mut())
     }
 
-    /// Starts a receive whose completion is not needed, as NCCL does for LL and LL128: the plugin may
-    /// report it done before the bytes arrive (version 8 has no such receives). The memory has to be
-    /// shared ([`Words`]), so that the processor uses only atomics there.
+    /// Starts a receive whose completion is not needed, as NCCL does for LL and LL128: the plugin
+    /// may report it done before the bytes arrive (version 8 has no such receives). The memory has
+    /// to be shared ([`Words`]), so that the processor uses only atomics there.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
@@ -436,7 +439,8 @@ impl RecvComm {
         let plugin = &self.0.context.plugin;
         let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
-        // SAFETY: arrays of one element each, valid for the length of the call; the memory as in `isend`.
+        // SAFETY: arrays of one element each, valid for the length of the call; the memory as in
+        // `isend`.
         plugin.call("irecv", plugin.table.irecv, |irecv| unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {
@@ -487,7 +491,8 @@ impl Request {
         let raw = self.raw.context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
         let (mut done, mut size) = (0, 0);
-        // SAFETY: the request is in flight; `size` has room for the one size of a request with one part.
+        // SAFETY: the request is in flight; `size` has room for the one size of a request with one
+        // part.
         plugin.call("test", plugin.table.test, |test| unsafe { test(raw.as_ptr(), &mut done, &mut size) })?;
         if done == 0 {
             return Ok(None);

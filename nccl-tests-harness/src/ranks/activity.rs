@@ -45,7 +45,7 @@ pub fn stage(text: impl Into<String>) {
     tick();
 }
 
-/// Notes the start of a collective of `messages` messages, each of which ticks when it is done.
+/// Notes the start of a collective of `messages` messages. Each message ticks when it is done.
 pub fn start_messages(messages: usize) {
     TICKS_BEFORE.store(TICKS.load(Relaxed), Relaxed);
     MESSAGES.store(messages as u64, Relaxed);
@@ -69,8 +69,8 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Returns the ticks and the rank's activity. A function of the plugin is named only if the same
-    /// call was already running at the last look.
+    /// Returns the ticks and the rank's activity. A function of the plugin is named only if the
+    /// same call was already running at the last look.
     pub fn look(&mut self) -> (u64, String) {
         let call = CALL.load(Relaxed);
         let stuck = call == self.last_call;

@@ -1,6 +1,6 @@
 //! The messages between the command and its ranks, for every kind of work: one JSON object a line
-//! over a socket. The socket is the rank's standard input. It is a socket pair if the command started
-//! the rank, TCP if a launcher did.
+//! over a socket. The socket is the rank's standard input. It is a socket pair if the command
+//! started the rank, TCP if a launcher did.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -20,8 +20,8 @@ pub trait Work {
     /// A message from a rank to the command.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
-    /// Does the work in a rank's process until the orders end. `library` is the plugin's path on this
-    /// machine; without it, the command's path is used.
+    /// Does the work in a rank's process until the orders end. `library` is the plugin's path on
+    /// this machine; without it, the command's path is used.
     ///
     /// # Errors
     /// Errors of the plugin, and unexpected orders.

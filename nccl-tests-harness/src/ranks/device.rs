@@ -59,8 +59,8 @@ pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
     handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))
 }
 
-/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does: neither
-/// end may wait for the other.
+/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does:
+/// neither end may wait for the other.
 ///
 /// # Errors
 /// The plugin's, with the number of the connection that failed.

@@ -11,8 +11,8 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The version of the messages on a door's connections, raised when they change. [`Opening`] and its
-/// answer never change, so that each side can name the difference.
+/// The version of the messages on a door's connections, raised when they change. [`Opening`] and
+/// its answer never change, so that each side can name the difference.
 pub const PROTOCOL: u32 = 2;
 /// The most connections that have not shown a token. Further ones are closed.
 const STRANGERS: usize = 64;
@@ -83,15 +83,15 @@ impl Door {
     }
 }
 
-/// Connects to a door by the first of its addresses that answers. `whom` is its name, for errors.
+/// Connects to a door by the first of its addresses that answers. `name` is the door's, for errors.
 ///
 /// # Errors
 /// Fails when no address answers by `end`, or the door refuses the token.
-pub fn enter(addresses: &[SocketAddr], whom: &str, token: &Token, end: Instant) -> Result<TcpStream> {
+pub fn enter(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
     let stream =
-        line::connect(addresses, end.min(Instant::now() + OPENING)).with_context(|| format!("connect to {whom}"))?;
+        line::connect(addresses, end.min(Instant::now() + OPENING)).with_context(|| format!("connect to {name}"))?;
     let opening = Opening { protocol: PROTOCOL, token: token.0.clone() };
-    greet(stream, whom, &opening, OPENING, "doctor").map(|(stream, _)| stream)
+    greet(stream, name, &opening, OPENING, "doctor").map(|(stream, _)| stream)
 }
 
 impl Token {
@@ -121,7 +121,8 @@ impl Token {
         &self.0
     }
 
-    /// Compares `shown` with this token, in a time that does not depend on the place where they differ.
+    /// Compares `shown` with this token, in a time that does not depend on the place where they
+    /// differ.
     fn is(&self, shown: &str) -> bool {
         let (own, other) = (Sha256::digest(&self.0), Sha256::digest(shown));
         own.iter().zip(other.iter()).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0

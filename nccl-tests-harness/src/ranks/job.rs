@@ -1,5 +1,5 @@
-//! The ranks of a run as the command sees them. The command starts them, gets their messages, and ends
-//! them when it ends.
+//! The ranks of a run as the command sees them. The command starts them, gets their messages, and
+//! ends them when it ends.
 
 use crate::output::watch::Watch;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
@@ -17,7 +17,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Time for more messages after the first failure, so that the cause is shown beside its consequences.
+/// Time for more messages after the first failure, so that the cause is shown beside its
+/// consequences.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Time for a rank to exit after it closed its control connection.
 const EXIT: Duration = Duration::from_secs(2);
@@ -56,7 +57,7 @@ struct Rank {
 
 enum Process {
     Ours(Child),
-    /// Its PID, and its machine.
+    /// The PID, and the machine.
     Launched(u32, String),
 }
 
@@ -72,7 +73,7 @@ pub struct RankEnv {
 }
 
 impl Serialize for RankEnv {
-    /// As on the command line.
+    /// Writes the form of the command line.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { rank, name, value } = self;
         serializer.collect_str(&format_args!("{rank}:{name}={value}"))
@@ -97,8 +98,8 @@ impl RankEnv {
 }
 
 impl<W: Work> Job<W> {
-    /// Starts the ranks that are child processes, as `program`, and reads the messages of all ranks. The
-    /// run fails when no rank makes progress for `timeout`.
+    /// Starts the ranks that are child processes, as `program`, and reads the messages of all
+    /// ranks. The run fails when no rank makes progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
@@ -144,11 +145,12 @@ impl<W: Work> Job<W> {
         }
     }
 
-    /// Sends an order to every rank, and waits until all have answered. The answers are in rank order.
+    /// Sends an order to every rank, and waits until all have answered. The answers are in rank
+    /// order.
     ///
     /// # Errors
-    /// Fails as soon as a rank fails or exits, or the run hangs, with a line for each rank that reports
-    /// something.
+    /// Fails as soon as a rank fails or exits, or the run hangs, with a line for each rank that
+    /// reports something.
     pub fn ask<T>(
         &mut self,
         order: impl Fn(usize) -> W::Order,
@@ -206,8 +208,8 @@ impl<W: Work> Job<W> {
         self.last_progress = Instant::now();
     }
 
-    /// Returns the next answer of a rank, or the end of its connection; none if there is none before
-    /// `until`.
+    /// Returns the next answer of a rank, or the end of its connection; none if there is none
+    /// before `until`.
     ///
     /// # Errors
     /// Fails when a rank fails, the run hangs, or its time is up.
@@ -302,8 +304,9 @@ impl<W: Work> Drop for Job<W> {
 }
 
 impl Rank {
-    /// Returns the exit status of the process after it closed its control connection. A process that
-    /// does not exit is killed. None for a process that a launcher started: the launcher gets its status.
+    /// Returns the exit status of the process after it closed its control connection. A process
+    /// that does not exit is killed. None for a process that a launcher started: the launcher gets
+    /// its status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;

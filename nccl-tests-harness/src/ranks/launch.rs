@@ -1,5 +1,5 @@
-//! The job that a launcher (mpirun, torchrun, srun) has started this process for, as the environment
-//! describes it.
+//! The job that a launcher (mpirun, torchrun, srun) has started this process for, as the
+//! environment describes it.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -12,8 +12,8 @@ pub struct World {
     pub rank: usize,
     /// Number of ranks (2 or more).
     pub ranks: usize,
-    /// Name of the job, the same for all of its ranks. As far as the launcher allows, no other job has
-    /// the same name.
+    /// Name of the job, the same for all of its ranks. As far as the launcher allows, no other job
+    /// has the same name.
     pub job: String,
     /// Host and port of rank 0, if the launcher passes them.
     pub place: Option<(String, u16)>,

@@ -17,9 +17,9 @@ pub const LINE_MAX_BYTES: usize = 256 << 10;
 const CONNECT: Duration = Duration::from_millis(20);
 /// Time limit of a write.
 const WRITE: Duration = Duration::from_secs(5);
-/// How much of a malformed message an error shows.
+/// Characters of a malformed message in an error.
 const SHOWN_CHARACTERS: usize = 60;
-/// Time without an acknowledgement after which the other machine counts as gone.
+/// Time without an acknowledgement after which the connection to the other machine fails.
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
 /// One end of a connection.
@@ -105,8 +105,8 @@ impl Line {
         }
     }
 
-    /// Returns the socket as a control connection needs it: reads may take any time. A dead machine at
-    /// the other end is noticed when sent data is not acknowledged for 30 s.
+    /// Returns the socket as a control connection needs it: reads may take any time. A dead machine
+    /// at the other end is noticed when sent data is not acknowledged for 30 s.
     ///
     /// # Errors
     /// The system's.

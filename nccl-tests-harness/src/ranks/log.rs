@@ -134,8 +134,8 @@ fn show(line: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Returns the lines so far that prove which rails were merged and which are connected, each once for
-/// both directions. Forgets all lines of the level Info.
+/// Returns the lines so far that prove which rails were merged and which are connected, each once
+/// for both directions. Forgets all lines of the level Info.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();

@@ -1,7 +1,8 @@
 //! The ranks of a run, each a process of its own. A command starts them (`job`, `seats`) and talks
-//! with them (`control`). Ranks on other hosts connect first, over a `line`: the ranks of a launcher to
-//! rank 0 (`launch`, `rendezvous`), the rank of the doctor's partner through a `door`. The rest is the
-//! rank's side: its process, data, activity and log, and its use of the plugin's device.
+//! with them (`control`). Ranks on other hosts connect first, over a `line`: the ranks of a
+//! launcher to rank 0 (`launch`, `rendezvous`), the rank of the doctor's partner through a `door`.
+//! The rest is the rank's side: its process, data, activity and log, and its use of the plugin's
+//! device.
 
 pub mod activity;
 pub mod control;

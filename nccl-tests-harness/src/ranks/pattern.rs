@@ -1,7 +1,8 @@
 //! The data that the ranks send, and the check of what arrived.
 //!
-//! A byte is a function of the sending rank, of the offset in that rank's data, and of the iteration.
-//! So data that is misplaced, left over from an earlier iteration, or damaged fails the check.
+//! A byte is a function of the sending rank, of the offset in that rank's data, and of the
+//! iteration. So data that is misplaced, left over from an earlier iteration, or damaged fails the
+//! check.
 
 use std::ops::Range;
 
@@ -9,10 +10,10 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// Added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for the
-    /// others. So two iterations less than 256 apart differ in every byte of a rank's data, and two
-    /// less than 128 apart in every byte of the sum over any number of ranks from 0 on. Even a stale
-    /// slice of one byte is always found.
+    /// Added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for
+    /// the others. So two iterations less than 256 apart differ in every byte of a rank's data, and
+    /// two less than 128 apart in every byte of the sum over any number of ranks from 0 on. Even a
+    /// stale slice of one byte is always found.
     shift: u64,
 }
 
@@ -95,14 +96,14 @@ impl Sum {
     }
 }
 
-/// Adds eight bytes to eight bytes, each of which wraps around.
+/// Adds eight bytes to eight bytes. Each byte wraps around.
 fn add_bytes(left: u64, right: u64) -> u64 {
     const TOP_BITS: u64 = 0x8080_8080_8080_8080;
     ((left & !TOP_BITS) + (right & !TOP_BITS)) ^ ((left ^ right) & TOP_BITS)
 }
 
-/// The words that hold the `bytes` bytes from `offset` on: for each its index, the range of its bytes,
-/// and their place from `offset` on.
+/// The words that hold the `bytes` bytes from `offset` on: for each its index, the range of its
+/// bytes, and their place from `offset` on.
 fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -122,7 +123,8 @@ impl Mismatch {
     }
 }
 
-/// The output function of the splitmix64 generator (Steele, Lea and Flood 2014), with its increment.
+/// The output function of the splitmix64 generator (Steele, Lea and Flood 2014), with its
+/// increment.
 fn mix(index: u64) -> u64 {
     let mut word = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
-/// Time that a launched rank outlives the command. Launchers end a job when a rank dies, and the rank
-/// with the error should be the first.
+/// Time that a launched rank outlives the command. Launchers end a job when a rank dies, and the
+/// rank with the error should be the first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The arguments of a hidden command that starts a rank.
@@ -34,7 +34,8 @@ pub struct Start {
 /// `NCCL_DEBUG`; it decides how much of the plugin's log is shown.
 ///
 /// # Errors
-/// Fails when that socket fails; other errors go over the socket, and the command ends this process.
+/// Fails when that socket fails; other errors go over the socket, and the command ends this
+/// process.
 pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     let patience = match start.launched {
         true => LAST_WORDS,

@@ -1,5 +1,5 @@
-//! The meeting of the ranks that a launcher started. Rank 0 listens, the others connect and introduce
-//! themselves. The messages of `control` then go over these connections.
+//! The meeting of the ranks that a launcher started. Rank 0 listens, the others connect and
+//! introduce themselves. The messages of `control` then go over these connections.
 
 use crate::output;
 use crate::ranks::line::{self, Line};
@@ -65,7 +65,7 @@ pub(super) enum Answer {
 
 /// A rank that has connected.
 pub struct Guest {
-    /// Its first message.
+    /// The rank's first message.
     pub hello: Hello,
     /// The connection to the rank.
     pub line: TcpStream,
@@ -99,7 +99,8 @@ pub(super) struct Arrivals<T> {
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    /// Accepts the connections to `listener`, of which `most` may be without a first message.
+    /// Accepts the connections to `listener`. At most `most` of them may be without a first
+    /// message.
     ///
     /// # Errors
     /// The system's.
@@ -117,8 +118,8 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
         self.listener.local_addr().context("ask for the port")
     }
 
-    /// Returns the next connection whose first message has arrived; none if there is none yet. Waits
-    /// 20 ms at most.
+    /// Returns the next connection whose first message has arrived; none if there is none yet.
+    /// Waits 20 ms at most.
     pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
         // An error concerns one connection, or is temporary: the caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
@@ -165,8 +166,8 @@ impl Rendezvous {
         Ok(Self { arrivals: Arrivals::of(listener, STRANGERS)?, meeting })
     }
 
-    /// Waits until all other ranks have connected. Returns them in rank order. `environment` gives the
-    /// variables for a rank, or the error why it cannot take part.
+    /// Waits until all other ranks have connected. Returns them in rank order. `environment` gives
+    /// the variables for a rank, or the error why it cannot take part.
     ///
     /// # Errors
     /// Fails when a rank does not connect in time, or cannot take part.
@@ -256,21 +257,21 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
 }
 
 /// Sends the first message on a connection to [`Arrivals`], and waits up to `limit` for its answer.
-/// `whom` is the listening side and `who` this one, for errors.
+/// `other` names the listening side and `own` this one, for errors.
 ///
 /// # Errors
 /// Fails when no answer comes, or the listening side refuses.
 pub(super) fn greet(
     stream: TcpStream,
-    whom: &str,
+    other: &str,
     first: &impl Serialize,
     limit: Duration,
-    who: &str,
+    own: &str,
 ) -> Result<(TcpStream, Vec<(String, String)>)> {
-    let mut line = Line::new(stream, whom, Instant::now() + limit)?;
+    let mut line = Line::new(stream, other, Instant::now() + limit)?;
     line.say(first)?;
     match line.hear(limit)? {
-        Answer::Refused { reason } => bail!("{whom} refused this {who}: {}", output::plain(&reason)),
+        Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
         Answer::Welcome { environment } => Ok((line.settle()?, environment)),
     }
 }
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!((&one.1[0].1, &two.1[0].1), (&"1".to_owned(), &"2".to_owned()));
         let guests = gathering.join().unwrap().unwrap();
         assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
-        // What is said next is not lost.
+        // The next message is not lost.
         let end = |line: &TcpStream| {
             Line::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60)).unwrap()
         };

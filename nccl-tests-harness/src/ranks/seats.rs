@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Time that ranks wait for each other, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
-/// Returns the meeting of a launcher's ranks, at `given` (host and port), else at the launcher's place.
+/// Returns the meeting of a launcher's ranks, at `given` (host and port), else at the launcher's
+/// place.
 ///
 /// # Errors
 /// Fails when neither is known.

@@ -1,8 +1,8 @@
-//! What real NCCL is run in: the plugin or one of NCCL's own networks, the fabric under it, the variables that say so, and
-//! the file that keeps what it prints.
+//! The environment of real NCCL: the plugin or one of NCCL's own networks, the fabric under it, the
+//! variables for both, and the file for the output.
 //!
-//! Promises: every variable that a run sets is in [`Scene::environment`], which is what gets shown; what is written for a run goes with
-//! its scene.
+//! Promises: every variable that a run sets is in [`Scene::environment`], which is shown to the
+//! user. The files of a run are removed with its scene.
 
 pub mod network;
 mod only_version;
@@ -29,47 +29,49 @@ pub struct SceneOptions {
     /// Seconds that one run or scenario may take.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// Writes all that the ranks printed, NCCL's log too, to FILE.
+    /// Writes the output of all ranks, with NCCL's log, to FILE.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so wherever the
-    /// loader finds it].
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
+    /// libnccl-net-spark.so wherever the loader finds it].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both know.
+    /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both
+    /// know.
     #[arg(long, value_name = "VERSION", value_parser = crate::abi::version_parser())]
     abi: Option<u32>,
-    /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the software fabric's rails in it, so
-    /// that it chooses channels as on a Spark. Sets NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1,
-    /// 0.25, 0.1 or 0.05 of a Spark's profile.
+    /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the
+    /// software fabric's rails in it, so that it chooses channels as on a Spark. Sets
+    /// NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1, 0.25, 0.1 or
+    /// 0.05 of a Spark's profile.
     #[arg(long)]
     as_spark: bool,
     #[command(flatten)]
     fabric: FabricOptions,
 }
 
-/// What a scene is to have.
+/// The options of a scene, checked.
 #[derive(Debug)]
 pub struct Setting {
-    /// What one run or scenario may take.
+    /// Time limit of one run or scenario.
     pub timeout: Duration,
-    /// Where all output goes.
+    /// The file for all output.
     log: Option<PathBuf>,
     /// The plugin's library.
     plugin: PathBuf,
-    /// The one version of its interface that NCCL gets to see.
+    /// The one version of the plugin's interface that NCCL sees; none: all of them.
     pub abi: Option<u32>,
-    /// NCCL is given a Spark's graph.
+    /// Gives NCCL a Spark's graph.
     pub as_spark: bool,
-    /// What the messages travel over.
+    /// The fabric that the options ask for.
     fabric: Wish,
 }
 
 impl SceneOptions {
-    /// What is asked for; `program` is this program's file.
+    /// Checks the options. `program` is this program's file.
     ///
     /// # Errors
-    /// Fails when options contradict each other, or the plugin is not there.
+    /// Fails when options contradict each other, or the plugin does not exist.
     pub fn setting(self, program: &Path) -> Result<Setting> {
         let plugin = places::library(self.plugin, program)?;
         let fabric = self.fabric.wish(program)?;
@@ -87,8 +89,8 @@ impl SceneOptions {
     }
 }
 
-/// The scales of a Spark's profile for which results can be compared with each other: NCCL plans by the unscaled speeds, so
-/// each scale moves the sizes at which its choices are right.
+/// The scales of a Spark's profile for which results can be compared with each other: NCCL plans by
+/// the unscaled speeds, so each scale moves the sizes at which its choices are right.
 const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 
 fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
@@ -104,31 +106,32 @@ fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
 }
 
 impl Setting {
-    /// Whether the runs' files are on this machine alone.
+    /// True if the runs need files that are on this machine alone.
     pub fn is_local(&self) -> bool {
         self.abi.is_some() || self.as_spark
     }
 }
 
-/// What stands while the runs do.
+/// The environment of runs, which ends after them.
 pub struct Scene {
-    /// What the messages travel over.
+    /// The fabric of the messages.
     pub fabric: Fabric,
     /// The plugin's library, or a copy of it.
     plugin: PathBuf,
-    /// The graph that NCCL is given.
+    /// NCCL's graph file.
     graph: Option<PathBuf>,
-    /// The files made for the runs.
+    /// The folder for the runs' files.
     folder: TempDir,
-    /// Where all output goes.
+    /// The file for all output.
     log: Option<File>,
 }
 
 impl Scene {
-    /// For `ranks` ranks of this machine; `lookup` gives the value of an environment variable.
+    /// Makes the scene for `ranks` ranks of this machine. `lookup` gives the value of an
+    /// environment variable.
     ///
     /// # Errors
-    /// Fails when something that was asked for is not there.
+    /// Fails when a part of the scene does not exist or cannot be made.
     pub fn set(setting: &Setting, ranks: usize, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let create = |path: &PathBuf| File::create(path).with_context(|| format!("--log {}", path.display()));
         let log = setting.log.as_ref().map(create).transpose()?;
@@ -150,7 +153,7 @@ impl Scene {
         self.folder.path()
     }
 
-    /// Keeps a line of output for the user, by whom it was printed.
+    /// Writes a line of output into the log, after the name of the process that printed it.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -159,7 +162,7 @@ impl Scene {
         writeln!(file, "{who}: {line}").context("--log")
     }
 
-    /// A folder in which the plugin is called libnccl-net.so, as NCCL looks for a plugin that nobody names.
+    /// A folder in which the plugin is called libnccl-net.so, the name that NCCL loads by default.
     pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
         let folder = self.folder.path().join("lib");
         let link = folder.join("libnccl-net.so");
@@ -170,11 +173,13 @@ impl Scene {
         Ok(folder)
     }
 
-    /// The variables of a run over `network`: what all ranks have alike, as shown to the user. `is_here`: all ranks are
-    /// processes of this machine. `lookup` gives the value of an environment variable.
+    /// The variables of a run over `network`, the same for all ranks, as shown to the user.
+    /// `is_here` is true if all ranks are processes of this machine. `lookup` gives the value of an
+    /// environment variable.
     ///
     /// # Errors
-    /// Fails when the software fabric's library cannot be given the names that NCCL's own transport asks for.
+    /// Fails when the software fabric's library cannot be linked under the names that NCCL's own
+    /// transport loads.
     pub fn environment(
         &self,
         network: Network,
@@ -199,7 +204,7 @@ impl Scene {
             && let Some(folder) = self.fabric.verbs_names()?
         {
             set("LD_LIBRARY_PATH", loader_path(&folder, lookup));
-            // Else it looks for each address's kind in /sys/class/infiniband.
+            // Without an index NCCL looks up each address's kind in /sys/class/infiniband.
             if lookup("NCCL_IB_GID_INDEX").is_none() {
                 set("NCCL_IB_GID_INDEX", "1".to_owned());
             }
@@ -211,8 +216,9 @@ impl Scene {
     }
 }
 
-/// The subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`) that the user chose and those that are read here: INIT (networks, channels),
-/// which is among NCCL's default, and NET. A list after `^` names what is left out.
+/// The subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`) that the user chose, and those that this
+/// program reads: INIT (networks, channels), which is among NCCL's default, and NET. A list after
+/// `^` names subsystems that are left out.
 fn subsystems(chosen: &str) -> String {
     const READ: [&str; 2] = ["INIT", "NET"];
     let Some(left_out) = chosen.strip_prefix('^') else {
@@ -223,7 +229,8 @@ fn subsystems(chosen: &str) -> String {
     if kept.is_empty() { "ALL".to_owned() } else { format!("^{}", kept.join(",")) }
 }
 
-/// What makes the loader look into `folder` before it looks where the user's environment says (`LD_LIBRARY_PATH`).
+/// The value of `LD_LIBRARY_PATH` with which the loader searches `folder` before the user's own
+/// folders.
 pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> String {
     let rest = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
     format!("{}{rest}", folder.display())

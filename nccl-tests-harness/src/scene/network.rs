@@ -1,4 +1,4 @@
-//! Which network NCCL is asked to use, and which it really used, by its own log.
+//! The network that NCCL shall use, and the one that it used by its own log.
 
 use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub enum Network {
 pub(crate) const TUNER: &str = "NCCL_SPARK_TUNER";
 
 impl Network {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Spark => "spark",
@@ -31,7 +31,7 @@ impl Network {
         }
     }
 
-    /// Its name in NCCL (`NCCL_NET`, `via NET/...`).
+    /// NCCL's name for it (`NCCL_NET`, `via NET/...`).
     pub(crate) fn nccl_name(self) -> &'static str {
         match self {
             Self::Spark | Self::SparkUntuned => "Spark",
@@ -40,13 +40,14 @@ impl Network {
         }
     }
 
-    /// Whether it is this plugin.
+    /// True for this plugin.
     pub fn is_plugin(self) -> bool {
         matches!(self, Self::Spark | Self::SparkUntuned)
     }
 
-    /// The variables that make NCCL use it. `as_spark`: NCCL is given a Spark's graph; the plugin's tuner is then on, which
-    /// acts by itself on a GB10 only. `lookup` gives the value of an environment variable: what the user has set for the
+    /// The variables that make NCCL use the network. `as_spark` is true if NCCL gets a Spark's
+    /// graph. The plugin's tuner is then turned on, because without a setting it acts on a GB10
+    /// only. `lookup` gives the value of an environment variable: the user's own setting of the
     /// tuner stays.
     pub fn environment(
         self,
@@ -70,9 +71,9 @@ impl Network {
 /// The channels that NCCL chose for a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Channels {
-    /// For collectives.
+    /// Number of channels for collectives.
     pub collective: u32,
-    /// All kinds, in NCCL's words.
+    /// All kinds of channels, in NCCL's words.
     pub text: String,
 }
 
@@ -85,7 +86,7 @@ impl Channels {
         Some(Self { collective: number.parse().ok()?, text })
     }
 
-    /// What NCCL's own words name, as in `p2p_per_peer`, with the numbers.
+    /// The numbers by kind. Kinds have NCCL's own words, as in `p2p_per_peer`.
     pub fn counts(&self) -> BTreeMap<String, u32> {
         let count = |part: &str| {
             let (number, name) = part.split_once(' ')?;
@@ -95,29 +96,29 @@ impl Channels {
     }
 }
 
-/// What NCCL's log says of the network.
+/// The network in NCCL's log.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// Ends of channels by the network that they go over.
+    /// Number of ends of channels, by network.
     ends: BTreeMap<String, usize>,
-    /// Of the communicator with the fewest collective channels.
+    /// The channels of the communicator with the fewest collective channels.
     channels: Option<Channels>,
     /// NCCL's version, as it prints it.
     pub version: Option<String>,
     /// The version of the plugin's interface that NCCL took.
     abi: Option<u32>,
-    /// Lines that tell why something did not come up: the first ones, and the last one.
+    /// Lines with a reason for a failure: the first ones, and the last one.
     complaints: Vec<String>,
 }
 
-/// So many complaints are kept and shown.
+/// Number of complaints that are kept and shown.
 const COMPLAINTS: usize = 4;
 
 impl Used {
-    /// Takes in a line of output; whether it was one of NCCL's log.
+    /// Reads a line of output. Returns true for a line of NCCL's log.
     pub fn note(&mut self, line: &str) -> bool {
         if let Some((_, rest)) = line.split_once(" via NET/") {
-            // mpirun may cut a line within the name and go on with a line of another rank.
+            // mpirun may cut a line within the name and continue with a line of another rank.
             let is_letter = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
             if let Some((network, _)) = rest.split_once('/').filter(|(network, _)| network.chars().all(is_letter)) {
                 *self.ends.entry(network.to_owned()).or_default() += 1;
@@ -139,7 +140,7 @@ impl Used {
         if let Some(at) = cause {
             let text = line[at..].trim().trim_start_matches("NCCL WARN ").to_owned();
             if !self.complaints.contains(&text) {
-                // The last one is mostly what ended the run.
+                // The last one is usually the error that ended the run.
                 self.complaints.truncate(COMPLAINTS - 1);
                 self.complaints.push(text);
             }
@@ -147,20 +148,21 @@ impl Used {
         line.contains(" NCCL ") || line.starts_with("NCCL version ")
     }
 
-    /// The channels that NCCL chose; with several communicators, the fewest.
+    /// The channels that NCCL chose; with several communicators, those of the one with the fewest.
     pub(crate) fn channels(&self) -> Option<&Channels> {
         self.channels.as_ref()
     }
 
-    /// What NCCL complained of, in a line.
+    /// NCCL's complaints in one line.
     pub fn complaints(&self) -> Option<String> {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// A sentence, if all channels went over `wanted`, and by version `abi` of the plugin's interface if one is given.
+    /// Checks that all channels used `wanted`, and version `abi` of the plugin's interface if one
+    /// is given. Returns the network in words.
     ///
     /// # Errors
-    /// Fails when they did not, with the reason that the log gives.
+    /// Fails when a channel used another network or version, with the reason in the log.
     pub fn judge(&self, wanted: Network, abi: Option<u32>) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
@@ -236,7 +238,7 @@ mod tests {
         assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
         let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
         assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
-        // Cut by a line of another rank, or the rest of a cut line.
+        // A line that another rank's line has cut, and the rest of a cut line.
         let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
         assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
         assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);

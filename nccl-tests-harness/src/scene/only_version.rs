@@ -1,8 +1,9 @@
-//! A copy of the plugin that shows one version of NCCL's interface: NCCL takes the newest that it knows, so the others need
-//! this to be seen.
+//! A copy of the plugin that shows one version of NCCL's interface. NCCL takes the newest version
+//! that it knows, so this is the way to make it take another one.
 //!
-//! The copy is the same machine code: only the names of the other versions' tables are spoiled, in place and at the same
-//! length, so the loader's tables stay as they are and a look-up by the true name finds nothing.
+//! The copy is the same machine code. Only the names of the other versions' tables are changed, in
+//! place and at the same length. So the loader's tables stay valid, and a look-up by the true name
+//! finds nothing.
 
 use crate::abi;
 use crate::net;
@@ -26,7 +27,7 @@ pub fn copy(plugin: &Path, version: u32, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Changes the first letter of `name` wherever it stands as a whole string.
+/// Changes the first letter of `name` wherever it is a complete string.
 fn spoil(library: &mut [u8], name: &str) {
     let whole = format!("\0{name}\0");
     let mut from = 0;

@@ -1,14 +1,16 @@
-//! A GB10's graph for NCCL (`NCCL_TOPO_FILE`), with this machine's GPUs in the GB10's place and the software fabric's functions where
-//! a Spark has its ConnectX-7: NCCL, its own IB transport too, then chooses channels and merges functions as on a Spark.
+//! A GB10's graph for NCCL (`NCCL_TOPO_FILE`), with this machine's GPUs in the GB10's place and the
+//! software fabric's functions where a Spark has its ConnectX-7: NCCL, its own IB transport too,
+//! then chooses channels and merges functions as on a Spark.
 //!
-//! Attributes of the CPU, the GPU and the link between them are those of a published dump of a DGX Spark. What NCCL does with the
-//! rest (read in 2.28.3 and 2.30.7):
-//! - A GPU without an `nvlink` gets those that NVML reports (graph/xml.cc, `ncclTopoGetXmlFromGpu`), and a GPU with NVLinks gets other
-//!   channels than a GB10. An `nvlink` to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`).
-//! - Attributes of a `net` are kept, and the network adds what is missing (graph/topo.cc, `ncclTopoPopulateNics`). So the speeds
-//!   here are what NCCL plans by, whatever the fabric carries.
-//! - A `net` that the network of the run does not name is dropped (graph/xml.cc, `ncclTopoTrimXml`), so one graph serves all
-//!   networks.
+//! The attributes of the CPU, the GPU and the link between them are those of a published dump of a
+//! DGX Spark. NCCL treats the rest as follows (read in 2.28.3 and 2.30.7):
+//! - A GPU without an `nvlink` gets those that NVML reports (graph/xml.cc,
+//!   `ncclTopoGetXmlFromGpu`), and a GPU with NVLinks gets other channels than a GB10. An `nvlink`
+//!   to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`).
+//! - Attributes of a `net` are kept, and the network adds what is missing (graph/topo.cc,
+//!   `ncclTopoPopulateNics`). So NCCL plans by the speeds here, at any real speed of the fabric.
+//! - A `net` that the network of the run does not name is dropped (graph/xml.cc,
+//!   `ncclTopoTrimXml`), so one graph serves all networks.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -21,9 +23,9 @@ const MERGED_DEVICE: &str = "spark-rails";
 /// The RDMA functions of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Its PCIe functions.
+    /// The PCIe functions.
     pub functions: Vec<Function>,
-    /// The speed that this plugin announces for all of them, in Mb/s.
+    /// The speed that this plugin announces for all functions, in Mb/s.
     pub merged_mbps: u32,
 }
 
@@ -34,13 +36,13 @@ pub struct Function {
     pub device: String,
     /// Domain, bus and device, as in `0000:01:00`.
     pub slot: String,
-    /// Within the slot.
+    /// Number of the function within the slot.
     pub number: u32,
-    /// Of the link, in GT/s.
+    /// Rate of the link in GT/s.
     pub gts: f64,
-    /// Of the link, in lanes.
+    /// Width of the link in lanes.
     pub width: u32,
-    /// The speed that its port announces, in Mb/s.
+    /// The speed that the port announces, in Mb/s.
     pub speed_mbps: u32,
 }
 
@@ -63,13 +65,14 @@ pub fn gpus() -> Result<Vec<String>> {
     Ok(buses)
 }
 
-/// The graph; `gpus` are bus ids as in `0000:41:00.0`.
+/// Returns the graph. `gpus` are bus ids as in `0000:41:00.0`.
 pub fn xml(gpus: &[String], machine: &Machine) -> String {
     let mut text = String::from("<system version=\"1\">\n <cpu numaid=\"0\" affinity=\"ffffffff\" arch=\"arm64\">\n");
     for bus in gpus {
-        // Each rank is a host of its own, whose only GPU has the number 0: by it NCCL turns the order of NICs (graph/topo.cc,
-        // ncclTopoGetLocalNet), so with other numbers the ranks would pair NICs of different subnets. The 2.5 GT/s are the
-        // dump's; what NCCL goes by is the C2C link. No GPU has the nvlink's target.
+        // Each rank is a host of its own, whose only GPU has the number 0. NCCL rotates the order
+        // of NICs by this number (graph/topo.cc, ncclTopoGetLocalNet), so with other numbers the
+        // ranks would pair NICs of different subnets. The 2.5 GT/s are the dump's; NCCL plans by
+        // the C2C link. No GPU has the nvlink's target.
         let _ = writeln!(
             text,
             "  <pci busid=\"{bus}\" class=\"0x030200\" link_speed=\"2.5 GT/s PCIe\" link_width=\"16\">\n   \
@@ -95,7 +98,8 @@ pub fn xml(gpus: &[String], machine: &Machine) -> String {
         }
         text.push_str("  </pci>\n");
     }
-    // The merged device has no PCI path, so NCCL attaches it to the CPU (graph/xml.cc, ncclTopoFillNet).
+    // The merged device has no PCI path, so NCCL attaches it to the CPU (graph/xml.cc,
+    // ncclTopoFillNet).
     let _ = writeln!(text, "  <nic><net name=\"{MERGED_DEVICE}\" speed=\"{}\"/></nic>", machine.merged_mbps);
     text.push_str(" </cpu>\n</system>\n");
     text

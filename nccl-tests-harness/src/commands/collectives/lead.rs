@@ -101,7 +101,7 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
     Ok(right)
 }
 
-/// Starts the plugin in all ranks, and connects them.
+/// Starts the plugin in all ranks, and connects the ranks.
 fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
     let Terms { collective, ranks, channels, .. } = plan.terms;
     let setup = |rank| Setup {
@@ -194,7 +194,7 @@ fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// The network as NCCL would see it, once where all ranks see the same; and the connections.
+/// Describes the network as NCCL would see it, once if all ranks see the same, and the connections.
 fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
     let slowed =
         if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };

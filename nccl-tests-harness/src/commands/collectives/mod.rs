@@ -118,8 +118,8 @@ impl Collective {
     }
 
     /// The messages that NCCL makes of a collective. A ring keeps four slices of two 512 KiB steps.
-    /// A point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over a
-    /// network.
+    /// A point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over
+    /// a network.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
@@ -199,7 +199,8 @@ impl Collective {
 mod tests {
     use super::*;
 
-    /// Hand figures: 1 GB gathered by 4 ranks in 0.1 s is 10 GB/s of algbw, three quarters of it on the bus.
+    /// Hand figures: 1 GB gathered by 4 ranks in 0.1 s is 10 GB/s of algbw, three quarters of it on
+    /// the bus.
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let gather = Collective::AllGather.bandwidth(250_000_000, 4, 0.1);

@@ -61,8 +61,8 @@ pub struct Run {
     /// Seconds without progress on any rank after which the run fails as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// Plugin's library [default: the one installed with or built beside this program, else libnccl-net-spark.so in the
-    /// loader's path].
+    /// Plugin's library [default: the one installed with or built beside this program, else
+    /// libnccl-net-spark.so in the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// Environment variable for one rank; may be given more than once.
@@ -70,8 +70,8 @@ pub struct Run {
     rank_env: Vec<RankEnv>,
     #[command(flatten)]
     json: JsonOption,
-    /// Where ranks that a launcher started find rank 0 [default: from the launcher; with torchrun the port after
-    /// MASTER_PORT].
+    /// Where ranks that a launcher started find rank 0 [default: from the launcher; with torchrun
+    /// the port after MASTER_PORT].
     #[arg(long, value_name = "HOST:PORT", value_parser = rendezvous::parse_place)]
     rendezvous: Option<(String, u16)>,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: post what can be posted, test what is in
-//! flight, never block on one channel.
+//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: it
+//! posts all messages that may start, tests those in flight, and never blocks on one channel.
 
 use super::schedule::{Buffer, Schedule, Slice};
 use super::{Collective, Link, Shape};
@@ -11,12 +11,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The memory that a rank sends from and receives into; the same one in a collective that works in place.
+/// The memory that a rank sends from and receives into: the same buffer twice in a collective that
+/// works in place.
 #[derive(Clone)]
 pub struct Buffers {
-    /// What is sent.
+    /// The send buffer.
     pub send: Rc<net::Buffer>,
-    /// What is received.
+    /// The receive buffer.
     pub recv: Rc<net::Buffer>,
 }
 
@@ -37,7 +38,7 @@ pub struct Channel {
 struct Memory {
     /// The send buffer with the comm that sends, unless it is the receive buffer.
     send: Option<Rc<Registration>>,
-    /// The receive buffer with the comm that sends, where it sends from there.
+    /// The receive buffer with the comm that sends, if it sends from there.
     pass_on: Option<Rc<Registration>>,
     /// The receive buffer with the comm that receives.
     recv: Rc<Registration>,
@@ -54,7 +55,7 @@ struct Lane {
 }
 
 impl Channel {
-    /// Registers with both comms what `collective` needs there. `rank` is this rank.
+    /// Registers with both comms the memory that `collective` needs there. `rank` is this rank.
     pub fn new(
         (send, recv): (SendComm, RecvComm),
         buffers: &Buffers,
@@ -80,7 +81,7 @@ impl Channel {
         })
     }
 
-    /// What the channel does at each [`run`] from now on.
+    /// Sets the schedule for each [`run`] from now on.
     pub fn plan(&mut self, schedule: Schedule) {
         self.sends.slices = schedule.sends;
         self.receives.slices = schedule.receives;
@@ -99,7 +100,7 @@ impl Channel {
         self.sends.done == self.sends.slices.len() && self.receives.done == self.receives.slices.len()
     }
 
-    /// One round of posting and testing; whether anything moved.
+    /// Posts and tests once. Returns true if a message was posted or completed.
     fn progress(&mut self, in_flight: usize) -> Result<bool> {
         let mut moved = false;
         while let Some(slice) = self.receives.next(in_flight, self.sends.done) {
@@ -140,7 +141,8 @@ impl Memory {
 }
 
 impl Lane {
-    /// The slice to post now: the next one, if there is room and the message that it waits for is complete.
+    /// The slice to post now: the next one, if there is room and the message that it waits for is
+    /// complete.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
         let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
         slice.after.is_none_or(|other| other < others_done).then_some(*slice)
@@ -152,7 +154,8 @@ impl Lane {
         true
     }
 
-    /// The oldest request's slice when that is complete, as NCCL completes them: in order.
+    /// Tests the oldest request, because NCCL completes requests in order. Returns its slice if the
+    /// request is complete.
     fn test(&mut self) -> Result<Option<Slice>> {
         let Some(request) = self.requests.front_mut() else { return Ok(None) };
         let Some(bytes) = request.test()? else { return Ok(None) };
@@ -169,7 +172,7 @@ impl Lane {
 #[derive(Debug, Default)]
 pub struct Pauses {
     since: Option<Instant>,
-    /// The longest of them.
+    /// The longest pause.
     pub longest: Duration,
 }
 
@@ -202,7 +205,8 @@ pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Resul
             return Ok(());
         }
         if !moved {
-            // NCCL's proxy yields too: ranks that share cores would otherwise use up each other's time slices.
+            // As NCCL's proxy does: ranks that share cores would otherwise use up each other's time
+            // slices.
             std::thread::yield_now();
         }
     }

@@ -1,4 +1,5 @@
-//! One rank of a collective: connects with the ranks that it exchanges messages with, times the collective, and checks its data.
+//! One rank of a collective. It connects with the ranks that it exchanges messages with, times the
+//! collective, and checks its data.
 
 use super::Part;
 use super::messages::{Answer, Measurement, Order, Setup, Terms};
@@ -17,10 +18,11 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Memory is filled and compared in parts of this size, so that the rank can report progress in between.
+/// Memory is filled and compared in parts of this size, so that the rank can report progress in
+/// between.
 const FILL_BYTES: usize = 4 << 20;
 
-/// Iterations that take longer count as this long in percentiles.
+/// The longest time of an iteration in percentiles. Longer ones are counted with this time.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// The work of a collective's ranks.
@@ -56,7 +58,8 @@ impl Work for Collectives {
         answer(Answer::Connected { lines: log::take_rail_lines() })?;
 
         if let Err(error) = obey(&mut rank, orders, answer) {
-            // Nothing is closed: the other ranks would fail too, and their errors would hide this one.
+            // Nothing is closed: the other ranks would fail too, and their errors would hide this
+            // error.
             std::mem::forget(rank);
             return Err(error);
         }
@@ -128,7 +131,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Times the iterations, checks what the last of them left, then runs the checked ones, each with data of its own.
+    /// Times the iterations and checks the result of the last one. Then runs the checked
+    /// iterations, each with new data.
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
         self.pauses = Pauses::default();
@@ -169,7 +173,8 @@ impl Rank {
         progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
     }
 
-    /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not pass the check.
+    /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not
+    /// pass the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
@@ -184,7 +189,8 @@ impl Rank {
         })
     }
 
-    /// Compares every byte of the result: how many are wrong, and a description of the first.
+    /// Compares every byte of the result. Returns the number of wrong bytes, and a description of
+    /// the first.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
         let Terms { collective, ranks, .. } = self.terms;

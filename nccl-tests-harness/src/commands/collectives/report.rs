@@ -36,7 +36,7 @@ pub struct Report {
 /// One size.
 #[derive(Debug, Serialize)]
 pub struct Measured {
-    /// Its row of the table.
+    /// The row of the table.
     #[serde(flatten)]
     pub row: Row,
     /// A description of the first wrong byte of each rank that has one.

@@ -3,7 +3,8 @@
 //!
 //! A ring works in steps: a rank forwards in one step the data that it received in the step before.
 //! The slices of a step do not wait for each other, so a long part keeps the connection busy. A
-//! broadcast is the ring without its last step. In an all-to-all no pair of ranks waits for another.
+//! broadcast is the ring without its last step. In an all-to-all no pair of ranks waits for
+//! another.
 
 use super::{Collective, ROOT};
 use std::ops::Range;
@@ -142,8 +143,8 @@ impl Builder {
         }
     }
 
-    /// Reduces: partial sums travel around the ring. The last one that a rank receives is that of
-    /// its own block, which it completes.
+    /// Reduces: partial sums travel around the ring. With the last one that a rank receives it
+    /// completes its own block.
     fn reduce(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -153,7 +154,7 @@ impl Builder {
         }
     }
 
-    /// Sends a block, each slice as soon as it is received.
+    /// Sends a block. Each slice waits until its data has been received.
     fn send(&mut self, block: usize, buffer: Buffer) {
         let first = self.schedule.sends.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -207,8 +208,8 @@ mod tests {
         assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
     }
 
-    /// Runs the schedules of all ranks by copying, the ranks in two orders as different as the dependencies allow, and
-    /// looks at the result: every byte of every part must be where it belongs.
+    /// Runs the schedules of all ranks by copying, the ranks in two orders as different as the
+    /// dependencies allow. Every byte of every part of the result must be in its place.
     #[test]
     fn schedules_carry_every_byte_to_its_place() {
         for collective in ALL {
@@ -230,7 +231,8 @@ mod tests {
         recv: Vec<Vec<u8>>,
         /// By rank and link.
         plans: Vec<Vec<Schedule>>,
-        /// How many sends have come where they go; and how many the sender knows to have, as late as can be.
+        /// The number of sends that have arrived, and the number that the sender knows to be
+        /// complete, which is updated as late as possible.
         delivered: Vec<Vec<usize>>,
         sent: Vec<Vec<usize>>,
         received: Vec<Vec<usize>>,
@@ -304,7 +306,7 @@ mod tests {
             let send = self.plans[from][link].sends[self.delivered[from][link]];
             let receive = self.plans[rank][link].receives[self.received[rank][link]];
             assert_eq!(send.bytes, receive.bytes);
-            // What a send still stands on is not received over.
+            // A receive must not overwrite the data of a send in flight.
             for under_way in &self.plans[rank][link].sends[self.sent[rank][link]..self.delivered[rank][link]] {
                 let apart = under_way.offset + under_way.bytes <= receive.offset
                     || receive.offset + receive.bytes <= under_way.offset;

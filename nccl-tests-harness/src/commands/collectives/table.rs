@@ -1,12 +1,13 @@
-//! The table of a collective: nccl-tests' columns in its order, for scripts and people that know it, within 80 characters (some
-//! columns are narrower than there). Columns of our own come after them, where they are asked for.
+//! The table of a collective. It has nccl-tests' columns in their order, for scripts and people
+//! that know it, within 80 characters (some columns are narrower than in nccl-tests). Optional
+//! columns of this program come after them.
 
 use super::{Bandwidth, Collective};
 use crate::output::table::{Table, right};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// What nccl-tests calls a byte; where sums wrap around, with or without a sign is the same.
+/// nccl-tests' name for a byte. Sums wrap around, so the sign does not matter.
 pub const ELEMENT: &str = "int8";
 /// The widths of the columns of times and bandwidths.
 const TIME: usize = 7;
@@ -19,31 +20,32 @@ const COLUMNS: usize = 11;
 /// One line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// What the collective moves, in bytes, by nccl-tests' definition.
+    /// The size in bytes, by nccl-tests' definition.
     pub size_bytes: usize,
-    /// How many elements (of one byte) nccl-tests counts.
+    /// The elements (of one byte) that nccl-tests counts.
     pub count: usize,
     /// The mean time of an iteration over the ranks, in microseconds.
     pub time_us: f64,
     /// The median time of an iteration on the rank where it is longest, in microseconds.
     pub time_p50_us: f64,
-    /// The same for the time that 99 % of the iterations do not exceed.
+    /// The time that 99 % of the iterations do not exceed, on the rank where it is longest, in
+    /// microseconds.
     pub time_p99_us: f64,
     /// The bandwidths of the mean time.
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
-    /// The longest time within the timed iterations in which a rank neither posted nor completed a message, over the ranks, in
-    /// microseconds: how long a lost rail, or a slow peer, held the job up.
+    /// The longest time within the timed iterations in which a rank neither posted nor completed a
+    /// message, over the ranks, in microseconds: the delay by a lost rail or a slow peer.
     pub longest_pause_us: f64,
     /// Wrong bytes over all ranks; none when the data was not checked.
     pub wrong: Option<u64>,
 }
 
-/// Writes the table and keeps what the last lines need.
+/// Writes the table, and keeps the figures of the last lines.
 pub struct CollectiveTable<W> {
     table: Table<W>,
     collective: Collective,
-    /// How many are shown.
+    /// Number of columns that are shown.
     columns: usize,
     busbw_sum: f64,
     rows: u32,
@@ -92,7 +94,7 @@ impl<W: Write> CollectiveTable<W> {
         self.table.remark(text)
     }
 
-    /// Writes the last lines and says whether all data was right.
+    /// Writes the last lines. Returns true if all data was right.
     pub fn finish(&mut self) -> io::Result<bool> {
         let right = self.wrong_rows == 0;
         let average = self.busbw_sum / f64::from(self.rows.max(1));
@@ -103,7 +105,7 @@ impl<W: Write> CollectiveTable<W> {
     }
 }
 
-/// A number in a column, with as many decimals (two at most) as leave it within the column.
+/// A number in a column, with as many decimals (two at most) as fit the column.
 fn float(value: f64, width: usize) -> String {
     (0..=2)
         .rev()

@@ -78,7 +78,7 @@ pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting)
 /// Follows the orders of rank 0 to the end.
 ///
 /// # Errors
-/// Fails when rank 0 is gone, or the settings cannot be written here.
+/// Fails when rank 0 closes the connection, or the settings cannot be written here.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
     let (_talks, mut orders) = control::split(OwnedFd::from(line))?;
@@ -112,7 +112,7 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    /// As on another machine, whose process it is that writes there.
+    /// The follower is told to write, as a process on another machine is.
     #[test]
     fn a_follower_writes_the_settings_that_rank_0_chose() {
         let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ mod tests {
         leading.join().unwrap();
         let text = std::fs::read_to_string(&output).unwrap();
         assert_eq!(text, "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=8192\n");
-        // Runs have names of their own, and so has the meeting that comes before them.
+        // Each run has a name of its own, and so has the meeting before them.
         let jobs = [1, 2].map(|number| of_run(&world, &meeting, number).1.job);
         assert!(jobs[0] != jobs[1] && !jobs.contains(&meeting.job), "{jobs:?}");
     }

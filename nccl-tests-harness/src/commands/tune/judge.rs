@@ -1,9 +1,9 @@
 //! Finds the best settings, and compares them with the defaults. Pure arithmetic on bandwidths.
 //!
-//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median of
-//! the defaults. The sweep only proposes, because the best of many noisy figures looks better than it
-//! is. The proposed settings are then measured again in turns with the defaults, and are chosen if
-//! their lowest score there is above the defaults' highest.
+//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median
+//! of the defaults. The sweep only proposes, because the best of many noisy figures looks better
+//! than it is. The proposed settings are then measured again in turns with the defaults, and are
+//! chosen if their lowest score there is above the defaults' highest.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Record {
     pub failed: Option<String>,
 }
 
-/// How the proposed settings compare with the defaults.
+/// The comparison of the proposed settings with the defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// The median score, less 1: 0.1 is a tenth more bandwidth.
@@ -100,7 +100,8 @@ mod tests {
         Record { candidate, rounds: rounds.iter().map(|round| round.to_vec()).collect(), failed: None }
     }
 
-    /// Hand figures: twice the bandwidth at one size and half of it at the other are as good as the defaults.
+    /// Hand figures: twice the bandwidth at one size and half of it at the other are as good as the
+    /// defaults.
     #[test]
     fn scores_are_geometric_means_against_the_defaults_medians() {
         let default = record(None, &[&[9.0, 100.0], &[11.0, 90.0], &[10.0, 120.0]]);
@@ -121,7 +122,7 @@ mod tests {
             record(Some((4, 16384)), &[&[15.0]]),
         ];
         assert_eq!(proposed(&tried), Some(two));
-        // One round that stands out is not the median.
+        // An outlier is not the median.
         let lucky = record(Some((1, 16384)), &[&[10.0], &[99.0], &[10.1]]);
         assert_eq!(proposed(&[lucky, tried[2].clone()]), Some(two));
         let failed = Record { failed: Some("no memory".into()), ..record(Some((1, 16384)), &[&[99.0]]) };

@@ -164,7 +164,8 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Says whether the plugin reads the file, and what overrides it. `settings` are the current ones.
+/// Lines about the plugin's use of the file: if it reads the file, and the settings that override
+/// it. `settings` are the current ones.
 fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,

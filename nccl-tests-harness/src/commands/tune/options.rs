@@ -39,7 +39,8 @@ pub struct Options {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8", help_heading = "Tuning",
           value_parser = clap::value_parser!(u8).range(1..=16))]
     qps: Vec<u8>,
-    /// Smallest parts into which a message is split over rails, to try (NCCL_SPARK_MIN_SHARE_BYTES).
+    /// Smallest parts into which a message is split over rails, to try
+    /// (NCCL_SPARK_MIN_SHARE_BYTES).
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "8K,16K,32K,64K,128K", help_heading = "Tuning",
           value_parser = parse_share)]
     min_share: Vec<u64>,
@@ -47,8 +48,8 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Tuning",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The settings file to write [default: the one that NCCL_SPARK_SETTINGS_FILE names, else /etc/nccl-spark.conf for root and
-    /// ~/.nccl-spark.conf for other users].
+    /// The settings file to write [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
+    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
     #[arg(long, value_name = "FILE", help_heading = "Tuning")]
     output: Option<PathBuf>,
     /// Measure, but write no file.
@@ -62,12 +63,13 @@ pub struct Options {
 /// Other subjects of tuning.
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// Measure with your own build of nccl-tests which protocol and how many channels are fastest for a collective at each size,
-    /// and write that table for the plugin's tuner.
+    /// Measure with your own build of nccl-tests which protocol and how many channels are fastest
+    /// for a collective at each size, and write that table for the plugin's tuner.
     ///
-    /// Runs nccl-tests with NCCL's own choice and with each (protocol, channels) in turns. A size gets a row in the table only if its
-    /// slowest round is faster than the fastest of NCCL's choice (of five rounds or more, one of each side may be an outlier). The
-    /// whole table is then measured against NCCL's choice again, and rows that are not confirmed are removed.
+    /// Runs nccl-tests with NCCL's own choice and with each (protocol, channels) in turns. A size
+    /// gets a row in the table only if its slowest round is faster than the fastest of NCCL's
+    /// choice (of five rounds or more, one of each side may be an outlier). The whole table is then
+    /// measured against NCCL's choice again, and rows that are not confirmed are removed.
     Collectives(Box<collectives::options::Options>),
 }
 
@@ -91,8 +93,8 @@ pub struct Tune {
     pub default_share_bytes: u64,
 }
 
-/// Rounds in which the proposed settings and the defaults are measured again. With five rounds each,
-/// all of one are above all of the other by chance once in 252 times.
+/// Rounds in which the proposed settings and the defaults are measured again. With five rounds
+/// each, all of one are above all of the other by chance once in 252 times.
 pub const FINAL_ROUNDS: u32 = 5;
 
 impl Options {

@@ -67,7 +67,8 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     folded([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Queue pairs, smallest share, score and its range, then as many sizes as fit a line of 80 columns.
+/// Queue pairs, smallest share, score and its range, then as many sizes as fit a line of 80
+/// columns.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
     (columns[2], columns[3]) = (right(6), right(12));
@@ -83,7 +84,7 @@ fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String])
     })
 }
 
-/// Prints how the proposed settings compare with the defaults, and what is done.
+/// Prints the comparison of the proposed settings with the defaults, and the decision.
 pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
     let gains = told.sizes_bytes.iter().zip(&verdict.gains);

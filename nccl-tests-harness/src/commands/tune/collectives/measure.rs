@@ -16,8 +16,8 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The smallest member of a group in bytes. Smaller ones are all alike, and divided by 16 ranks this
-/// size is still a multiple of 16 bytes.
+/// The smallest member of a group in bytes. Smaller ones are all alike, and divided by 16 ranks
+/// this size is still a multiple of 16 bytes.
 const LEAST_MEMBER: usize = 512;
 
 /// The time of one operation in microseconds, by size in bytes, out of place.
@@ -139,8 +139,8 @@ struct Said {
 
 impl Said {
     fn note(&mut self, line: &str) {
-        // The plugin's line (`plugin.rs`) counts only if it is complete: another rank's line may have
-        // cut it anywhere.
+        // The plugin's line (`plugin.rs`) counts only if it is complete: another rank's line may
+        // have cut it anywhere.
         let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
@@ -273,7 +273,7 @@ mod tests {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
         let learned = OFF.replace("off: NCCL_SPARK_TUNER=off", "learned table of 1 rows, hash 1");
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
-        // Another rank's line begins in the middle of ours, which goes on behind it.
+        // Another rank's line begins in the middle of this line, which continues after it.
         for at in 1..learned.len() {
             for other in [learned.as_str(), used, INIT] {
                 let log = said(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
@@ -284,7 +284,7 @@ mod tests {
                 assert_eq!(checked.unwrap(), 2, "{at}: {other}");
             }
         }
-        // A line that is never whole says nothing.
+        // A line that is never complete has no effect.
         let cut = learned.replace("1 rows, hash 1", "1 rh:1:2 [0] NCCL INFO Channel");
         assert!(said(&[&cut, used]).check_policy(Some(&table)).is_err());
     }

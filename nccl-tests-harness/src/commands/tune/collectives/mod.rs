@@ -1,9 +1,9 @@
 //! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests,
 //! between the ranks that will use it.
 //!
-//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of one
-//! row. NCCL's choice is a run with the tuner off. Each round measures all of them once, so that a
-//! change of the machine affects all.
+//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of
+//! one row. NCCL's choice is a run with the tuner off. Each round measures all of them once, so
+//! that a change of the machine affects all.
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
@@ -46,7 +46,8 @@ const GROUP_ROUNDS: u32 = 3;
 /// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
 ///
 /// # Errors
-/// Fails when NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
+/// Fails when NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be
+/// written.
 pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     let most = most_runs(&plan);
@@ -168,8 +169,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Measures NCCL's choice and all candidates of one collective: alone, then in groups those
-    /// that are better alone.
+    /// Measures NCCL's choice and all candidates of one collective. Candidates that are better
+    /// alone are then measured in groups.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut alone = Measured::new(self.plan.candidates_of(collective).map(Some));

@@ -20,11 +20,12 @@ pub struct Options {
     /// Folder of your nccl-tests programs, or of a build/ that has them [default: PATH].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Number of ranks to start on this machine with mpirun; to NCCL each looks like a host of its own.
+    /// Number of ranks to start on this machine with mpirun; to NCCL each looks like a host of its
+    /// own.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
     ranks: u16,
-    /// Arguments for mpirun, to run across hosts, as in "-np 2 -H spark1,spark2". The nccl-tests programs, this program and the
-    /// plugin must have the same paths on all hosts.
+    /// Arguments for mpirun, to run across hosts, as in "-np 2 -H spark1,spark2". The nccl-tests
+    /// programs, this program and the plugin must have the same paths on all hosts.
     #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
     mpirun: Option<String>,
     /// Collectives to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce.
@@ -41,7 +42,8 @@ pub struct Options {
     /// Largest size.
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "8M", value_parser = sizes::parse)]
     max_bytes: usize,
-    /// Algorithms to try: ring, and tree for all_reduce, the only one of these collectives that NCCL runs over trees.
+    /// Algorithms to try: ring, and tree for all_reduce, the only one of these collectives that
+    /// NCCL runs over trees.
     #[arg(long, value_name = "ALGORITHM,...", value_delimiter = ',', default_value = "ring")]
     algorithms: Vec<Algorithm>,
     /// Protocols to try.
@@ -63,12 +65,13 @@ pub struct Options {
     /// Smallest gain over NCCL's choice for a row: 1.05 is 5 % faster.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
     gain: f64,
-    /// Numbers of collectives in the groups that you use, as in 4,16: candidates are measured in such groups too, and one that is
-    /// slower than NCCL's choice there gets no row. NCCL asks the tuner once per group, with the sum of the bytes.
+    /// Numbers of collectives in the groups that you use, as in 4,16: candidates are measured in
+    /// such groups too, and one that is slower than NCCL's choice there gets no row. NCCL asks the
+    /// tuner once per group, with the sum of the bytes.
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     groups: Vec<u32>,
-    /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE names, else
-    /// /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
+    /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE
+    /// names, else /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// With --as-spark, measure even if NCCL chose fewer than 16 collective channels.
@@ -122,8 +125,8 @@ impl Options {
     /// environment variable.
     ///
     /// # Errors
-    /// Fails when options contradict each other, a program of nccl-tests does not exist, or the settings
-    /// file is not one.
+    /// Fails when options contradict each other, a program of nccl-tests does not exist, or the
+    /// settings file is not one.
     pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
             return Err(wrong(format!(

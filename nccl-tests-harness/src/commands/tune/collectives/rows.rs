@@ -24,8 +24,8 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     rows
 }
 
-/// The rows of the table `before` that do not concern a run over `measured` with `ranks` ranks; none
-/// of a table for other hosts.
+/// The rows of the table `before` that do not concern a run over `measured` with `ranks` ranks;
+/// none of a table for other hosts.
 pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };

@@ -31,7 +31,8 @@ pub struct Record {
     pub dropped: Option<Dropped>,
 }
 
-/// NCCL's choice and the candidates, alone or in groups. Times and sizes are those of one collective.
+/// NCCL's choice and the candidates, alone or in groups. Times and sizes are those of one
+/// collective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
     /// Collectives in a group; 1: each alone.
@@ -393,7 +394,7 @@ mod tests {
         };
         let judged = judge(&single, &[fours([9.0, 9.0, 4.0, 9.0], [5.0, 5.0, 5.0, 9.0])], 1.05);
         assert_eq!(chosen(&judged), ["SlowInGroups", "ring/ll/4", "ring/simple/2", "SlowInGroups"]);
-        // What was not measured in the group, or failed there, gets no row.
+        // A choice that was not measured in the group, or failed there, gets no row.
         let mut failed = fours([4.0; 4], [4.0; 4]);
         failed.candidates[0].dropped = Some(Dropped::Failed("3 WRONG elements".into()));
         failed.candidates.pop();

@@ -97,7 +97,8 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
             command.arg(option).arg(table.to_string());
         }
     }
-    // mpirun does not pass this process's environment on, so the file that a variable names is passed too.
+    // mpirun does not pass this process's environment on, so the file that a variable names is
+    // passed too.
     if let Some(output) = &plan.output {
         command.arg("--output").arg(std::path::absolute(output).context("make the path absolute")?);
     }
