@@ -8,7 +8,7 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::datapath::lane::{LaneWrite, Stopped};
-use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::CompletionBuffer;
 use sim::fabric::Fabric;
 
@@ -35,7 +35,7 @@ fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
     let paths: [&dyn SharedPath; 2] = [&*pair.send, &*pair.recv];
     for (path, expected) in paths.into_iter().zip([QUEUES * WRITES, QUEUES * (WRITES + RECEIVES)]) {
         let mut path = path.borrow().unwrap();
-        let lane = &mut path.lanes()[0];
+        let lane = &mut path.rails().lanes[0];
         while lane.has_room(0) && lane.has_room(1) {
             lane.write_on_each(&write).unwrap();
         }
@@ -61,14 +61,14 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
     pair.drivers[1].completions_lost(cq, now);
     assert!(pair.drivers[1].is_whole());
     pair.drivers[0].completions_lost(cq, now);
-    assert!(!pair.drivers[0].is_whole() && !pair.send.borrow().unwrap().lanes()[0].is_open());
-    assert!(pair.send.borrow().unwrap().status().check().is_ok());
+    assert!(!pair.drivers[0].is_whole() && !pair.send.borrow().unwrap().rails().lanes[0].is_open());
+    assert!(pair.send.borrow().unwrap().rails().status.check().is_ok());
     for _ in 0..2000 {
         fabric.pass(5_000_000);
         let now = fabric.now();
         for side in [0, 1] {
             let mut frames = Vec::new();
-            pair.drivers[side].begin_round();
+            fabric.hosts[side].process().tick(now);
             pair.drivers[side].tend(now, true, &mut |frame| {
                 frames.push(frame);
                 true
@@ -86,14 +86,14 @@ fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
     let mut pair = fabric.connect(2, 1);
     let cq = number_of(&*pair.recv);
     pair.drivers[1].completions_lost(cq, fabric.now());
-    let error = pair.recv.borrow().unwrap().status().check().unwrap_err().to_string();
+    let error = pair.recv.borrow().unwrap().rails().status.check().unwrap_err().to_string();
     assert!(error.contains("x0:1") && error.contains("IBV_EVENT_CQ_ERR"), "{error}");
-    assert!(pair.recv.borrow().unwrap().lanes().iter().all(|lane| !lane.is_open()), "the rails go with it");
+    assert!(pair.recv.borrow().unwrap().rails().lanes.iter().all(|lane| !lane.is_open()), "the rails go with it");
 }
 
 /// Returns the number of the completion queue of a path's first lane.
 fn number_of(path: &dyn SharedPath) -> usize {
     let mut path = path.borrow().unwrap();
-    let lane = &path.lanes()[0];
+    let lane = &path.rails().lanes[0];
     (1..1 << 20).find(|cq| lane.is_on(*cq)).unwrap()
 }

@@ -16,14 +16,15 @@ use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
-use nccl_net_spark::comm::datapath::path::{PathGuard, SharedPath};
 use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::datapath::shared::{PathGuard, SharedPath};
 use nccl_net_spark::comm::rail::backoff::PathId;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::redial::Standing;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
 use nccl_net_spark::config::Config;
+use nccl_net_spark::counters::layout::State;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
@@ -326,6 +327,8 @@ fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones
         granted.and_then(|request| request.map_or(Ok(false), |request| bed.recv.test(request, |_, _| {}))).err()
     });
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
+    let carries = |host: &Host| common::records(host).iter().filter(|record| record.state == State::Carries).count();
+    assert_eq!(carries(&bed.hosts[0]), 0, "a failed connection counts as one that carries");
     // The next connection gets a new service thread.
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);

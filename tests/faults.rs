@@ -6,8 +6,8 @@
 mod common;
 mod sim;
 
-use nccl_net_spark::comm::datapath::path::SharedPath;
 use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
 //! Clear-to-send entries in virtual time. The entry of a single buffer is part of its work request,
-//! so that the NIC need not fetch it.
+//! so that the NIC need not fetch it. Without a rail no entry is repeated.
 
 #![allow(unsafe_code)]
 
@@ -7,8 +7,10 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::Region;
+use nccl_net_spark::wire::control::Received;
+use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use sim::fabric::{Fabric, Start};
 
@@ -16,7 +18,7 @@ const BYTES: usize = 64;
 
 // One test only: a process has one fabric and one virtual clock.
 #[test]
-fn a_clear_to_send_of_one_buffer_travels_in_its_work_request() {
+fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_there_is_no_rail() {
     let mut fabric = Fabric::new();
     assert!(is_inline(&mut fabric, &[0], 1));
     assert!(is_inline(&mut fabric, &[0, 1, 2], 1));
@@ -25,6 +27,24 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request() {
     assert!(is_inline(&mut fabric, &[2, 0], 1));
     // A group does not fit into a work request, so the test can tell inline entries from others.
     assert!(!is_inline(&mut fabric, &[1, 2], 2));
+    assert!(!is_owing_without_rails(&mut fabric));
+}
+
+/// Grants a receive, and loses all rails. True if the receiver asks the service thread for more looks,
+/// which could repeat no grant.
+fn is_owing_without_rails(fabric: &mut Fabric) -> bool {
+    let pair = fabric.connect_over(&[0, 1], 1, Start::default());
+    let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);
+    let buffer = RecvPart { addr, bytes: BYTES, tag: 0, memory };
+    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[buffer], false).unwrap().unwrap();
+    let mut path = pair.recv.borrow().unwrap();
+    for lane in LaneId::all(2) {
+        path.lose(&pair.contexts[1], lane);
+    }
+    for lane in LaneId::all(2) {
+        path.recover(&pair.contexts[1], lane, &Received::default()).unwrap();
+    }
+    path.is_owing()
 }
 
 /// Grants a receive of `parts` buffers over these rails while no NIC may read the memory of grants.
@@ -41,7 +61,7 @@ fn is_inline(fabric: &mut Fabric, rails: &[usize], parts: usize) -> bool {
     };
     let buffers: Vec<RecvPart<'_>> = (0..parts).map(part).collect();
     let elsewhere = Region::new(MAILBOX_BYTES).unwrap();
-    for lane in pair.recv.borrow().unwrap().lanes() {
+    for lane in &mut pair.recv.borrow().unwrap().rails().lanes {
         lane.register_mailbox(&elsewhere).unwrap();
     }
     let receive = pair.recv.enter().unwrap().irecv(&pair.contexts[1], &buffers, false).unwrap().unwrap();

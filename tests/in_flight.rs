@@ -8,7 +8,8 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::datapath::path::Faults;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::wire::control::ControlFrame;
@@ -96,11 +97,11 @@ impl Stage {
     /// Runs both drivers of a connection and delivers their messages.
     fn tend(&mut self, at: usize) {
         let now = self.fabric().now();
+        self.fabric().hosts.iter().for_each(|host| host.process().tick(now));
         for side in [0, 1] {
             let came = std::mem::take(&mut self.frames[at][side]);
             let sent = &mut self.frames[at][1 - side];
             let driver = &mut self.pairs[at].as_mut().unwrap().drivers[side];
-            driver.begin_round();
             came.iter().for_each(|frame| driver.hear(frame, now));
             driver.tend(now, true, &mut |frame| {
                 sent.push(frame);

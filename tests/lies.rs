@@ -16,8 +16,9 @@ use common::heard::Heard;
 use messages::{QPS, advert, end, join, joined, lane, not_now};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
-use nccl_net_spark::comm::datapath::path::{DataPath, SharedPath};
+use nccl_net_spark::comm::datapath::path::{DataPath, Faults};
 use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::error::{Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
@@ -50,7 +51,7 @@ impl Stage {
 
     /// Starts again with a new connection.
     fn again(&mut self) {
-        let rails = self.pair.recv.enter().unwrap().lanes().len();
+        let rails = self.pair.recv.enter().unwrap().rails().lanes.len();
         self.pair = self.fabric.as_ref().unwrap().connect(rails, 1);
     }
 
@@ -92,13 +93,13 @@ impl Stage {
             {
                 let mut path = self.pair.send.enter().unwrap();
                 let _ = path.tend(&self.pair.contexts[0]);
-                if let Some(slot) = path.lanes()[0].slot(0) {
+                if let Some(slot) = path.rails().lanes[0].slot(0) {
                     slot.write(&write, None).unwrap();
                     return;
                 }
             }
             let _ = self.received(0);
-            if !self.pair.recv.enter().unwrap().lanes()[0].is_open() {
+            if !self.pair.recv.enter().unwrap().rails().lanes[0].is_open() {
                 // The receiver has ended the connection because of an earlier immediate.
                 return;
             }

@@ -8,7 +8,7 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::datapath::lane::Stopped;
-use nccl_net_spark::comm::datapath::path::SharedPath;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::rail::device::Presence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
@@ -54,7 +54,7 @@ impl Stage {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
-            self.pairs[0].drivers.iter().for_each(|driver| driver.begin_round());
+            self.fabric().hosts.iter().for_each(|host| host.process().tick(now));
             for pair in &mut self.pairs {
                 for side in [0, 1] {
                     let mut frames = Vec::new();
@@ -218,7 +218,7 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
 fn a_device_that_has_failed_has_not_stopped_whatever_the_kernel_says() {
     let mut stage = Stage::new(1, 1);
     let device = |stage: &mut Stage| stage.fabric().hosts[0].process().rails[0].clone();
-    let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().lanes()[0].stop();
+    let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().rails().lanes[0].stop();
     stage.fabric().move_to(0, Phase::Failed);
     // The device moves queue pairs to the error state without reporting an error.
     assert_eq!(stop(&stage), Stopped::Not);

@@ -7,7 +7,7 @@
 use crate::control::messages;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::flow::recovery::{Action, Answer, Cause, Limits, Recovery, Role, State};
+use nccl_net_spark::flow::recovery::{Action, Answer, Failure, Limits, Recovery, Role, State};
 use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
@@ -239,37 +239,38 @@ impl Caller {
                     self.losses[lane.index()] = false;
                     self.fenced_by_peer[lane.index()].clear();
                     self.has_carried = true;
+                    self.recovery.activated(lane, Ok(()), self.now);
                 }
                 Action::DropQps(lane) => {
                     assert!(matches!(self.rails[lane.index()], Rail::New | Rail::Connected));
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
-                Action::Fail(cause) => {
+                Action::Fail(failure) => {
                     self.failed += 1;
                     self.has_ended = true;
                     assert!(self.recovery.has_failed() && !self.recovery.recovers());
-                    assert!(self.failed == 1 || matches!(cause, Cause::Protocol(_)), "{cause:?}");
-                    self.check_cause(&cause);
+                    assert!(self.failed == 1 || matches!(failure, Failure::Protocol(_)), "{failure:?}");
+                    self.check_failure(&failure);
                 }
                 Action::PeerClosed(_) | Action::PeerGone => {
                     assert!(!self.recovery.recovers());
                     self.has_ended = true;
                 }
-                Action::Log(_) => {}
+                Action::Changed(_) | Action::Log(_) => {}
             }
         }
     }
 
-    fn check_cause(&self, cause: &Cause) {
+    fn check_failure(&self, failure: &Failure) {
         let is_dark = !self.rails.contains(&Rail::Used);
-        let is_true = match cause {
-            Cause::NoFirstRail => is_dark && !self.has_carried,
-            Cause::NoRail(_) => is_dark && self.has_carried,
-            Cause::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
-            Cause::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
-            Cause::Protocol(_) => true,
+        let is_true = match failure {
+            Failure::NoFirstRail => is_dark && !self.has_carried,
+            Failure::NoRail(_) => is_dark && self.has_carried,
+            Failure::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
+            Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
+            Failure::Protocol(_) => true,
         };
-        assert!(is_true, "{cause:?} with {:?}", self.rails);
+        assert!(is_true, "{failure:?} with {:?}", self.rails);
     }
 
     fn open(&mut self, lane: LaneId, failed: bool) {

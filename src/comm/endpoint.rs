@@ -4,9 +4,9 @@
 
 use super::datapath::context::PathContext;
 use super::datapath::fault::not_entered;
-use super::datapath::path::{DataPath, leave};
 use super::datapath::recv::{RecvPart, RecvPath};
 use super::datapath::send::SendPath;
+use super::datapath::shared::{Shareable, leave};
 use super::datapath::try_cell::TryCell;
 use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
@@ -77,7 +77,7 @@ pub enum RecvComm {
     Streams(Box<StreamRecvComm>),
 }
 
-impl<P: DataPath> Endpoint<P> {
+impl<P: Shareable> Endpoint<P> {
     /// Closes the connection and sends BYE to the peer, which may be gone already. A data path that
     /// a panic has interrupted is not touched. Must be the last call, made once.
     pub fn close(&self) {

@@ -93,6 +93,12 @@ impl Process {
         }
     }
 
+    /// Writes the log lines about outages that are due. The service thread calls it each round.
+    pub fn tick(&self, now: Instant) {
+        self.outages.tick(now);
+        self.tcp_outages.tick(now);
+    }
+
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
     /// communicator; the environment variable overrides it, as in NCCL's own transport (net_ib,
     /// connect.cc).

@@ -276,6 +276,12 @@ impl Outages {
         }
     }
 
+    /// Shows that the lane does not carry, because its connection has failed. That is no loss of
+    /// the rail.
+    pub fn failed(&self) {
+        self.record.set_state(State::Lost);
+    }
+
     /// Records that the lane works again, with queue pairs of this path MTU.
     pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
         if let Some(since) = self.lost_since.take() {

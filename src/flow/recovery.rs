@@ -1,18 +1,22 @@
 //! Recovery: the rails of one connection, from the loss of one to its return.
 //!
-//! A state machine without I/O, locks and a clock: its caller (`comm::recovery::driver`) tells it what happened and what time it is, and
-//! executes the [`Action`]s that it asks for, in their order. Two of them can be run against each other without a queue pair
-//! (`recovery/tests/search.rs` does, through every order of the events that its budget allows).
+//! A state machine without I/O, locks and a clock. Its caller (`comm::recovery::driver`) reports
+//! events with their time, and executes the [`Action`]s in their order. Two of them can run against
+//! each other without a queue pair: `recovery/tests/search.rs` does so, through every order of the
+//! events that its budget allows.
 //!
-//! What it promises, for each rail:
-//! - A rail is fenced before anything else is done about its loss: [`Action::Fence`] comes first, then the peer is told.
-//! - [`Action::Resend`] comes only after the peer's FENCED: nothing that was posted there can land any more.
-//! - The connecting side uses new queue pairs once its trial writes were confirmed, and says LIVE; the accepting side once it has
-//!   heard LIVE.
-//! - A connection may begin without any rail, and has one within [`Limits::first_rail`] or fails.
-//! - Every state but [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
+//! Its promises, for each rail:
+//! - [`Recovery::transition`] alone writes the state, and emits a [`Changed`] for the log and the
+//!   counters.
+//! - [`Action::Fence`] is the first step after a loss. Only then the peer gets FENCED.
+//! - [`Action::Resend`] comes only after the peer's FENCED: nothing that was posted there can land
+//!   any more.
+//! - The connecting side uses new queue pairs after its test writes were confirmed, and says LIVE.
+//!   The accepting side uses its own after LIVE.
+//! - A connection may begin without any rail. It has one within [`Limits::first_rail`], or fails.
+//! - Every state except [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
 //!
-//! Each method that takes a time takes nanoseconds of one clock; if time goes backwards, none has passed.
+//! All times are nanoseconds of one clock. If time goes backwards, no time has passed.
 #![doc = ""]
 #![doc = include_str!("recovery/README.md")]
 
@@ -21,9 +25,10 @@ mod bootstrap;
 mod state;
 #[cfg(test)]
 mod tests;
+mod time;
 
-pub use action::{Action, Answer, Cause, Frame, LogEntry};
-pub use state::{Limits, Role, State};
+pub use action::{Action, Answer, Failure, Frame, LogEntry};
+pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
@@ -34,26 +39,27 @@ use std::collections::VecDeque;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// How soon the connecting side asks whether a lost rail works again. (At once when a port comes up.) Each loss soon after a
-/// recovery, and each attempt in vain, doubles it.
+/// Pause before the connecting side asks for a lost rail. A port that comes up ends it. Each loss
+/// soon after a recovery, and each failed attempt, doubles it.
 const RETRY: u64 = 500 * MILLISECOND;
-/// At most so many times.
+/// Largest number of doublings.
 const DOUBLED_AT_MOST: u32 = 2;
-/// And for a rail that the connection has never had: half a minute. What keeps it away (a wrong VLAN, an address that no route leads to) is
-/// not over in a moment, and every connection asks.
+/// Largest number of doublings for a rail that the connection never had, which makes 32 s. Its cause
+/// (a wrong VLAN, a missing route) does not pass soon, and every connection asks.
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
-/// A rail that has worked for so long begins anew with its attempts.
+/// Time in use after which the attempts of a rail count from zero again.
 const STEADY: u64 = 10 * SECOND;
-/// How long the peer may take to answer for new queue pairs: it may have to wait for the kernel to find a neighbour.
+/// Time for the peer to answer a JOIN. Its kernel may have to look for a neighbour.
 const ANSWER: u64 = 10 * SECOND;
-/// How long a frame may be unheard before it is sent once more, by every rail.
+/// Time until a frame that the peer has not acknowledged is sent again, by every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
-/// With this many messages queued, no new attempt is started.
+/// Number of queued messages from which on no attempt is started.
 const CROWDED: usize = 32;
-/// With this many, a peer that goes on talking breaks the protocol: it acknowledges nothing.
+/// Number of queued messages at which a peer that sends, and acknowledges nothing, breaks the
+/// protocol.
 const MOST_UNHEARD: usize = 4 * CROWDED;
 
-/// The rails of one connection, and what its two ends say about them.
+/// The rails of one connection, and the control messages about them.
 #[derive(Debug, Clone)]
 pub struct Recovery {
     role: Role,
@@ -62,13 +68,13 @@ pub struct Recovery {
     peer: Peer,
     has_failed: bool,
     link: ControlLink,
-    /// When the frame under way was last sent.
+    /// Time at which the frame under way was last sent.
     sent_at: u64,
-    /// The number of the frame under way, and since when it is.
+    /// Number of the frame under way, and the time at which it was first sent.
     unheard: Option<(u64, u64)>,
-    /// When the peer was last asked over the rails because there is no TCP.
+    /// Time of the last question to the peer over the rails, while there is no TCP.
     asked_at: Option<u64>,
-    /// Since when no rail is up.
+    /// Time since which no rail is up.
     dark_since: Option<u64>,
     actions: VecDeque<Action>,
 }
@@ -76,26 +82,27 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Losses and attempts in vain since it last worked for long.
+    /// Losses and failed attempts since the rail was last in use for [`STEADY`].
     attempts: u32,
-    /// The last request for new queue pairs that was made or heard.
+    /// Number of the last JOIN, sent or received.
     request: u8,
-    /// Whether the connection has ever had it.
+    /// True once the connection has used the rail.
     has_carried: bool,
 }
 
-/// What is known of the peer's process.
+/// The peer's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Here,
-    /// Its end of the TCP connection was closed without a BYE. It is asked since then.
+    /// Its end of the TCP connection was closed without a BYE, at this time. It is asked for a sign
+    /// of life.
     Suspected(u64),
     Closed,
     Gone,
 }
 
 impl Recovery {
-    /// A connection that has just come up, over so many rails.
+    /// Returns a new connection with this number of rails, all in use.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
         let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0, has_carried: true };
         Self {
@@ -113,29 +120,33 @@ impl Recovery {
         }
     }
 
-    /// A rail did not carry when the connection came up: nothing was posted there, and the connecting side asks for it now and then.
+    /// Makes a rail of a new connection one that does not carry yet. Nothing was posted there, and
+    /// the connecting side asks for it later. The handshake was the first attempt.
     pub fn begins_without(&mut self, lane: LaneId) {
         if let Some(rail) = self.rails.get_mut(lane.index()) {
             (rail.attempts, rail.has_carried) = (1, false);
-            self.set_down(lane, 0);
+            let retry_at = self.pause(lane);
+            self.rails[lane.index()].state = State::Down { retry_at };
         }
     }
 
-    /// How long the connection has been without its first rail, in nanoseconds; none once a rail has carried.
+    /// Returns the time that the connection has waited for its first rail; `None` once a rail has
+    /// carried.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
         let waited = now.saturating_sub(self.dark_since.unwrap_or(now));
         (self.recovers() && !self.has_carried()).then_some(waited)
     }
 
-    /// The next thing to do. Whatever it calls for is told before the next one is asked for.
+    /// Returns the next action. Its result has to be reported before the next call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// The frame to send now. Asked for when there is no action left.
+    /// Returns the frame to send now. To be called when no action is left.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
-            // Nobody reads. (A NIC may take frames in all the same, which must not pass for a sign that something moves.)
+            // No process reads. A NIC may accept frames all the same, which must not pass for a sign of
+            // life.
             return None;
         }
         self.note_unheard(now);
@@ -150,87 +161,81 @@ impl Recovery {
         })
     }
 
-    /// The frame as it is now: for a peer that has just asked, by the path that it asked by.
+    /// Returns the current frame, as an answer to a frame that asks for one.
     pub fn frame(&self) -> ControlFrame {
         self.link.frame()
     }
 
-    /// Where a rail stands.
+    /// Returns the state of a rail.
     pub fn state(&self, lane: LaneId) -> Option<&State> {
         self.rails.get(lane.index()).map(|rail| &rail.state)
     }
 
-    /// The rails that are in use.
+    /// Returns the rails in use.
     pub fn rails_up(&self) -> impl Iterator<Item = LaneId> {
         let is_up = |(lane, rail): (LaneId, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
         self.lanes().zip(&self.rails).filter_map(is_up)
     }
 
-    /// Whether all is as it should be: every rail up, nothing unheard.
+    /// True if every rail is up and every message acknowledged.
     pub fn is_whole(&self) -> bool {
         !self.link.is_waiting() && self.rails_up().count() == self.rails.len()
     }
 
-    /// Whether something that was said has not been heard.
+    /// True while a message is not acknowledged.
     pub fn is_waiting(&self) -> bool {
         self.link.is_waiting()
     }
 
-    /// Whether something is under way that is worth looking after often.
+    /// True while a frame or an attempt is under way whose next event raises no wake-up.
     pub fn is_busy(&self) -> bool {
         let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
         self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
     }
 
-    /// Whether lost rails are brought back: the peer is there, and the connection works.
+    /// True while lost rails are brought back: the peer is there, and the connection works.
     pub fn recovers(&self) -> bool {
         matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
     }
 
-    /// Whether the connection has failed.
+    /// True once the connection has failed.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// The connection has failed, by the caller's word.
+    /// Reports that the connection has failed.
     pub fn fail(&mut self) {
         if !std::mem::replace(&mut self.has_failed, true) {
             self.stop_attempts();
         }
     }
 
-    /// This side closes: says BYE.
+    /// Closes this side with a BYE.
     pub fn close(&mut self, delivered: u64) {
         self.link.say(ControlMessage::Bye { delivered });
     }
 
-    /// The data path has found a rail lost, and has fenced it by itself.
+    /// Reports a loss that the data path has found, after it fenced the rail by itself.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
-        // Else it was heard of by another path meanwhile.
-        if let Some(rail) = self.rails.get_mut(lane.index())
-            && let State::Up { since } = rail.state
-        {
-            rail.count_loss(since, now);
-            rail.state = State::Fencing { since: now, why: why.to_owned(), peer_has: None };
+        // In another state the loss is known already.
+        if matches!(self.state(lane), Some(State::Up { .. })) {
+            self.transition(lane, State::fencing(now, None), Cause::Lost(why.to_owned()), now);
             self.fenced(lane, received, now);
         }
     }
 
-    /// [`Action::Fence`] is done. `received` is what a receiver has; of a sender, nothing.
+    /// Reports the result of [`Action::Fence`]: the receives that a receiver has; empty for a sender.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane.index()) else { return };
-        let State::Fencing { why, peer_has, .. } = &mut rail.state else { return };
-        let (why, peer_has) = (std::mem::take(why), peer_has.take());
-        rail.state = State::Fenced { since: now };
-        let retry = self.pause(lane);
-        self.log(LogEntry::Lost { lane, why, retry });
+        let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
+        let peer_has = peer_has.clone();
+        self.transition(lane, State::Fenced { since: now }, Cause::Stopped, now);
         self.link.say(ControlMessage::Fenced { lane, received });
         if let Some(peer_has) = peer_has {
             self.resend(lane, peer_has, now);
         }
     }
 
-    /// A port of this host came up.
+    /// Reports that a port of this host came up.
     pub fn port_up(&mut self, lane: LaneId, now: u64) {
         let Some(rail) = self.rails.get_mut(lane.index()) else { return };
         rail.attempts = 0;
@@ -239,12 +244,12 @@ impl Recovery {
         }
     }
 
-    /// A port of this host went down.
+    /// Reports that a port of this host went down, or that its device is away.
     pub fn port_down(&mut self, lane: LaneId, why: &str, now: u64) {
-        self.fence(lane, why, None, now);
+        self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }
 
-    /// The peer is gone, by the caller's word.
+    /// Reports that the peer is gone.
     pub fn peer_gone(&mut self) {
         if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
             self.peer = Peer::Gone;
@@ -253,12 +258,12 @@ impl Recovery {
         }
     }
 
-    /// The peer says what it must not: the connection has failed.
+    /// Fails the connection because the peer broke the protocol.
     pub fn breach(&mut self, why: String) {
-        self.give_up(Cause::Protocol(why));
+        self.give_up(Failure::Protocol(why));
     }
 
-    /// A frame came in. `begun` is how many sends have begun to the peer's receives; 0 of a receiver.
+    /// Reports a frame of the peer's. `begun` is the number of sends that have begun; 0 for a receiver.
     pub fn heard(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.hear(frame) {
             Ok(None) => {}
@@ -267,75 +272,77 @@ impl Recovery {
         }
     }
 
-    /// [`Action::OpenQps`] is done: the rail as it is now and the new queue pairs, or why there are none.
+    /// Reports the result of [`Action::OpenQps`]: the rail as it is now, and the new queue pairs.
     pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
-        let recovers = self.recovers();
-        let Some(rail) = self.rail_in(lane, &State::Opening) else { return };
+        if self.state(lane) != Some(&State::Opening) {
+            return;
+        }
         match outcome {
-            Ok(_) if !recovers => {
-                self.set_down(lane, now);
+            Ok(_) if !self.recovers() => {
+                self.set_down(lane, Cause::Ends, now);
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
-                rail.state = State::Requested { until: now + ANSWER };
+                self.transition(lane, State::Requested { until: now + ANSWER }, Cause::Done, now);
+                let rail = &mut self.rails[lane.index()];
                 rail.request = rail.request.wrapping_add(1);
                 let attempt = rail.request;
                 self.link.say(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
-            // The peer has heard of nothing yet.
-            Err(why) => {
-                self.set_down(lane, now);
-                self.log(LogEntry::NotYet(lane, why));
-            }
+            // The peer knows nothing of this attempt.
+            Err(why) => self.set_down(lane, Cause::Failed(why), now),
         }
     }
 
-    /// [`Action::ConnectQps`] is done, or why not.
+    /// Reports the result of [`Action::ConnectQps`].
     pub fn connected(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
-        let (probe, recovers) = (self.limits.probe, self.recovers());
-        let Some(rail) = self.rail_in(lane, &State::Connecting) else { return };
-        match outcome {
-            Ok(()) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
-            Ok(()) => rail.state = State::Probing { until: now + probe },
-            Err(why) => self.not_now(lane, why, now),
-        }
-    }
-
-    /// [`Action::Activate`] found no queue pairs: the data path has failed, and they went with it.
-    pub fn not_activated(&mut self, lane: LaneId, now: u64) {
-        if let Some(rail) = self.rails.get_mut(lane.index())
-            && matches!(rail.state, State::Up { .. })
-        {
-            self.set_down(lane, now);
-        }
-    }
-
-    /// The trial writes were all confirmed, or one has failed.
-    pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane.index()).filter(|rail| matches!(rail.state, State::Probing { .. }))
-        else {
+        if self.state(lane) != Some(&State::Connecting) {
             return;
-        };
+        }
+        match outcome {
+            Ok(()) if !self.recovers() => self.end_attempt(lane, Cause::Ends, now),
+            Ok(()) => self.transition(lane, State::Probing { until: now + self.limits.probe }, Cause::Done, now),
+            Err(why) => self.not_now(lane, Cause::Failed(why), now),
+        }
+    }
+
+    /// Reports that all test writes were confirmed, or that one has failed.
+    pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+        if !matches!(self.state(lane), Some(State::Probing { .. })) {
+            return;
+        }
+        match outcome {
+            Ok(()) => self.activate(lane, now),
+            Err(why) => self.end_attempt(lane, Cause::Failed(why), now),
+        }
+    }
+
+    /// Reports the result of [`Action::Activate`].
+    pub fn activated(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+        if self.state(lane) != Some(&State::Activating) {
+            return;
+        }
         match outcome {
             Ok(()) => {
-                (rail.state, rail.has_carried) = (State::Up { since: now }, true);
-                self.dark_since = None;
-                self.link.say(ControlMessage::Live { lane });
-                self.actions.push_back(Action::Activate(lane));
+                self.transition(lane, State::Up { since: now }, Cause::Done, now);
+                if self.role == Role::Sender {
+                    self.link.say(ControlMessage::Live { lane });
+                }
             }
-            Err(why) => self.end_attempt(lane, why, now),
+            Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
     }
 
-    /// [`Action::AnswerQps`] is done, or why not.
+    /// Reports the result of [`Action::AnswerQps`].
     pub fn answered(&mut self, lane: LaneId, outcome: Result<Answer, String>, now: u64) {
-        let recovers = self.recovers();
-        let Some(rail) = self.rail_in(lane, &State::Answering) else { return };
+        if self.state(lane) != Some(&State::Answering) {
+            return;
+        }
         match outcome {
-            Ok(_) if !recovers => self.end_attempt(lane, "the connection ends".to_owned(), now),
+            Ok(_) if !self.recovers() => self.end_attempt(lane, Cause::Ends, now),
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
-                rail.state = State::AwaitingLive;
-                let attempt = rail.request;
+                self.transition(lane, State::AwaitingLive, Cause::Done, now);
+                let attempt = self.rails[lane.index()].request;
                 self.link.say(ControlMessage::Joined {
                     lane,
                     attempt,
@@ -346,23 +353,11 @@ impl Recovery {
                     epoch,
                 });
             }
-            Err(why) => self.not_now(lane, why, now),
+            Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
     }
 
-    /// Time has passed.
-    pub fn tick(&mut self, now: u64) {
-        self.look_for_a_sign_of_life(now);
-        if !self.recovers() {
-            return;
-        }
-        if self.role == Role::Sender {
-            self.lanes().for_each(|lane| self.bring_back(lane, now));
-        }
-        self.watch_the_dark(now);
-    }
-
-    /// Does what a message asks for.
+    /// Obeys a message.
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
         self.log(LogEntry::Heard(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
@@ -384,23 +379,23 @@ impl Recovery {
                 *peer_has = Some(received);
             }
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
-                self.fence(lane, "the peer reports it lost", Some(received), now);
+                self.fence(lane, Cause::LostByPeer, Some(received), now);
             }
             (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
             (ControlMessage::Join { attempt, .. }, State::Down { .. }) if !recovers => {
                 rail.request = attempt;
-                self.not_now(lane, "the connection ends".to_owned(), now);
+                self.not_now(lane, Cause::Ends, now);
             }
             (ControlMessage::Join { attempt, rail: theirs, end, .. }, State::Down { .. }) => {
                 rail.request = attempt;
-                rail.state = State::Answering;
+                self.transition(lane, State::Answering, Cause::Done, now);
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
             (
                 ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
                 State::Requested { .. },
             ) if attempt == rail.request => {
-                rail.state = State::Connecting;
+                self.transition(lane, State::Connecting, Cause::Done, now);
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
@@ -412,20 +407,15 @@ impl Recovery {
                 | State::Answering
                 | State::AwaitingLive,
             ) if attempt == rail.request => {
-                self.set_down(lane, now);
+                self.set_down(lane, Cause::Refused(why), now);
                 self.actions.push_back(Action::DropQps(lane));
-                self.log(LogEntry::NotYet(lane, why));
             }
-            (ControlMessage::Live { .. }, State::AwaitingLive) => {
-                (rail.state, rail.has_carried) = (State::Up { since: now }, true);
-                self.dark_since = None;
-                self.actions.push_back(Action::Activate(lane));
-            }
+            (ControlMessage::Live { .. }, State::AwaitingLive) => self.activate(lane, now),
             _ => self.log(LogEntry::OutOfTurn(lane)),
         }
     }
 
-    /// Looks at what a message says before anything is done about it: whether it is for this side to hear, and possible.
+    /// Checks that a message is one for this side, and that its numbers are possible.
     fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
         if self.link.backlog() > MOST_UNHEARD {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
@@ -452,93 +442,63 @@ impl Recovery {
         self.stop_attempts();
     }
 
-    /// A rail that is up is to be stopped.
-    fn fence(&mut self, lane: LaneId, why: &str, peer_has: Option<Received>, now: u64) {
-        if let Some(rail) = self.rails.get_mut(lane.index())
-            && let State::Up { since } = rail.state
-        {
-            rail.count_loss(since, now);
-            rail.state = State::Fencing { since: now, why: why.to_owned(), peer_has };
+    /// Puts a rail into another state. No other function does, once the connection is made.
+    fn transition(&mut self, lane: LaneId, to: State, cause: Cause, at: u64) {
+        let rail = &mut self.rails[lane.index()];
+        match (&rail.state, &to) {
+            (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
+            (State::Up { .. }, _) | (_, State::Opening) => rail.attempts += 1,
+            (_, State::Up { .. }) => (rail.has_carried, self.dark_since) = (true, None),
+            _ => {}
+        }
+        let from = std::mem::replace(&mut rail.state, to.clone());
+        self.actions.push_back(Action::Changed(Box::new(Changed { lane, from, to, cause, at })));
+    }
+
+    /// Stops a rail that is up.
+    fn fence(&mut self, lane: LaneId, cause: Cause, peer_has: Option<Received>, now: u64) {
+        if matches!(self.state(lane), Some(State::Up { .. })) {
+            self.transition(lane, State::fencing(now, peer_has), cause, now);
             self.actions.push_back(Action::Fence(lane));
         }
     }
 
     /// Both sides have stopped a rail.
     fn resend(&mut self, lane: LaneId, received: Received, now: u64) {
-        self.set_down(lane, now);
+        self.set_down(lane, Cause::StoppedByBoth, now);
         self.actions.push_back(Action::Resend(lane, received));
     }
 
-    /// Connecting side: asks for a lost rail, or ends an attempt that takes too long.
-    fn bring_back(&mut self, lane: LaneId, now: u64) {
-        let rail = &mut self.rails[lane.index()];
-        match rail.state {
-            State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
-                rail.attempts += 1;
-                rail.state = State::Opening;
-                self.actions.push_back(Action::OpenQps(lane));
-            }
-            State::Requested { until } if now >= until => {
-                self.end_attempt(lane, "the peer did not answer the reconnect request in time".to_owned(), now);
-            }
-            State::Probing { until } if now >= until => {
-                self.end_attempt(lane, "test write not acknowledged in time".to_owned(), now);
-            }
-            _ => {}
-        }
+    fn activate(&mut self, lane: LaneId, now: u64) {
+        self.transition(lane, State::Activating, Cause::Done, now);
+        self.actions.push_back(Action::Activate(lane));
     }
 
-    fn end_attempt(&mut self, lane: LaneId, why: String, now: u64) {
+    fn end_attempt(&mut self, lane: LaneId, cause: Cause, now: u64) {
         self.actions.push_back(Action::DropQps(lane));
-        self.not_now(lane, why, now);
+        self.not_now(lane, cause, now);
     }
 
-    /// The rail cannot return now: the peer is told.
-    fn not_now(&mut self, lane: LaneId, why: String, now: u64) {
-        self.set_down(lane, now);
-        let attempt = self.rails[lane.index()].request;
-        self.link.say(ControlMessage::NotNow { lane, attempt, why: why.clone() });
-        self.log(LogEntry::NotYet(lane, why));
+    /// Ends an attempt and notifies the peer.
+    fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
+        let (attempt, why) = (self.rails[lane.index()].request, cause.to_string());
+        self.set_down(lane, cause, now);
+        self.link.say(ControlMessage::NotNow { lane, attempt, why });
     }
 
-    /// No rail is left for too long, or the peer does not answer for one: the connection has failed.
-    fn watch_the_dark(&mut self, now: u64) {
-        if self.rails_up().next().is_some() {
-            self.dark_since = None;
-            let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
-            let late = self.lanes().zip(&self.rails).find_map(|(lane, rail)| match rail.state {
-                State::Fenced { since } if is_late(since) => Some(Cause::NotAcknowledged(lane)),
-                State::Fencing { since, .. } if is_late(since) => Some(Cause::NotStopped(lane)),
-                _ => None,
-            });
-            if let Some(cause) = late {
-                self.give_up(cause);
-            }
-            return;
-        }
-        let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
-        if !self.has_carried() {
-            if waited >= self.limits.first_rail {
-                self.give_up(Cause::NoFirstRail);
-            }
-        } else if waited >= self.limits.loss {
-            self.give_up(Cause::NoRail(waited));
-        }
-    }
-
-    fn give_up(&mut self, cause: Cause) {
+    fn give_up(&mut self, failure: Failure) {
         if !std::mem::replace(&mut self.has_failed, true) {
-            self.actions.push_back(Action::Fail(cause));
+            self.actions.push_back(Action::Fail(failure));
             self.stop_attempts();
         }
     }
 
-    /// No rail is brought back any more: what is made for that goes, and a peer that is there is told.
+    /// Ends all attempts, and notifies the peer.
     fn stop_attempts(&mut self) {
         for lane in self.lanes() {
             match self.rails[lane.index()].state {
                 State::Requested { .. } | State::Probing { .. } | State::AwaitingLive => {
-                    self.end_attempt(lane, "the connection ends".to_owned(), 0);
+                    self.end_attempt(lane, Cause::Ends, 0);
                 }
                 _ => {}
             }
@@ -550,21 +510,8 @@ impl Recovery {
         self.rails.iter().any(|rail| rail.has_carried)
     }
 
-    /// How long to wait before the next attempt on a rail.
-    fn pause(&self, lane: LaneId) -> u64 {
-        let rail = &self.rails[lane.index()];
-        RETRY
-            << match rail.has_carried {
-                true => rail.attempts.min(DOUBLED_AT_MOST),
-                false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
-                // The caller waits for the first rail. The handshake was the first attempt.
-                false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
-            }
-    }
-
-    /// Both sides have stopped a rail, or an attempt has failed.
-    fn set_down(&mut self, lane: LaneId, now: u64) {
-        self.rails[lane.index()].state = State::Down { retry_at: now + self.pause(lane) };
+    fn set_down(&mut self, lane: LaneId, cause: Cause, now: u64) {
+        self.transition(lane, State::Down { retry_at: now + self.pause(lane) }, cause, now);
     }
 
     fn log(&mut self, entry: LogEntry) {
@@ -573,15 +520,5 @@ impl Recovery {
 
     fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
         LaneId::all(self.rails.len())
-    }
-
-    fn rail_in(&mut self, lane: LaneId, state: &State) -> Option<&mut Rail> {
-        self.rails.get_mut(lane.index()).filter(|rail| rail.state == *state)
-    }
-}
-
-impl Rail {
-    fn count_loss(&mut self, since: u64, now: u64) {
-        self.attempts = if now.saturating_sub(since) > STEADY { 0 } else { self.attempts + 1 };
     }
 }

@@ -194,14 +194,19 @@ pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
 
 /// Bytes that each of a host's rails has sent over all connections, from the counters for readers.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
-    let process = host.process();
-    let bytes = process.counting.path().map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
-    let records = Counters::parse(&bytes, &bytes).map(|counters| counters.records).unwrap_or_default();
+    let (process, records) = (host.process(), records(host));
     let sent = |rail: String| {
         let is_of = |record: &&Record| record.rail == rail && record.direction == Direction::Send;
         records.iter().filter(is_of).map(|record| record.counts.bytes).sum()
     };
     process.rails.iter().map(|rail| sent(rail.name())).collect()
+}
+
+/// Records of a host's lanes, from the counters for readers.
+pub fn records(host: &nccl_net_spark::comm::Host) -> Vec<Record> {
+    let path = host.process().counting.path();
+    let bytes = path.map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
+    Counters::parse(&bytes, &bytes).map(|counters| counters.records).unwrap_or_default()
 }
 
 /// Runs `act` while this process can open no further files. The limit is restored afterwards, even

@@ -6,10 +6,11 @@ use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
-use nccl_net_spark::comm::datapath::path::{DataPath, SharedPath};
+use nccl_net_spark::comm::datapath::path::DataPath;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
 use nccl_net_spark::comm::rail::device::Presence as HostPresence;
@@ -327,7 +328,7 @@ impl Fabric {
         let from = self.to.as_ptr() as u64;
         let to = from..from + ARENA as u64;
         let mut path = pair.send.enter().unwrap();
-        let ends = path.lanes().iter().flat_map(Lane::ends);
+        let ends = path.rails().lanes.iter().flat_map(Lane::ends);
         ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
     }
 

@@ -6,8 +6,9 @@ use super::model::Model;
 use super::removals::Removals;
 use super::tcp::Tcp;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::path::{SharedPath, leave};
+use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::shared::{SharedPath, leave};
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::flow::in_flight::Bound;
@@ -349,7 +350,7 @@ impl<'f> Run<'f> {
         let first = self.dice.below(2) as usize;
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
-            self.pair.drivers[side].begin_round();
+            self.fabric.hosts[side].process().tick(now);
             self.tcp.tend(side, &mut self.pair.drivers[side], now_ns, now, &mut self.dice);
             let due: Vec<usize> = (0..self.events.len())
                 .filter(|at| self.events[*at].1 == side && self.events[*at].0 <= now_ns)
@@ -385,7 +386,7 @@ impl<'f> Run<'f> {
     fn is_sure(&self, rail: usize) -> bool {
         let is_open = |path: &dyn SharedPath| {
             path.borrow().is_some_and(|mut path| {
-                let lane = &path.lanes()[rail];
+                let lane = &path.rails().lanes[rail];
                 lane.is_open() && !lane.ends().iter().any(|end| self.fabric.is_in_error(end.number))
             })
         };

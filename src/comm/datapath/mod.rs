@@ -5,8 +5,8 @@
 //!
 //! - `lane`: the connection's part of a rail, with its queue pairs; `wr_id`: the meaning of a work
 //!   request's number.
-//! - `path`: the calls that recovery makes on a data path, through the `try_cell` that both threads
-//!   share.
+//! - `path`: the calls that recovery makes on a data path; `shared`: the `try_cell` by which both
+//!   threads share it; `rails`: its lanes, striping and status.
 //! - `mailbox`: the memory that the peer writes; `test_write`: the test of new queue pairs.
 //! - `status`, `fault`, `stall`: errors, and requests without progress.
 //! - `parts`, `context`: input from set-up; `peer`: state of the other end; `load`: traffic of
@@ -37,8 +37,10 @@ pub mod mailbox;
 pub mod parts;
 pub mod path;
 pub mod peer;
+pub mod rails;
 pub mod recv;
 pub mod send;
+pub mod shared;
 pub mod stall;
 pub mod status;
 pub mod test_write;

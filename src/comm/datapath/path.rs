@@ -1,180 +1,161 @@
-//! What recovery asks of a data path when a rail is lost or returns.
-//!
-//! A data path belongs to NCCL's thread; the service thread borrows it through the same [`TryCell`], for moments.
+//! The calls that recovery makes on a data path when a rail is lost or returns, and the reaction of
+//! a data path to a fault.
 
 use super::context::PathContext;
-use super::fault::Fault;
-use super::lane::{Lane, LaneWrite, lanes_text};
-use super::peer::{Peer, Presence};
-use super::status::{Doubt, Fenced, Loss, STRIKES, Status};
-use super::try_cell::{TryCell, TryCellGuard, UNUSED};
+use super::fault::{Fault, OVERRUN};
+use super::lane::{Lane, LaneWrite, Role, lanes_text};
+use super::peer::Presence;
+use super::rails::Rails;
+use super::status::{Doubt, Fenced, Loss, STRIKES};
 use crate::error::{Error, Quick, Result};
-use crate::flow::striping::Striping;
 use crate::wire::control::Received;
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
-use std::ops::{Deref, DerefMut};
 
-/// A data path, of either direction, when a rail is lost or returns: what it does for itself, and for recovery.
+/// A data path of either direction.
 pub trait DataPath: Send {
-    /// Its status. The lanes of the losses there are closed.
-    fn status(&mut self) -> &mut Status;
+    /// Its lanes, striping and status.
+    fn rails(&mut self) -> &mut Rails;
 
-    /// Its lanes.
-    fn lanes(&mut self) -> &mut [Lane];
-
-    /// What goes by which of them.
-    fn striping(&mut self) -> &mut Striping;
-
-    /// The number of the oldest message that runs, and of the one to begin next.
+    /// Returns the number of the oldest message that runs, and of the one to begin next.
     fn span(&self) -> (u64, u64);
 
-    /// A rail is lost: stops its queue pairs, takes in what has come, and closes the lane. Nothing goes by the lane from here on, even
-    /// where its device does not stop yet.
+    /// Stops the queue pairs of a lost rail, takes in what has come, and closes the lane. Nothing
+    /// goes by the lane from here on, even if its device does not stop yet.
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
 
-    /// What has come to a receiver; of a sender, nothing.
+    /// Returns the receives that a receiver has; empty for a sender.
     fn received(&self) -> Received;
 
-    /// Both ends have stopped a lane, and the peer had received this: what is missing goes by other lanes.
+    /// Sends the missing shares of a lane by other lanes. Both ends have stopped it, and the peer has
+    /// `received`.
     ///
     /// # Errors
     /// [`Error::Usage`] when memory that is still needed was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
-    /// A closed lane carries again, with new queue pairs: from here on it is used. Whether it is: a connection that has failed takes
-    /// nothing, and `new` goes.
+    /// Uses a closed lane again, with new queue pairs. Returns false if the connection has failed;
+    /// `new` is destroyed then.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
-    /// A receiver's memory has other keys on a lane, whose device has returned: what is granted is granted once more. From which epoch
-    /// on clear-to-sends have keys of use there.
+    /// Returns the first epoch whose clear-to-sends have keys of use on a lane. For a receiver with
+    /// `has_new_keys` (the lane's device has returned) that is a new one, and all that is granted is
+    /// granted again.
     ///
     /// # Errors
-    /// [`Error::Usage`] when memory that is still needed was deregistered.
-    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<Epoch>;
+    /// As [`DataPath::recover`].
+    fn renewed_epoch(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
 
-    /// From which epoch on a receiver's clear-to-sends have keys of use on a lane.
-    fn epoch(&self, lane: LaneId) -> Epoch;
-
-    /// The same, as a sender has heard it.
+    /// Takes the first epoch of a lane from the receiver's answer. For a sender.
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
-    /// Looks at what nobody may be looking at: NCCL's thread sleeps when it waits for nothing. Whether something had come.
+    /// Takes in what has come while NCCL's thread may be asleep. Returns true if something had come.
     ///
     /// # Errors
-    /// Why the connection has failed.
+    /// The reason why the connection has failed.
     fn tend(&mut self, context: &PathContext) -> Result<bool>;
 
-    /// Whether something that a loss has left undone waits for room on a rail, and for [`DataPath::tend`].
+    /// True if work that a loss left waits for room on an open lane, and for [`DataPath::tend`].
     fn is_owing(&mut self) -> bool;
 
-    /// How many receives, from the first on, have all their bytes; 0 of a sender.
+    /// Returns the number of receives, from the first on, that have all their bytes; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// The connection has failed, and its queue pairs are gone.
+    /// Forgets all requests: the connection has failed, and its queue pairs are gone.
     fn ended(&mut self) {}
 
-    /// Whether its caller has buffers here that a NIC may still read or write, and has not been told that they are its own again.
+    /// True while a NIC may read or write buffers that the caller has not got back.
     fn holds_buffers(&self) -> bool;
+}
 
-    /// Something failed on a rail: the rail is lost, or the connection.
+/// The reaction of a data path to a fault: a rail is lost, or the connection.
+pub trait Faults {
+    /// Reacts to a fault on a lane.
     ///
     /// # Errors
-    /// Why the connection has failed.
+    /// The reason why the connection has failed.
+    fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()>;
+
+    /// Reacts to an error of a completion queue: its completions are lost. Without a lane on it,
+    /// nothing happens.
+    ///
+    /// # Errors
+    /// The reason why the connection has failed.
+    fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()>;
+
+    /// Loses a rail, and wakes the service thread.
+    fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String);
+
+    /// Ends the connection ([`Rails::end`]). Returns the first error.
+    fn end(&mut self, error: Box<Error>) -> Box<Error>;
+
+    /// Posts a write on the first queue pair of a lane, if it is open and has room.
+    fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite);
+}
+
+impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let Presence::Closed { .. } = context.peer.presence() {
-            // A peer that has closed takes its queue pairs away: what it had received it has said, and what it did not need fails.
+            // A peer that has closed destroys its queue pairs. Its BYE says what it has received, and
+            // the rest, which it did not need, fails.
             if let Fault::Device(_) = fault {
-                self.lanes()[lane.index()].close();
-                self.striping().lose(lane);
+                self.rails().close_lane(lane);
             }
             return Ok(());
         }
         match fault {
             Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
-            Fault::Doubtful(why) => return self.doubt(context, lane, why, Doubt::Request),
-            Fault::Denied(why) => return self.doubt(context, lane, why, Doubt::Key),
+            Fault::Doubtful(why) => return doubt(self, context, lane, why, Doubt::Request),
+            Fault::Denied(why) => return doubt(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
-                let text = self.failed_on(context, lane, &why);
+                let text = failed_on(self.rails(), context, lane, &why);
                 return Err(self.end(Error::Network(text).into()));
             }
             Fault::Violation(why) => {
-                let text = self.failed_on(context, lane, &why);
+                let text = failed_on(self.rails(), context, lane, &why);
                 return Err(self.end(Error::Protocol(text).into()));
             }
         }
         Ok(())
     }
 
-    /// A completion queue is in error: what it held, and what comes of its queue pairs, is lost. A lane that is not on it is not met.
-    ///
-    /// # Errors
-    /// Why the connection has failed.
     #[cold]
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()> {
-        let Some(lane) = LaneId::all(self.lanes().len()).find(|lane| self.lanes()[lane.index()].is_on(cq)) else {
+        let Rails { role, lanes, .. } = self.rails();
+        let Some(lane) = LaneId::all(lanes.len()).find(|lane| lanes[lane.index()].is_on(cq)) else {
             return Ok(());
         };
-        self.fault(context, lane, self.without_completions())
-    }
-
-    /// How many rails a refused key may cost over one message until it counts as wrong, and not as that of a device that goes.
-    fn most_denials(&self) -> u8;
-
-    /// What it means that the completions of a lane are lost.
-    fn without_completions(&self) -> Fault;
-
-    /// A rail is lost, and perhaps by the fault of what was asked of it, which over one message must not happen too often.
-    #[cold]
-    fn doubt(&mut self, context: &PathContext, lane: LaneId, why: String, doubt: Doubt) -> Quick<()> {
-        let most = match doubt {
-            Doubt::Request => STRIKES,
-            Doubt::Key => self.most_denials(),
+        let fault = match role {
+            // The receiver knows what has arrived, and says so.
+            Role::Sender => Fault::Rail(OVERRUN.to_owned()),
+            // The sender may have seen lost bytes acknowledged, and does not send them again.
+            Role::Receiver => Fault::Fatal(OVERRUN.to_owned()),
         };
-        let (oldest, next) = self.span();
-        if self.status().is_struck_out(doubt, oldest, next, most) {
-            return self.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));
-        }
-        self.lose_by(context, lane, why);
-        Ok(())
+        self.fault(context, lane, fault)
     }
 
-    /// The text of an error that ends the connection, and showed on a lane.
-    #[cold]
-    fn failed_on(&mut self, context: &PathContext, lane: LaneId, why: &str) -> String {
-        let lanes = self.lanes();
-        let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
-        let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
-        format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}")
-    }
-
-    /// The connection has failed: its queue pairs are taken away before its caller hears of it, who may use its buffers for
-    /// something else from then on. What the caller is told, which is the first error.
-    #[cold]
-    fn end(&mut self, error: Box<Error>) -> Box<Error> {
-        self.lanes().iter_mut().for_each(|lane| _ = lane.stop());
-        self.lanes().iter_mut().for_each(Lane::close);
-        self.ended();
-        self.status().fail(error)
-    }
-
-    /// The data path finds a rail lost, and tells the service thread.
     #[cold]
     fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String) {
-        if self.lanes()[lane.index()].is_open() {
+        if self.rails().lanes[lane.index()].is_open() {
             let fenced = self.lose(context, lane);
-            self.status().lost(Loss { lane, why, fenced });
+            self.rails().status.lost(Loss { lane, why, fenced });
             context.waker.wake();
         }
     }
 
-    /// Posts a write on the first queue pair of a lane, if it is open and has room.
+    #[cold]
+    fn end(&mut self, error: Box<Error>) -> Box<Error> {
+        let first = self.rails().end(error);
+        self.ended();
+        first
+    }
+
     fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite) {
-        if let Some(slot) = self.lanes()[lane.index()].slot(0)
+        if let Some(slot) = self.rails().lanes[lane.index()].slot(0)
             && let Err(error) = slot.write(write, None)
         {
             self.lose_by(context, lane, error.to_string());
@@ -182,73 +163,36 @@ pub trait DataPath: Send {
     }
 }
 
-/// The caller closes its connection. What it still waits for ends here, so that no NIC touches its buffers afterwards; else the queue
-/// pairs stay for what the peer has to confirm.
-pub fn leave(path: &dyn SharedPath, peer: &Peer) {
-    let Some(mut path) = path.borrow() else { return };
-    if path.holds_buffers() {
-        tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
-        path.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
+/// Loses a rail over a request that may be wrong itself. Over one message this must not happen too
+/// often.
+#[cold]
+fn doubt<P: DataPath + ?Sized>(
+    path: &mut P,
+    context: &PathContext,
+    lane: LaneId,
+    why: String,
+    doubt: Doubt,
+) -> Quick<()> {
+    let (oldest, next) = path.span();
+    let Rails { role, lanes, status, .. } = path.rails();
+    let most = match (doubt, role) {
+        // A caller of the peer's may have deregistered the buffer.
+        (Doubt::Key, Role::Sender) => lanes.len() as u8,
+        // A receiver writes by one key alone, of the peer's ring: no caller can have it wrong, and a
+        // device of the peer's may leave and return again and again while one message waits.
+        (Doubt::Key, Role::Receiver) | (Doubt::Request, _) => STRIKES,
+    };
+    if status.is_struck_out(doubt, oldest, next, most) {
+        return path.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));
     }
+    path.lose_by(context, lane, why);
+    Ok(())
 }
 
-/// A data path that the service thread can borrow from the thread that uses it.
-pub trait SharedPath: Send + Sync {
-    /// Borrows the data path as soon as its user lets go of it: a call on it takes microseconds and waits for nothing. That does not
-    /// count as a use. `None` after a panic went through a user: the data path is not used again.
-    fn borrow(&self) -> Option<PathGuard<'_>>;
-
-    /// Whether nobody has used the data path since this was last asked.
-    fn is_unused(&self) -> bool;
-}
-
-/// A borrowed data path; given back when dropped.
-pub struct PathGuard<'a>(Box<dyn Borrowed<'a> + 'a>);
-
-/// A [`TryCellGuard`] of either direction's data path.
-trait Borrowed<'a> {
-    fn path(&self) -> &(dyn DataPath + 'a);
-    fn path_mut(&mut self) -> &mut (dyn DataPath + 'a);
-}
-
-impl<'a, P: DataPath + 'a> Borrowed<'a> for TryCellGuard<'a, P, UNUSED> {
-    fn path(&self) -> &(dyn DataPath + 'a) {
-        &**self
-    }
-
-    fn path_mut(&mut self) -> &mut (dyn DataPath + 'a) {
-        &mut **self
-    }
-}
-
-impl<'a> Deref for PathGuard<'a> {
-    type Target = dyn DataPath + 'a;
-
-    fn deref(&self) -> &Self::Target {
-        self.0.path()
-    }
-}
-
-impl DerefMut for PathGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        self.0.path_mut()
-    }
-}
-
-impl<P: DataPath> SharedPath for TryCell<P> {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
-        loop {
-            if let Some(path) = self.visit() {
-                return Some(PathGuard(Box::new(path)));
-            }
-            if self.is_broken() {
-                return None;
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    fn is_unused(&self) -> bool {
-        TryCell::is_unused(self)
-    }
+/// Text of an error on a lane that ends the connection.
+#[cold]
+fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: &str) -> String {
+    let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
+    let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
+    format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}")
 }

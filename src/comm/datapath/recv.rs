@@ -5,20 +5,19 @@ mod failover;
 
 use super::context::PathContext;
 use super::fault::{Fault, broken_protocol, not_in_flight, outside};
-use super::lane::{Lane, LaneWrite};
+use super::lane::{Lane, LaneWrite, Role};
 use super::load::Granting;
 use super::parts::PathParts;
-use super::path::DataPath;
+use super::path::Faults;
 use super::peer::Presence;
+use super::rails::Rails;
 use super::stall::{StallTimer, Stalled};
-use super::status::Status;
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
 use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
-use crate::flow::striping::Striping;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::ids::{LaneId, Slot};
@@ -44,7 +43,7 @@ pub struct RecvPart<'a> {
 /// What the data path works on.
 pub struct RecvPath {
     receives: Receives,
-    lanes: Vec<Lane>,
+    rails: Rails,
     /// The entries as they are written, for those too long to travel in the work request.
     shadow: Arc<Region>,
     /// Where the peer's ring is.
@@ -58,12 +57,10 @@ pub struct RecvPath {
     /// The lane that the last immediate came by, or that was looked at for the next one.
     hot: LaneId,
     cold: LaneId,
-    striping: Striping,
     /// Whether each lane's number is its rail's number on this host, as it is unless a rail is left out.
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     stall: StallTimer,
-    status: Status,
 }
 
 /// Whose keys an entry has.
@@ -88,7 +85,7 @@ impl RecvPath {
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
             lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),
-            lanes,
+            rails: Rails::new(Role::Receiver, lanes, striping),
             shadow,
             ring_addr,
             memory: Box::new([Source::default(); SLOTS * PARTS]),
@@ -96,10 +93,8 @@ impl RecvPath {
             since: [Epoch::default(); MAX_RAILS],
             hot: LaneId::default(),
             cold: LaneId::default(),
-            striping,
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
-            status: Status::default(),
         }
     }
 
@@ -110,7 +105,7 @@ impl RecvPath {
     /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
     #[inline(always)]
     pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        self.status.check()?;
+        self.rails.status.check()?;
         check_parts(parts)?;
         let lane = self.cts_lane();
         if !self.has_room(lane) && !self.make_room(context, lane)? {
@@ -128,7 +123,7 @@ impl RecvPath {
 
     #[inline(always)]
     fn has_room(&self, lane: LaneId) -> bool {
-        self.receives.has_room() && self.lanes[lane.index()].has_room(0)
+        self.receives.has_room() && self.rails.lanes[lane.index()].has_room(0)
     }
 
     #[inline(never)]
@@ -146,21 +141,21 @@ impl RecvPath {
     /// The lane for a clear-to-send: the one used last, unless it is busy.
     #[inline(always)]
     fn cts_lane(&mut self) -> LaneId {
-        self.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.lanes))
+        self.rails.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
     }
 
     /// Tells the sender where to write: one write into its ring.
     #[inline(always)]
     fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
-        if self.lanes[lane.index()].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
+        if self.rails.lanes[lane.index()].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
             return self.write_group(lane, grant, parts, strict);
         }
         let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
         let kept = kept(&self.shadow, grant, 0).ok_or_else(no_room)?;
         keep(kept, &Entry::new(&terms(part, 0, 1, self.epoch), &part.memory.packed_keys(strict), grant.sequence));
         self.memory[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
-        let slot = self.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
+        let slot = self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
         slot.write(&write, Some(kept.into()))
     }
 
@@ -182,21 +177,21 @@ impl RecvPath {
         let write = LaneWrite {
             work,
             local_addr: self.shadow.addr() + entry_word(grant.sequence, 0) as u64 * 8,
-            lkey: self.lanes[lane.index()].mailbox_keys().own_lkey,
+            lkey: self.rails.lanes[lane.index()].mailbox_keys().own_lkey,
             bytes: (parts * ENTRY_BYTES) as u32,
             remote: self.place(lane, grant),
             signaled: work != Work::Cts,
             ..LaneWrite::default()
         };
-        let is_inline = parts == 1 && self.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
+        let is_inline = parts == 1 && self.rails.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
         let entry = kept(&self.shadow, grant, 0).filter(|_| is_inline);
-        self.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, entry.map(Into::into))
+        self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, entry.map(Into::into))
     }
 
     #[inline(always)]
     fn place(&self, lane: LaneId, grant: Grant) -> Remote {
         let addr = self.ring_addr + entry_word(grant.sequence, 0) as u64 * 8;
-        Remote { addr, rkey: self.lanes[lane.index()].peer_mailbox_rkey }
+        Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
     /// The buffer's keys by the connection's lanes.
@@ -204,7 +199,7 @@ impl RecvPath {
         if self.lanes_are_rails {
             return memory.packed_keys(strict);
         }
-        pack(self.lanes.iter().map(|lane| {
+        pack(self.rails.lanes.iter().map(|lane| {
             let keys = memory.keys(lane.rail.id);
             keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
         }))
@@ -228,7 +223,7 @@ impl RecvPath {
 
     #[inline(always)]
     fn progress_or_wait(&mut self, context: &PathContext) -> Quick<bool> {
-        self.status.check()?;
+        self.rails.status.check()?;
         let moved = self.progress(context)?;
         if !moved {
             self.stalled(context, "a receive")?;
@@ -242,7 +237,7 @@ impl RecvPath {
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
-        if found == Found::Nothing && self.lanes.len() > 1 {
+        if found == Found::Nothing && self.rails.lanes.len() > 1 {
             self.cold = self.after(self.cold);
             if self.cold != self.hot {
                 found = self.take_in(context, self.cold)?;
@@ -277,12 +272,12 @@ impl RecvPath {
     /// The lane whose turn comes after this one's.
     #[inline(always)]
     fn after(&self, lane: LaneId) -> LaneId {
-        lane.next(self.lanes.len())
+        lane.next(self.rails.lanes.len())
     }
 
     #[inline(always)]
     fn take_in(&mut self, context: &PathContext, lane: LaneId) -> Quick<Found> {
-        if self.receives.open() == 0 && !self.lanes[lane.index()].has_pending() {
+        if self.receives.open() == 0 && !self.rails.lanes[lane.index()].has_pending() {
             return Ok(Found::Nothing);
         }
         match self.absorb(context, lane) {
@@ -295,7 +290,7 @@ impl RecvPath {
     #[inline(always)]
     fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
         let (mut found, mut fault) = (Found::Nothing, None);
-        let lane = &mut self.lanes[lane.index()];
+        let lane = &mut self.rails.lanes[lane.index()];
         for completion in lane.poll(&mut self.buffer).map_err(Fault::of_device)? {
             if completion.status() != 0 {
                 let next = failed(lane, context, completion);
@@ -325,7 +320,7 @@ impl RecvPath {
     fn waiting(&mut self, context: &PathContext, what: &str, waited: Option<Duration>) -> Quick<()> {
         if !context.peer.is_here() {
             // What arrived before the peer left may lie on a lane whose turn has not come.
-            for lane in LaneId::all(self.lanes.len()) {
+            for lane in LaneId::all(self.rails.lanes.len()) {
                 if self.take_in(context, lane)? != Found::Nothing {
                     self.stall.moved();
                     return Ok(());
@@ -334,7 +329,7 @@ impl RecvPath {
         }
         let waited = waited.unwrap_or_else(|| self.stall.elapsed());
         let stalled = Stalled { direction: Direction::Receive, what, count: self.receives.open() };
-        let checked = stalled.check(context, &mut self.stall, waited, &self.lanes);
+        let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
         checked.map_err(|error| self.end(error))
     }
 }

@@ -6,13 +6,13 @@ mod failover;
 use super::clock::Clock;
 use super::context::PathContext;
 use super::fault::{Fault, broken_protocol, not_in_flight, outside, too_large};
-use super::lane::{Lane, LaneWrite};
+use super::lane::{Lane, LaneWrite, Role};
 use super::load::Sending;
 use super::parts::PathParts;
-use super::path::DataPath;
+use super::path::Faults;
 use super::peer::Presence;
+use super::rails::Rails;
 use super::stall::{StallTimer, Stalled};
-use super::status::Status;
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
@@ -20,7 +20,6 @@ use crate::error::{Error, Quick};
 use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
 use crate::flow::sends::{REQUESTS, Route, Sends};
-use crate::flow::striping::Striping;
 use crate::verbs::{CompletionBuffer, Region, Remote};
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::Epoch;
@@ -35,19 +34,17 @@ const HELD_BACK: &str = "a send (held back by NCCL_SPARK_INFLIGHT_BYTES)";
 /// What the data path works on.
 pub struct SendPath {
     sends: Sends,
-    lanes: Vec<Lane>,
+    rails: Rails,
     ring: Arc<Region>,
-    striping: Striping,
     clock: Clock,
     /// The last reading of the clock.
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
     /// Those of sends that need not ask first: all, or, where the process's sends have a bound, none but empty ones.
-    direct: Sizes,
+    fast: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
-    status: Status,
     /// From which epoch on clear-to-sends have keys of use on a lane.
     since: [Epoch; MAX_RAILS],
     /// Whether something waits for a lane, since its own was lost.
@@ -98,17 +95,15 @@ impl SendPath {
         let sends = Sends::within(bound);
         Self {
             sizes,
-            direct: if sends.is_bounded() { Sizes::default() } else { sizes },
+            fast: if sends.is_bounded() { Sizes::default() } else { sizes },
             sends,
-            lanes,
+            rails: Rails::new(Role::Sender, lanes, striping),
             ring,
-            striping,
             clock: Clock::start(),
             now_ns: 0,
             chunk_bytes,
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
-            status: Status::default(),
             since: [Epoch::default(); MAX_RAILS],
             is_stranded: false,
             given_ns: Box::new([0; REQUESTS]),
@@ -130,7 +125,7 @@ impl SendPath {
         tag: i32,
         memory: &Registration,
     ) -> Quick<Option<u16>> {
-        self.status.check()?;
+        self.rails.status.check()?;
         // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
         if !context.peer.is_here() {
             return self.not_now(context, bytes);
@@ -143,14 +138,14 @@ impl SendPath {
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.whole_bytes) => {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.whole_bytes) => {
                 self.send_whole(context, head, send)
             }
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.direct.most_bytes) => {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.most_bytes) => {
                 self.send_cut(context, head, send)
             }
             Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
-            _ => self.search_and_send(context, send),
+            _ => self.send_slow(context, send),
         }
     }
 
@@ -163,7 +158,7 @@ impl SendPath {
 
     /// A send for a part of a group, or of a size that is not possible, or that has to ask first.
     #[inline(never)]
-    fn search_and_send(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
             Ok(Some(head)) => head,
             Ok(None) => {
@@ -180,7 +175,7 @@ impl SendPath {
         if !self.sends.take(send.bytes) {
             return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
         }
-        let begun = self.send_found(context, head, send);
+        let begun = self.send_granted(context, head, send);
         match begun {
             Ok(Some(request)) => self.sends.keep_taken(request),
             Ok(None) | Err(_) => self.sends.give_back(send.bytes),
@@ -189,11 +184,11 @@ impl SendPath {
     }
 
     /// A send whose receive was searched for.
-    fn send_found(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
-        if LaneId::all(self.lanes.len())
-            .any(|lane| self.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
+    fn send_granted(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        if LaneId::all(self.rails.lanes.len())
+            .any(|lane| self.rails.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
         {
-            return self.send_by_older_keys(context, head, send);
+            return self.send_with_old_keys(context, head, send);
         }
         if send.bytes <= self.sizes.whole_bytes {
             self.send_whole(context, head, send)
@@ -210,13 +205,13 @@ impl SendPath {
     /// A send for a receive that was granted before one of the receiver's devices returned: not by that one's rail, until it is granted
     /// once more.
     #[cold]
-    fn send_by_older_keys(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
-        let is_usable = |lane: &LaneId| self.lanes[lane.index()].is_open() && self.has_key(*lane, head.epoch);
-        let Some(lane) = LaneId::all(self.lanes.len()).find(is_usable) else {
+    fn send_with_old_keys(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+        let is_usable = |lane: &LaneId| self.rails.lanes[lane.index()].is_open() && self.has_key(*lane, head.epoch);
+        let Some(lane) = LaneId::all(self.rails.lanes.len()).find(is_usable) else {
             return self.stalled(context, "a send that is to be granted once more", send.bytes as usize).map(|()| None);
         };
         self.stall.moved();
-        self.send_later(context, head, send, lane, None)
+        self.send_queued(context, head, send, lane, None)
     }
 
     /// Sends a small message: one write on one lane.
@@ -224,22 +219,22 @@ impl SendPath {
     fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
-        let mut by = self.striping.lane_for(size, &Sending(&self.lanes));
+        let mut by = self.rails.striping.lane_for(size, &Sending(&self.rails.lanes));
         let mut now_ns = None;
-        let counted = self.striping.is_counted(size);
+        let counted = self.rails.striping.is_counted(size);
         if counted {
-            by = self.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.lanes));
-            if self.striping.is_to_time(size) {
+            by = self.rails.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.rails.lanes));
+            if self.rails.striping.is_to_time(size) {
                 // Behind others a write's service begins when the one before is confirmed: the last reading will do.
-                if self.striping.is_idle(by) {
+                if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
                 now_ns = Some(self.now_ns);
             }
         }
-        let lane = &mut self.lanes[by.index()];
+        let lane = &mut self.rails.lanes[by.index()];
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
-        let Some(slot) = lane.next_slot() else { return self.send_later(context, head, send, by, now_ns) };
+        let Some(slot) = lane.next_slot() else { return self.send_queued(context, head, send, by, now_ns) };
         let rkey = head.rkey(self.ring.words(), by);
         let started = self.sends.start_whole(head, send.source(), size, by);
         let Some((request, immediate)) = started else { return Ok(None) };
@@ -257,13 +252,13 @@ impl SendPath {
         let posted = slot.write(&write, inline);
         let mut now = None;
         if counted {
-            let lane = &mut self.lanes[by.index()];
+            let lane = &mut self.rails.lanes[by.index()];
             lane.began(size);
             now = now_ns.map(|now_ns| lane.moment(now_ns));
             // Of use where it is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
-        self.striping.given(by, size, now);
+        self.rails.striping.given(by, size, now);
         if let Err(error) = posted {
             self.lose_by(context, by, error.to_string());
         }
@@ -272,7 +267,7 @@ impl SendPath {
 
     /// A small message that finds no room on its lane.
     #[inline(never)]
-    fn send_later(
+    fn send_queued(
         &mut self,
         context: &PathContext,
         head: Head,
@@ -280,13 +275,13 @@ impl SendPath {
         lane: LaneId,
         now_ns: Option<u64>,
     ) -> Quick<Option<u16>> {
-        if !self.lanes[lane.index()].is_open() {
+        if !self.rails.lanes[lane.index()].is_open() {
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
-        if self.striping.is_counted(send.bytes) {
-            self.lanes[lane.index()].began(send.bytes);
+        if self.rails.striping.is_counted(send.bytes) {
+            self.rails.lanes[lane.index()].began(send.bytes);
         }
-        self.send_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
+        self.start_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
     }
 
     /// A large message: a share for each lane that helps.
@@ -294,23 +289,23 @@ impl SendPath {
     fn send_cut(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
-        let shares = self.striping.cut(send.bytes, now_ns, &Sending(&self.lanes));
-        if shares.as_slice().iter().any(|share| !self.lanes[share.lane.index()].is_open()) {
+        let shares = self.rails.striping.cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
+        if shares.as_slice().iter().any(|share| !self.rails.lanes[share.lane.index()].is_open()) {
             // Only where none is left is a lost one chosen.
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         self.stall.moved();
         for share in shares.as_slice() {
-            if self.striping.is_counted(share.bytes) {
-                self.lanes[share.lane.index()].began(share.bytes);
+            if self.rails.striping.is_counted(share.bytes) {
+                self.rails.lanes[share.lane.index()].began(share.bytes);
             }
         }
-        self.send_shares(context, head, send, &shares, Some(now_ns))
+        self.start_shares(context, head, send, &shares, Some(now_ns))
     }
 
     /// `now_ns` is there where the shares are timed that are large enough. The lanes know of what is large enough.
     #[inline(never)]
-    fn send_shares(
+    fn start_shares(
         &mut self,
         context: &PathContext,
         head: Head,
@@ -323,10 +318,10 @@ impl SendPath {
         self.given_ns[usize::from(request) % REQUESTS] = now_ns.unwrap_or_default();
         for (number, share) in shares.iter().enumerate() {
             let (by, number) = (share.lane, number as u8);
-            let timed = now_ns.is_some() && self.striping.is_counted(share.bytes);
-            let lane = &mut self.lanes[by.index()];
+            let timed = now_ns.is_some() && self.rails.striping.is_counted(share.bytes);
+            let lane = &mut self.rails.lanes[by.index()];
             let now = now_ns.filter(|_| timed).map(|now_ns| lane.moment(now_ns));
-            self.striping.given(by, share.bytes, now);
+            self.rails.striping.given(by, share.bytes, now);
             let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), by));
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
                 self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
@@ -357,7 +352,7 @@ impl SendPath {
     fn post(&mut self, context: &PathContext, request: u16) {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
-                let Some(slot) = self.lanes[next.lane.index()].slot(next.route.queue) else { break };
+                let Some(slot) = self.rails.lanes[next.lane.index()].slot(next.route.queue) else { break };
                 let (last, timed) = (next.immediate.is_some(), next.route.timed);
                 let write = LaneWrite {
                     work: if last { Work::Share { request, share, timed } } else { Work::Lead },
@@ -391,7 +386,7 @@ impl SendPath {
 
     #[inline(always)]
     fn progress_and_test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
-        self.status.check()?;
+        self.rails.status.check()?;
         if self.progress(context)? {
             self.stall.moved();
         } else {
@@ -411,8 +406,8 @@ impl SendPath {
         let mut moved = false;
         // One reading of the clock does for all that is found now.
         let mut is_read = false;
-        for lane in LaneId::all(self.lanes.len()) {
-            if !self.lanes[lane.index()].has_pending() {
+        for lane in LaneId::all(self.rails.lanes.len()) {
+            if !self.rails.lanes[lane.index()].has_pending() {
                 continue;
             }
             match self.take_in(lane, &mut is_read) {
@@ -430,7 +425,7 @@ impl SendPath {
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
-        let lane = &mut self.lanes[by.index()];
+        let lane = &mut self.rails.lanes[by.index()];
         let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
         for completion in completions {
             if completion.status() != 0 {
@@ -443,18 +438,18 @@ impl SendPath {
             let Some((request, share, timed)) = id.share() else { continue };
             let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
             lane.count(bytes);
-            if self.striping.is_counted(bytes) {
+            if self.rails.striping.is_counted(bytes) {
                 lane.finished(bytes);
             }
             if !timed {
-                self.striping.confirmed(by, bytes, None);
+                self.rails.striping.confirmed(by, bytes, None);
                 continue;
             }
             if !*is_read {
                 (self.now_ns, *is_read) = (self.clock.now_ns(), true);
             }
             lane.count_timed(self.now_ns.saturating_sub(self.given_ns[usize::from(request) % REQUESTS]));
-            self.striping.confirmed(by, bytes, Some(lane.moment(self.now_ns)));
+            self.rails.striping.confirmed(by, bytes, Some(lane.moment(self.now_ns)));
         }
         match fault {
             None => Ok(!completions.is_empty()),
@@ -482,7 +477,7 @@ impl SendPath {
             return Ok(());
         }
         let stalled = Stalled { direction: Direction::Send, what, count: bytes };
-        let checked = stalled.check(context, &mut self.stall, waited, &self.lanes);
+        let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
         checked.map_err(|error| self.end(error))
     }
 }

@@ -4,6 +4,7 @@
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
+use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Look, Rail};
 use crate::counters::Outages;
 use crate::error::Result;
@@ -146,6 +147,11 @@ impl ManagedRail {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
+    /// True if the device of the rail's queue pairs is away, or has been since they were made.
+    pub fn is_away(&self) -> bool {
+        self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != Presence::Here)
+    }
+
     /// Notes that an attempt begins, whose way is not chosen yet.
     pub fn begins_attempt(&mut self) {
         self.stage = Stage::Begun;
@@ -187,7 +193,7 @@ impl ManagedRail {
             Some(State::Fencing { .. } | State::Fenced { .. }) => "lost, not acknowledged by the peer",
             Some(State::Down { .. }) | None => "lost",
             Some(State::Opening | State::Requested { .. } | State::Connecting) => "reconnecting",
-            Some(State::Probing { .. } | State::Answering | State::AwaitingLive) => "under test",
+            Some(State::Probing { .. } | State::Answering | State::AwaitingLive | State::Activating) => "under test",
         };
         format!("{}: {text}", self.name())
     }

@@ -15,18 +15,18 @@ use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::{broken, broken_protocol};
 use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::mailbox::Mailboxes;
-use crate::comm::datapath::path::SharedPath;
+use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::peer::Peer;
+use crate::comm::datapath::shared::SharedPath;
 use crate::comm::datapath::status::{Fenced, Loss};
 use crate::comm::log::once::Subject;
 use crate::comm::log::outages::Member;
 use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::rail::device::Presence;
 use crate::counters::nanos;
 use crate::error::Error;
-use crate::flow::recovery::{Action, Cause, Frame, Limits, LogEntry, Recovery, State};
+use crate::flow::recovery::{Action, Cause, Changed, Failure, Frame, Limits, LogEntry, Recovery, State};
 use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::fields::Priority;
@@ -77,7 +77,7 @@ pub struct Driver {
     outages: Member,
     /// For one log line of the bootstrap's TCP.
     tcp: tcp::Member,
-    /// Whether the data path has something left to do about a loss.
+    /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
     is_owing: bool,
     /// How many warnings have said that there is no rail yet.
     warnings: u32,
@@ -134,11 +134,6 @@ impl Driver {
         &self.context.peer
     }
 
-    /// What all connections of this process share.
-    pub fn process(&self) -> &Arc<Process> {
-        &self.process
-    }
-
     /// Whether all is as it should be: nothing lost, nothing unheard.
     pub fn is_whole(&self) -> bool {
         self.recovery.is_whole()
@@ -147,6 +142,11 @@ impl Driver {
     /// Whether something is under way that is worth looking after often.
     pub fn is_busy(&self) -> bool {
         self.is_owing || self.recovery.is_busy()
+    }
+
+    /// Returns the next time at which this end has something to do if nothing else happens.
+    pub fn next_due(&self) -> Option<Instant> {
+        Some(self.origin? + Duration::from_nanos(self.recovery.poll_timeout()?))
     }
 
     /// Whether something that was said has not been heard.
@@ -173,7 +173,7 @@ impl Driver {
                 break;
             }
         }
-        let delivered = self.path.borrow().map_or(0, |path| path.delivered());
+        let delivered = self.on_path(|path, _| path.delivered()).unwrap_or(0);
         if !self.recovery.has_carried() {
             // NCCL no longer wants the connection, so no rail is tried any longer.
             self.recovery.fail();
@@ -245,10 +245,8 @@ impl Driver {
 
     /// A completion queue of this process is in error: this connection is lost, or a rail of it, if it is one of its own.
     pub fn completions_lost(&mut self, cq: usize, now: Instant) {
-        if let Some(mut path) = self.path.borrow() {
-            // What ends the connection is met below.
-            let _ = path.lose_completions(&self.context, cq);
-        }
+        // An error that ends the connection is met below.
+        self.on_path(|path, context| _ = path.lose_completions(context, cq));
         self.take_losses(now);
     }
 
@@ -282,6 +280,7 @@ impl Driver {
             self.outages.ended();
             self.tcp.ended();
         }
+        self.show_failure();
         match self.recovery.poll_frame(at) {
             Some(Frame::First(frame)) => {
                 let by_tcp = send(frame);
@@ -301,9 +300,9 @@ impl Driver {
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
             && frame.asks
-            && let Some(path) = self.path.borrow()
+            && let Some((_, next)) = self.on_path(|path, _| path.span())
         {
-            (_, begun) = path.span();
+            begun = next;
         }
         let at = self.clock(now);
         self.recovery.heard(frame, begun, at);
@@ -315,26 +314,25 @@ impl Driver {
         let bytes = self.mailboxes.put_frame(frame);
         let Some(mut path) = self.path.borrow() else { return };
         for lane in self.recovery.rails_up() {
-            let write = self.mailboxes.frame_write(path.lanes()[lane.index()].mailbox_keys(), bytes);
+            let write = self.mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
             path.post(&self.context, lane, &write);
         }
     }
 
     /// What the data path found lost, and what it finds when it is looked after; whether something had come.
     fn take_losses(&mut self, now: Instant) -> bool {
-        let Some(mut path) = self.path.borrow() else {
-            self.is_owing = false;
+        let found = self.on_path(|path, context| {
+            let found = path.tend(context);
+            let losses = path.rails().status.take_losses();
+            let received = if losses.is_empty() { Received::default() } else { path.received() };
+            (found, losses, received, path.rails().status.has_failed())
+        });
+        let Some((found, losses, received, has_failed)) = found else {
             self.give_up(broken());
             self.act(now);
             return false;
         };
-        let found = path.tend(&self.context);
-        let losses = path.status().take_losses();
-        self.is_owing = path.is_owing();
-        let failed = path.status().has_failed();
-        let received = if losses.is_empty() { Received::default() } else { path.received() };
-        drop(path);
-        if failed {
+        if has_failed {
             self.recovery.fail();
         }
         let moved = match found {
@@ -377,7 +375,10 @@ impl Driver {
                         self.recovery.connected(lane, Err(why), at);
                     }
                 }
-                Action::Activate(lane) => self.activate(lane, now),
+                Action::Activate(lane) => {
+                    let outcome = self.activate(lane, now);
+                    self.recovery.activated(lane, outcome, at);
+                }
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
                     // First: NCCL's thread must not see that the peer has left before it can see why.
@@ -388,30 +389,28 @@ impl Driver {
                     self.ends_without_rail();
                     self.context.peer.vanished();
                 }
-                Action::Fail(cause) => self.fail(&cause),
-                Action::Log(entry) => self.log(&entry, now),
+                Action::Fail(failure) => self.fail(&failure),
+                Action::Changed(changed) => self.changed(*changed, now),
+                Action::Log(entry) => self.log(&entry),
             }
         }
     }
 
     /// Stops a rail. Where its device was cut off, this is to be called again.
     fn fence(&mut self, lane: LaneId, at: u64) {
-        let received = match self.path.borrow() {
-            None => Received::default(),
-            Some(mut path) => match path.lose(&self.context, lane) {
-                Fenced::Now => path.received(),
-                Fenced::NotYet => return,
-            },
-        };
-        self.recovery.fenced(lane, received, at);
+        let fenced = self.on_path(|path, context| match path.lose(context, lane) {
+            Fenced::Now => Some(path.received()),
+            Fenced::NotYet => None,
+        });
+        if let Some(received) = fenced.unwrap_or_else(|| Some(Received::default())) {
+            self.recovery.fenced(lane, received, at);
+        }
     }
 
     /// A device may have been removed, and even have returned, without a word to this connection.
     fn look_at_devices(&mut self, at: u64) {
-        for (lane, ManagedRail { rail, opening, .. }) in self.lanes().zip(&self.rails) {
-            if opening.is_some_and(|opening| rail.device.presence_of(opening) != Presence::Here) {
-                self.recovery.port_down(lane, rail.device.why_away(), at);
-            }
+        for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
+            self.recovery.port_down(lane, managed.rail.device.why_away(), at);
         }
     }
 
@@ -425,42 +424,24 @@ impl Driver {
     }
 
     fn resend(&mut self, lane: LaneId, received: &Received) {
-        let Some(mut path) = self.path.borrow() else {
-            self.is_owing = false;
-            return;
-        };
-        let recovered = path.recover(&self.context, lane, received);
-        self.is_owing = path.is_owing();
-        drop(path);
-        if let Err(error) = recovered {
+        if let Some(Err(error)) = self.on_path(|path, context| path.recover(context, lane, received)) {
             self.give_up(error);
         }
     }
 
-    /// The rail is used from here on, with the new queue pairs.
-    fn activate(&mut self, lane: LaneId, now: Instant) {
-        let Some(new) = self.take_new(lane) else {
-            let at = self.clock(now);
-            return self.recovery.not_activated(lane, at);
-        };
-        let (opening, path_mtu_bytes) = (new.opening(), new.path_mtu_bytes());
-        let regained = match self.path.borrow() {
-            Some(mut path) => {
-                path.status().regained(lane);
-                let regained = path.regain(&self.context, lane, new);
-                self.is_owing = path.is_owing();
-                regained
+    /// Uses a rail from here on, with the new queue pairs.
+    fn activate(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
+        let has_failed = || "the connection has failed".to_owned();
+        // A data path that has failed destroys its new queue pairs.
+        let new = self.take_new(lane).ok_or_else(has_failed)?;
+        let opening = new.opening();
+        match self.on_path(|path, context| path.regain(context, lane, new)) {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) | None => return Err(has_failed()),
+            Some(Err(error)) => {
+                self.give_up(error);
+                return Err(has_failed());
             }
-            None => Ok(false),
-        };
-        match regained {
-            Ok(true) => {}
-            // The data path has failed, and what it no longer needs went with it.
-            Ok(false) => {
-                let at = self.clock(now);
-                return self.recovery.not_activated(lane, at);
-            }
-            Err(error) => return self.give_up(error),
         }
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
@@ -469,18 +450,52 @@ impl Driver {
             // The accepting side hears of it by LIVE.
             self.process.backoff.carried(managed.path(way), now);
         }
-        let (rail, at) = (Arc::clone(&self.rails[lane.index()].rail), self.clock(now));
-        // If the port went down while the rail was tested, no event says so any more.
-        rail.device.ask_soon();
-        if rail.device.presence_of(opening) == Presence::Here {
-            self.outages.recovered(lane, now);
-            self.rails[lane.index()].outages.recovered(path_mtu_bytes, now);
-        } else {
-            self.recovery.port_down(lane, rail.device.why_away(), at);
+        Ok(())
+    }
+
+    /// Logs and counts a change of a rail's state. All lines and counters of losses and recoveries
+    /// come from here.
+    fn changed(&mut self, Changed { lane, from, to, cause, at }: Changed, now: Instant) {
+        let (peer, name) = (Arc::clone(&self.context.peer), self.rails[lane.index()].rail.name());
+        tracing::trace!("rail {name} to {}: {from:?}, then {to:?}, {cause}", peer.name);
+        match (&to, &cause) {
+            (State::Fencing { .. }, _) if self.recovery.recovers() => {
+                let next = match self.role {
+                    Role::Sender => {
+                        format!("retrying in {:.1} s", Duration::from_nanos(self.recovery.pause(lane)).as_secs_f64())
+                    }
+                    Role::Receiver => "the peer retries".to_owned(),
+                };
+                self.outages.lost(lane, &cause.to_string(), &next, now);
+                self.rails[lane.index()].outages.lost(now);
+            }
+            (State::Up { .. }, _) => self.returned(lane, now, at),
+            (State::Down { .. }, Cause::StoppedByBoth) => {}
+            (State::Down { .. }, why) => {
+                if self.recovery.waits_for_first_rail(0).is_some() {
+                    self.rails[lane.index()].failed(&why.to_string());
+                }
+                tracing::debug!("rail {name} to {} not recovered yet: {why}", peer.name);
+            }
+            _ => {}
         }
     }
 
-    fn log(&mut self, entry: &LogEntry, now: Instant) {
+    fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
+        let managed = &mut self.rails[lane.index()];
+        // If the port went down while the rail was tested, no event says so any more.
+        managed.rail.device.ask_soon();
+        if managed.is_away() {
+            let why = managed.rail.device.why_away();
+            self.recovery.port_down(lane, why, at);
+        } else {
+            let path_mtu_bytes = managed.ways[0].map_or(0, |way| way.mtu_bytes);
+            managed.outages.recovered(path_mtu_bytes, now);
+            self.outages.recovered(lane, now);
+        }
+    }
+
+    fn log(&self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
             LogEntry::Heard(message) => tracing::debug!("{peer} sent {message:?}"),
@@ -490,24 +505,6 @@ impl Driver {
                 tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
             }
             LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
-            LogEntry::Lost { lane, why, retry } => {
-                let next = match self.role {
-                    Role::Sender => format!("retrying in {:.1} s", Duration::from_nanos(*retry).as_secs_f64()),
-                    Role::Receiver => "the peer retries".to_owned(),
-                };
-                if self.recovery.recovers() {
-                    self.outages.lost(*lane, why, &next, now);
-                    self.rails[lane.index()].outages.lost(now);
-                }
-            }
-            LogEntry::NotYet(lane, why) => {
-                let managed = &mut self.rails[lane.index()];
-                if self.recovery.waits_for_first_rail(0).is_some() {
-                    managed.failed(why);
-                }
-                let rail = managed.rail.name();
-                tracing::debug!("rail {rail} to {peer} not recovered yet: {why}");
-            }
             LogEntry::PeerAnswers => {
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers after its TCP was closed; connections continue");
@@ -517,22 +514,22 @@ impl Driver {
     }
 
     /// Recovery has given the connection up.
-    fn fail(&mut self, cause: &Cause) {
+    fn fail(&mut self, failure: &Failure) {
         let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
-        let error = match cause {
-            Cause::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer.name, why)),
-            Cause::NotStopped(lane) => Error::TimedOut(format!(
+        let error = match failure {
+            Failure::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer.name, why)),
+            Failure::NotStopped(lane) => Error::TimedOut(format!(
                 "rail {} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.rails[lane.index()].rail.name(),
                 self.text()
             )),
-            Cause::NotAcknowledged(lane) => Error::TimedOut(format!(
+            Failure::NotAcknowledged(lane) => Error::TimedOut(format!(
                 "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
                 self.rails[lane.index()].rail.name(),
                 self.text()
             )),
-            Cause::NoFirstRail => self.no_first_rail(),
-            Cause::NoRail(waited) => Error::Network(format!(
+            Failure::NoFirstRail => self.no_first_rail(),
+            Failure::NoRail(waited) => Error::Network(format!(
                 "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
                 Duration::from_nanos(*waited),
                 self.text()
@@ -551,7 +548,15 @@ impl Driver {
         }
     }
 
+    /// Shows in the counters that the rails of a failed connection do not carry.
+    fn show_failure(&self) {
+        if self.recovery.has_failed() {
+            self.rails.iter().for_each(|managed| managed.outages.failed());
+        }
+    }
+
     fn end(&mut self, error: Error) {
+        self.show_failure();
         self.outages.ended();
         self.tcp.ended();
         // The call that meets it next writes the warning.
@@ -563,10 +568,18 @@ impl Driver {
         self.end_path(error);
     }
 
-    fn end_path(&self, error: Error) {
-        if let Some(mut path) = self.path.borrow() {
-            path.end(Box::new(error));
-        }
+    fn end_path(&mut self, error: Error) {
+        self.on_path(|path, _| drop(path.end(Box::new(error))));
+    }
+
+    /// Borrows the data path. Returns `None` after a panic in it.
+    fn on_path<T>(&mut self, work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T) -> Option<T> {
+        let done = self.path.borrow().map(|mut path| {
+            let done = work(&mut *path, &self.context);
+            (done, path.is_owing())
+        });
+        self.is_owing = done.as_ref().is_some_and(|(_, is_owing)| *is_owing);
+        done.map(|(done, _)| done)
     }
 
     fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {

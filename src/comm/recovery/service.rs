@@ -12,6 +12,7 @@ use super::tcp::{Redialling, Tcp};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
+use crate::comm::process::Process;
 use crate::comm::streams::farewell::Farewell;
 use crate::comm::threads;
 use crate::error::{Error, Result, panic_text};
@@ -29,16 +30,18 @@ const LINGER: Duration = Duration::from_secs(10);
 /// How often a connection is looked after whose rails all carry: it bounds how late a silent loss is detected, and a control frame that came
 /// by a rail.
 const CALM: Duration = Duration::from_millis(50);
-/// And one with something under way.
+/// The same for a connection with something under way.
 const BUSY: Duration = Duration::from_millis(5);
+/// Shortest pause before a deadline.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Names a watched connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchId(u64);
 
-/// The thread, and what it is told.
-#[derive(Default)]
+/// The service thread of a process, and the orders for it.
 pub struct Service {
+    process: Arc<Process>,
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -68,6 +71,11 @@ struct Watched {
 }
 
 impl Service {
+    /// A service without connections. Its thread starts with the first one.
+    pub fn new(process: Arc<Process>) -> Self {
+        Self { process, shared: Arc::default() }
+    }
+
     /// Watches a connection, after `first` has said to the peer what comes before that: that the connection is there, which is
     /// said only where somebody looks after it. `first` knows how the connection gets another TCP connection.
     ///
@@ -128,8 +136,8 @@ impl Service {
         let (waker, wakened) = UnixStream::pair().map_err(trouble)?;
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
-        let theirs = Arc::clone(&self.shared);
-        threads::spawn("spark-service", move || serve(&theirs, wakened)).map_err(trouble)?;
+        let (process, theirs) = (Arc::clone(&self.process), Arc::clone(&self.shared));
+        threads::spawn("spark-service", move || serve(&process, &theirs, wakened)).map_err(trouble)?;
         shared.waker = Some(waker);
         Ok(())
     }
@@ -155,7 +163,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
+fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream) {
     let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
     let (mut parting, mut devices): (Vec<Farewell>, Devices) = Default::default();
     loop {
@@ -164,7 +172,8 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
             (std::mem::take(&mut shared.orders), shared.standing.take_opened())
         };
         listener = opened.or(listener);
-        let look = AssertUnwindSafe(|| look_after(orders, &mut watched, &mut parting, &mut listener, &mut devices));
+        let look =
+            AssertUnwindSafe(|| look_after(process, orders, &mut watched, &mut parting, &mut listener, &mut devices));
         if let Err(payload) = catch_unwind(look) {
             parting.clear();
             abandon(&mut watched, panic_text(&*payload));
@@ -193,6 +202,7 @@ fn serve(shared: &Mutex<Shared>, mut wakened: UnixStream) {
 }
 
 fn look_after(
+    process: &Arc<Process>,
     orders: Vec<Order>,
     watched: &mut Vec<Watched>,
     parting: &mut Vec<Farewell>,
@@ -215,17 +225,15 @@ fn look_after(
     }
     let now = Instant::now();
     parting.retain_mut(|farewell| !farewell.tend(now));
-    if let Some(first) = watched.first() {
-        let process = Arc::clone(first.driver.process());
-        for news in devices.round(&process, now) {
+    if !watched.is_empty() {
+        for news in devices.round(process, now) {
             watched.iter_mut().for_each(|each| each.tell(&news, now));
         }
+        process.tick(now);
     }
     if let Some(listener) = listener {
         take_redialled(listener, watched);
     }
-    // They share what they know of unreachable paths, so any of them will do.
-    watched.first().inspect(|each| each.driver.begin_round());
     watched.iter_mut().for_each(|each| each.tend(has_news));
     watched.retain(|each| !each.is_over());
 }
@@ -258,7 +266,9 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
 /// Waits for something to happen.
 fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
     let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
-    let pause = if is_busy { BUSY } else { CALM };
+    let due = watched.iter().filter_map(|each| each.driver.next_due()).min();
+    let until_due = due.map_or(CALM, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST));
+    let pause = if is_busy { BUSY } else { CALM.min(until_due) };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
     fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     let sources = devices.event_sources();

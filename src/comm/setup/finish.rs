@@ -13,8 +13,8 @@ use crate::comm::datapath::fault::not_entered;
 use crate::comm::datapath::lane::{Lane, Role, lanes_text};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::parts::PathParts;
-use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::peer::Peer;
+use crate::comm::datapath::shared::Shareable;
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::process::Process;
@@ -83,12 +83,12 @@ impl AgreedPair {
 }
 
 /// A connection that waits for its first rail. Dropping it closes it.
-pub struct AwaitingRail<P: DataPath> {
+pub struct AwaitingRail<P: Shareable> {
     role: Role,
     endpoint: Option<Endpoint<P>>,
 }
 
-impl<P: DataPath> AwaitingRail<P> {
+impl<P: Shareable> AwaitingRail<P> {
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
@@ -100,13 +100,13 @@ impl<P: DataPath> AwaitingRail<P> {
         let Some(mut path) = endpoint.path.enter() else {
             return Ok(not_entered(&endpoint.path).map(|()| None)?);
         };
-        path.status().check()?;
-        let has_rail = path.lanes().iter().any(Lane::is_open);
+        path.rails().status.check()?;
+        let has_rail = path.rails().lanes.iter().any(Lane::is_open);
         if has_rail {
-            negotiate::report_connected(process, &peer.name, self.role, path.lanes());
+            negotiate::report_connected(process, &peer.name, self.role, &path.rails().lanes);
         }
         let has_left = !has_rail && !peer.is_here();
-        let rails = if has_left { lanes_text(path.lanes()) } else { String::new() };
+        let rails = if has_left { lanes_text(&path.rails().lanes) } else { String::new() };
         path.leave();
         if has_left {
             return Err(Error::PeerGone(format!("{} has left before any rail carried: {rails}", peer.name)));
@@ -115,7 +115,7 @@ impl<P: DataPath> AwaitingRail<P> {
     }
 }
 
-impl<P: DataPath> Drop for AwaitingRail<P> {
+impl<P: Shareable> Drop for AwaitingRail<P> {
     fn drop(&mut self) {
         if let Some(endpoint) = &self.endpoint {
             endpoint.close();
@@ -129,7 +129,7 @@ impl<P: DataPath> Drop for AwaitingRail<P> {
 ///
 /// # Errors
 /// [`Error::Os`] if the service thread cannot be started; the error of `first`.
-pub fn finish<P: DataPath + 'static>(
+pub fn finish<P: Shareable + 'static>(
     setup: &Setup,
     channel: Channel,
     agreed: Agreed,

@@ -1,5 +1,6 @@
-//! What recovery asks of its caller, and tells it.
+//! Actions that recovery asks its caller for, and its reports.
 
+use super::Changed;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, RailAdvert};
@@ -16,74 +17,71 @@ pub struct Answer {
     pub mtu_bytes: u32,
     /// The accepting side's queue pairs.
     pub end: LaneEnd,
-    /// Clear-to-sends before this one have no key of use on the rail.
+    /// First epoch whose clear-to-sends have keys of use on the rail.
     pub epoch: Epoch,
 }
 
-/// What the caller is to do.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Stop the rail's queue pairs, take in what has come, and destroy them; then call [`fenced`](super::Recovery::fenced).
+    /// Stop the rail's queue pairs, take in what has come, and destroy them; then call
+    /// [`fenced`](super::Recovery::fenced).
     Fence(LaneId),
-    /// Both sides have stopped the rail, and the peer has this: what is missing goes by other rails.
+    /// Both sides have stopped the rail, and the peer has these receives: send the missing shares by
+    /// other rails.
     Resend(LaneId, Received),
     /// Make new queue pairs; then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
-    /// Make new queue pairs for these of the peer's and connect them; then call [`answered`](super::Recovery::answered).
+    /// Make new queue pairs and connect them to these of the peer's; then call
+    /// [`answered`](super::Recovery::answered).
     AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
-    /// Connect the new queue pairs and write on each; then call [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when it is known.
+    /// Connect the new queue pairs and post a test write on each; then call
+    /// [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when the
+    /// result is known.
     ConnectQps(LaneId, Answer),
-    /// Use the rail from here on, with the new queue pairs.
+    /// Use the rail from here on, with the new queue pairs; then call
+    /// [`activated`](super::Recovery::activated).
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
-    /// The peer closes, having delivered so many receives.
+    /// The peer closes, and has delivered this number of receives.
     PeerClosed(u64),
     /// The peer is gone.
     PeerGone,
     /// The connection has failed.
-    Fail(Cause),
-    /// To be logged.
+    Fail(Failure),
+    /// A rail's state has changed: count and log it.
+    Changed(Box<Changed>),
+    /// Log this.
     Log(LogEntry),
 }
 
-/// Why a connection has failed.
+/// Reason why a connection has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
+pub enum Failure {
     /// No rail has ever carried, within the limit for the first one.
     NoFirstRail,
-    /// No rail is left, for so many nanoseconds.
+    /// No rail is left, for this number of nanoseconds.
     NoRail(u64),
     /// The peer does not acknowledge the loss of this rail.
     NotAcknowledged(LaneId),
     /// This rail was lost, and its device does not stop.
     NotStopped(LaneId),
-    /// The peer says what it must not.
+    /// The peer broke the protocol.
     Protocol(String),
 }
 
-/// What happened, for the log.
+/// An entry for the log.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LogEntry {
-    /// The peer said this.
+    /// A message of the peer's.
     Heard(Box<ControlMessage>),
-    /// What the peer said is not readable.
+    /// A frame that is not readable.
     Malformed(String),
-    /// What the peer said is about a rail that there is not.
+    /// A message about a rail that does not exist.
     NoSuchRail(LaneId),
-    /// What the peer said does not fit the rail's state.
+    /// A message that does not fit the rail's state.
     OutOfTurn(LaneId),
-    /// A rail is lost. Connecting side: it is tried again after so many nanoseconds.
-    Lost {
-        /// Its lane.
-        lane: LaneId,
-        /// How that showed.
-        why: String,
-        /// The pause.
-        retry: u64,
-    },
-    /// A rail cannot return now.
-    NotYet(LaneId, String),
     /// The peer, whose TCP was closed, answers.
     PeerAnswers,
 }
@@ -91,8 +89,8 @@ pub enum LogEntry {
 /// A control frame to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// By the bootstrap's TCP; by every rail that is up where that is gone.
+    /// By the bootstrap's TCP; by every rail that is up if there is no TCP.
     First(ControlFrame),
-    /// Once more, by every rail that is up.
+    /// Again, by every rail that is up.
     Repeated(ControlFrame),
 }

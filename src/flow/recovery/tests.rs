@@ -63,9 +63,11 @@ impl End {
         self.recovery.heard(&frame, 0, now);
     }
 
-    /// What is to be done, without what is only told.
+    /// Returns the actions to execute, without those that are only for the log.
     fn actions(&mut self) -> Vec<Action> {
-        std::iter::from_fn(|| self.recovery.poll_action()).filter(|action| !matches!(action, Action::Log(_))).collect()
+        std::iter::from_fn(|| self.recovery.poll_action())
+            .filter(|action| !matches!(action, Action::Log(_) | Action::Changed(_)))
+            .collect()
     }
 
     fn says(&mut self, now: u64) -> Option<ControlMessage> {
@@ -102,6 +104,7 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.connected(lane(0), Ok(()), now);
     end.recovery.probed(lane(0), Ok(()), now);
     assert_eq!(end.actions(), [Action::Activate(lane(0))]);
+    end.recovery.activated(lane(0), Ok(()), now);
     assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0), lane(1)]);
 }
@@ -229,7 +232,7 @@ fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + LIMITS.loss);
     end.recovery.tick(now + 2 * LIMITS.loss);
-    assert_eq!(end.actions(), [Action::Fail(Cause::NoRail(LIMITS.loss))]);
+    assert_eq!(end.actions(), [Action::Fail(Failure::NoRail(LIMITS.loss))]);
 }
 
 #[test]
@@ -239,7 +242,7 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
     end.recovery.tick(now + LIMITS.loss);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + LIMITS.loss + 1);
-    assert_eq!(end.actions(), [Action::Fail(Cause::NotAcknowledged(lane(1)))]);
+    assert_eq!(end.actions(), [Action::Fail(Failure::NotAcknowledged(lane(1)))]);
 }
 
 #[test]
@@ -359,7 +362,7 @@ fn what_the_peer_must_not_say_fails_the_connection() {
     ] {
         let mut end = End::new(role);
         end.hears(&message, SECOND);
-        assert!(matches!(end.actions()[..], [Action::Fail(Cause::Protocol(_))]), "{message:?}");
+        assert!(matches!(end.actions()[..], [Action::Fail(Failure::Protocol(_))]), "{message:?}");
     }
 }
 

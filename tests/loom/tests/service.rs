@@ -9,6 +9,7 @@ use loom_models::comm::channel::Channel;
 use loom_models::comm::datapath::waker::Waker;
 use loom_models::comm::recovery::driver::{Driver, Notes};
 use loom_models::comm::recovery::redial::Standing;
+use loom_models::comm::process::Process;
 use loom_models::comm::recovery::service::Service;
 use loom_models::comm::recovery::tcp::Redialling;
 use loom_models::comm::streams::farewell::Farewell;
@@ -45,7 +46,7 @@ fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut S
 #[test]
 fn a_connection_is_watched_and_closed_and_the_next_one_too() {
     model(|| {
-        let service = Service::default();
+        let service = Service::new(Arc::new(Process));
         connection(&service, 0);
         // The thread may be ending, or may have ended.
         connection(&service, 0);
@@ -54,13 +55,13 @@ fn a_connection_is_watched_and_closed_and_the_next_one_too() {
 
 #[test]
 fn news_are_looked_after() {
-    model(|| connection(&Service::default(), 2));
+    model(|| connection(&Service::new(Arc::new(Process)), 2));
 }
 
 #[test]
 fn two_connections_of_two_threads() {
     model(|| {
-        let service = Arc::new(Service::default());
+        let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || connection(&service, 0))
@@ -73,7 +74,7 @@ fn two_connections_of_two_threads() {
 #[test]
 fn the_listener_is_open_while_a_connection_needs_it() {
     model(|| {
-        let service = Arc::new(Service::default());
+        let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || connection_with(&service, 0, Standing::invite))
@@ -86,7 +87,7 @@ fn the_listener_is_open_while_a_connection_needs_it() {
 #[test]
 fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
     model(|| {
-        let service = Arc::new(Service::default());
+        let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || {
@@ -104,7 +105,7 @@ fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
 #[test]
 fn news_when_nothing_is_watched_start_nothing() {
     model(|| {
-        let service = Service::default();
+        let service = Service::new(Arc::new(Process));
         service.wake();
         connection(&service, 0);
         service.wake();

@@ -2,14 +2,14 @@
 
 use super::{Found, RecvPath, Source, keep, kept, source_of};
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::{Fault, OVERRUN};
+use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::{Lane, Stopped};
-use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::status::{Fenced, STRIKES, Status};
+use crate::comm::datapath::path::{DataPath, Faults};
+use crate::comm::datapath::rails::Rails;
+use crate::comm::datapath::status::Fenced;
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result};
 use crate::flow::receives::Grant;
-use crate::flow::striping::Striping;
 use crate::wire::control::Received;
 use crate::wire::cts::{Entry, Epoch, Terms};
 use crate::wire::ids::LaneId;
@@ -27,7 +27,7 @@ impl RecvPath {
     fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
         let begun = Instant::now();
         let mut asked = begun;
-        while !self.lanes[lane.index()].is_drained() {
+        while !self.rails.lanes[lane.index()].is_drained() {
             let is_broken = match self.absorb(context, lane) {
                 Err(fault) => self.is_broken_by(context, lane, *fault),
                 Ok(_) => false,
@@ -36,12 +36,12 @@ impl RecvPath {
                 continue;
             }
             asked = Instant::now();
-            let stopped = self.lanes[lane.index()].strand();
+            let stopped = self.rails.lanes[lane.index()].strand();
             if stopped != Stopped::Flushing {
                 return stopped;
             }
             if is_broken || begun.elapsed() > DRAIN_LIMIT {
-                let (rail, peer) = (self.lanes[lane.index()].rail.name(), &context.peer.name);
+                let (rail, peer) = (self.rails.lanes[lane.index()].rail.name(), &context.peer.name);
                 let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
                 self.end(Box::new(Error::Network(text)));
                 break;
@@ -78,12 +78,12 @@ impl RecvPath {
 
     /// Grants once more what may not have been heard, as far as there is room on the rails.
     fn repay(&mut self, context: &PathContext) {
-        if self.status.has_failed() {
+        if self.rails.status.has_failed() {
             return;
         }
         loop {
             let any = self.cts_lane();
-            let Self { receives, lanes, .. } = self;
+            let Self { receives, rails: Rails { lanes, .. }, .. } = self;
             let Some(owed) = receives.next_owed(|lane| lanes[lane.unwrap_or(any).index()].has_room(0)) else { return };
             let (slot, lane) = (owed.grant.slot, owed.lane.unwrap_or(any));
             self.receives.repeats(slot, lane);
@@ -95,7 +95,24 @@ impl RecvPath {
 }
 
 impl RecvPath {
-    /// The entry of a receive's part, as it lies in the shadow, with the keys as they are now.
+    /// Begins a new epoch for a lane whose device has returned, and grants again every receive that
+    /// waits, with the keys of now.
+    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
+        self.epoch = self.epoch.next();
+        self.since[lane.index()] = self.epoch;
+        self.since.iter_mut().for_each(|since| *since = since.near(self.epoch));
+        let mut waiting = Vec::new();
+        self.receives.renew(|grant, parts| waiting.push((grant, parts)));
+        for (grant, parts) in waiting {
+            for part in 0..parts {
+                self.renew_entry(context, grant, part)?;
+            }
+        }
+        self.repay(context);
+        Ok(())
+    }
+
+    /// Writes the entry of a receive's part into the shadow again, with the keys of now.
     fn renew_entry(&self, context: &PathContext, grant: Grant, part: usize) -> Result<()> {
         let Source { memory: id, strict } = self.memory[source_of(grant, part)];
         let memory = context.registrations.find(id).ok_or_else(|| {
@@ -115,37 +132,17 @@ impl RecvPath {
 }
 
 impl DataPath for RecvPath {
-    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<Epoch> {
-        self.epoch = self.epoch.next();
-        self.since[lane.index()] = self.epoch;
-        self.since.iter_mut().for_each(|since| *since = since.near(self.epoch));
-        let mut waiting = Vec::new();
-        self.receives.renew(|grant, parts| waiting.push((grant, parts)));
-        for (grant, parts) in waiting {
-            for part in 0..parts {
-                self.renew_entry(context, grant, part)?;
-            }
+    fn renewed_epoch(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch> {
+        if has_new_keys {
+            self.renew(context, lane)?;
         }
-        self.repay(context);
-        Ok(self.epoch)
-    }
-
-    fn epoch(&self, lane: LaneId) -> Epoch {
-        self.since[lane.index()]
+        Ok(self.since[lane.index()])
     }
 
     fn take_epoch(&mut self, _lane: LaneId, _epoch: Epoch) {}
 
-    fn status(&mut self) -> &mut Status {
-        &mut self.status
-    }
-
-    fn lanes(&mut self) -> &mut [Lane] {
-        &mut self.lanes
-    }
-
-    fn striping(&mut self) -> &mut Striping {
-        &mut self.striping
+    fn rails(&mut self) -> &mut Rails {
+        &mut self.rails
     }
 
     fn span(&self) -> (u64, u64) {
@@ -154,36 +151,24 @@ impl DataPath for RecvPath {
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
         // All that has come by it: the sender may have heard of it, and then it does not come again.
-        let stopped = match self.lanes[lane.index()].stop() {
+        let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,
         };
         match stopped {
             Stopped::Not => {
-                self.striping.lose(lane);
+                self.rails.striping.lose(lane);
                 return Fenced::NotYet;
             }
             Stopped::Gone => self.take_the_rest(context, lane),
             Stopped::Flushing => {}
         }
-        self.lanes[lane.index()].close();
-        self.striping.lose(lane);
+        self.rails.close_lane(lane);
         Fenced::Now
     }
 
     fn received(&self) -> Received {
         self.receives.received()
-    }
-
-    fn most_denials(&self) -> u8 {
-        // The only key that it writes by is the peer's own, of its ring: no caller can have it wrong, and a device of the peer's may go and
-        // return again and again while one message waits.
-        STRIKES
-    }
-
-    fn without_completions(&self) -> Fault {
-        // The sender may have heard of what was in the queue, and does not send it again.
-        Fault::Fatal(OVERRUN.to_owned())
     }
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, _received: &Received) -> Result<()> {
@@ -193,21 +178,19 @@ impl DataPath for RecvPath {
     }
 
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
-        if self.status.has_failed() {
+        if !self.rails.regain(lane, new) {
             return Ok(false);
         }
-        self.lanes[lane.index()].take_over(new);
-        self.striping.regain(lane);
         self.repay(context);
         Ok(true)
     }
 
     fn tend(&mut self, context: &PathContext) -> Result<bool> {
-        if self.status.has_failed() {
+        if self.rails.status.has_failed() {
             return Ok(false);
         }
         let mut moved = false;
-        for lane in LaneId::all(self.lanes.len()) {
+        for lane in LaneId::all(self.rails.lanes.len()) {
             moved |= self.take_in(context, lane).map_err(|error| *error)? != Found::Nothing;
         }
         self.repay(context);
@@ -215,7 +198,8 @@ impl DataPath for RecvPath {
     }
 
     fn is_owing(&mut self) -> bool {
-        !self.status.has_failed() && self.receives.is_owing()
+        // Without an open lane nothing can be granted again.
+        self.receives.is_owing() && self.rails.lanes.iter().any(Lane::is_open)
     }
 
     fn delivered(&self) -> u64 {

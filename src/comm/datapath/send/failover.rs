@@ -2,15 +2,15 @@
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::{Fault, OVERRUN};
+use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::{Lane, Stopped};
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
-use crate::comm::datapath::status::{Fenced, Status};
+use crate::comm::datapath::rails::Rails;
+use crate::comm::datapath::status::Fenced;
 use crate::error::{Error, Result};
 use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
-use crate::flow::striping::Striping;
 use crate::wire::MAX_RAILS;
 use crate::wire::control::Received;
 use crate::wire::cts::Epoch;
@@ -19,11 +19,11 @@ use crate::wire::ids::LaneId;
 impl SendPath {
     /// Finds lanes for what waits for one.
     fn reroute(&mut self, context: &PathContext) -> Result<()> {
-        if self.status.has_failed() {
+        if self.rails.status.has_failed() {
             return Ok(());
         }
         let mut deregistered = false;
-        let Self { sends, lanes, striping, ring, since, .. } = self;
+        let Self { sends, rails: Rails { lanes, striping, .. }, ring, since, .. } = self;
         self.is_stranded = sends.reroute(|Stranded { bytes, memory, sequence, part }| {
             // It may be being granted once more just now.
             let entry = next::granted(ring.words(), sequence, part)?;
@@ -55,16 +55,8 @@ impl SendPath {
 }
 
 impl DataPath for SendPath {
-    fn status(&mut self) -> &mut Status {
-        &mut self.status
-    }
-
-    fn lanes(&mut self) -> &mut [Lane] {
-        &mut self.lanes
-    }
-
-    fn striping(&mut self) -> &mut Striping {
-        &mut self.striping
+    fn rails(&mut self) -> &mut Rails {
+        &mut self.rails
     }
 
     fn span(&self) -> (u64, u64) {
@@ -72,8 +64,8 @@ impl DataPath for SendPath {
     }
 
     fn lose(&mut self, _context: &PathContext, lane: LaneId) -> Fenced {
-        if self.lanes[lane.index()].stop() == Stopped::Not {
-            self.striping.lose(lane);
+        if self.rails.lanes[lane.index()].stop() == Stopped::Not {
+            self.rails.striping.lose(lane);
             return Fenced::NotYet;
         }
         let mut is_read = false;
@@ -85,24 +77,12 @@ impl DataPath for SendPath {
                 _ => {}
             }
         }
-        self.lanes[lane.index()].close();
-        // After what was taken in, which would count as the rail's pace.
-        self.striping.lose(lane);
+        self.rails.close_lane(lane);
         Fenced::Now
     }
 
     fn received(&self) -> Received {
         Received::default()
-    }
-
-    fn most_denials(&self) -> u8 {
-        // A caller of the peer's may have deregistered the buffer.
-        self.lanes.len() as u8
-    }
-
-    fn without_completions(&self) -> Fault {
-        // What has arrived the receiver knows, and says.
-        Fault::Rail(OVERRUN.to_owned())
     }
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
@@ -111,16 +91,14 @@ impl DataPath for SendPath {
     }
 
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
-        if self.status.has_failed() {
+        if !self.rails.regain(lane, new) {
             return Ok(false);
         }
-        self.lanes[lane.index()].take_over(new);
-        self.striping.regain(lane);
         self.reroute(context).map(|()| true)
     }
 
     fn tend(&mut self, context: &PathContext) -> Result<bool> {
-        if self.status.has_failed() {
+        if self.rails.status.has_failed() {
             return Ok(false);
         }
         if self.is_stranded {
@@ -129,21 +107,17 @@ impl DataPath for SendPath {
         self.progress(context).map_err(|error| *error)
     }
 
-    fn renew(&mut self, _context: &PathContext, lane: LaneId) -> Result<Epoch> {
-        Ok(self.epoch(lane))
-    }
-
-    fn epoch(&self, lane: LaneId) -> Epoch {
-        self.since[lane.index()]
+    fn renewed_epoch(&mut self, _context: &PathContext, lane: LaneId, _has_new_keys: bool) -> Result<Epoch> {
+        Ok(self.since[lane.index()])
     }
 
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.since[lane.index()] != epoch {
             // The peer's device has returned with other keys: those that were refused were of the one that went.
-            self.status.forgive();
+            self.rails.status.forgive();
         }
         self.since[lane.index()] = epoch;
-        let since = &self.since[..self.lanes.len().min(MAX_RAILS)];
+        let since = &self.since[..self.rails.lanes.len().min(MAX_RAILS)];
         let newest = since.iter().fold(epoch, |newest, other| if other.is_since(newest) { *other } else { newest });
         self.since.iter_mut().for_each(|since| *since = since.near(newest));
         self.sends.set_epoch(newest);
@@ -151,7 +125,7 @@ impl DataPath for SendPath {
 
     fn is_owing(&mut self) -> bool {
         // What else waits here is posted when its request is tested.
-        self.is_stranded && self.lanes.iter().any(Lane::is_open)
+        self.is_stranded && self.rails.lanes.iter().any(Lane::is_open)
     }
 
     fn delivered(&self) -> u64 {

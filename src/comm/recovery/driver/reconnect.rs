@@ -77,9 +77,7 @@ impl Driver {
         let Some(Attempt::Asked(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("there are no new queue pairs".to_owned());
         };
-        if let Some(mut path) = self.path.borrow() {
-            path.take_epoch(lane, answer.epoch);
-        }
+        self.on_path(|path, _| path.take_epoch(lane, answer.epoch));
         let way = Way { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
         let managed = &mut self.rails[lane.index()];
         managed.goes_by(way);
@@ -106,7 +104,7 @@ impl Driver {
             Some(Attempt::Working(_)) => None,
             Some(Attempt::Asked(asked)) => Some(asked.lane),
             Some(Attempt::Testing(test)) => Some(test.lane),
-            None => self.path.borrow()?.status().take(lane),
+            None => self.on_path(|path, _| path.rails().status.take(lane))?,
         }
     }
 
@@ -186,18 +184,23 @@ impl Driver {
     /// Gives the accepting side's new queue pairs to the data path to keep.
     fn keep(&mut self, lane: LaneId, (new, mut answer): (Lane, Answer)) -> std::result::Result<Answer, String> {
         let has_failed = || "the connection has failed".to_owned();
-        let mut path = self.path.borrow().ok_or_else(has_failed)?;
         let opening = new.opening();
-        if self.rails[lane.index()].granted.replace(opening) != Some(opening) {
-            let renewed = path.renew(&self.context, lane);
-            if let Err(error) = renewed {
-                drop(path);
-                self.give_up(error);
-                return Err(has_failed());
+        let has_new_keys = self.rails[lane.index()].granted.replace(opening) != Some(opening);
+        let kept = self.on_path(|path, context| {
+            let epoch = path.renewed_epoch(context, lane, has_new_keys)?;
+            Ok(path.rails().status.keep(lane, new).then_some(epoch))
+        });
+        match kept {
+            Some(Ok(Some(epoch))) => {
+                answer.epoch = epoch;
+                Ok(answer)
             }
+            Some(Err(error)) => {
+                self.give_up(error);
+                Err(has_failed())
+            }
+            Some(Ok(None)) | None => Err(has_failed()),
         }
-        answer.epoch = path.epoch(lane);
-        if path.status().keep(lane, new) { Ok(answer) } else { Err(has_failed()) }
     }
 
     fn look_at_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, at: u64) {
@@ -223,13 +226,6 @@ impl Driver {
         let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
         let is_due = |way| self.process.backoff.is_due(managed.path(way), now);
         is_due(newest).or_else(|why| is_due(before).map_err(|_| why))
-    }
-
-    /// Begins a round of the service thread over all connections: looks at the log lines that are due.
-    pub fn begin_round(&self) {
-        let now = Instant::now();
-        self.process.outages.tick(now);
-        self.process.tcp_outages.tick(now);
     }
 }
 

@@ -1,6 +1,7 @@
 //! In place of the plugin's `comm/recovery/devices.rs`: no model has a device.
 
-use crate::comm::rail::{Process, Rail};
+use crate::comm::process::Process;
+use crate::comm::rail::Rail;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;

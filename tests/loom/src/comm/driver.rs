@@ -1,7 +1,7 @@
 //! Replaces the plugin's `comm/recovery/driver.rs`: a driver that records the calls it gets.
 
 use crate::comm::datapath::peer::Peer;
-use crate::comm::rail::{Process, Rail};
+use crate::comm::rail::Rail;
 use crate::error::Error;
 use crate::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
@@ -57,7 +57,6 @@ pub enum PortChange {
 
 /// A driver whose peer closes as soon as it does.
 pub struct Driver {
-    process: Arc<Process>,
     peer: Arc<Peer>,
     notes: Arc<Notes>,
 }
@@ -66,17 +65,12 @@ impl Driver {
     /// Creates a driver that records its calls in `notes`.
     pub fn new(notes: &Arc<Notes>) -> Self {
         let peer = Arc::new(Peer::new("peer".to_owned()));
-        Self { process: Arc::new(Process), peer, notes: Arc::clone(notes) }
+        Self { peer, notes: Arc::clone(notes) }
     }
 
     /// The connection's peer.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
-    }
-
-    /// The process.
-    pub fn process(&self) -> &Arc<Process> {
-        &self.process
     }
 
     /// Returns false, because no work is under way.
@@ -95,8 +89,10 @@ impl Driver {
         self.notes.note(|told| told.closed = true);
     }
 
-    /// Does nothing, because no rail returns.
-    pub fn begin_round(&self) {}
+    /// Returns `None`, because there is no deadline.
+    pub fn next_due(&self) -> Option<Instant> {
+        None
+    }
 
     /// Runs the driver.
     pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {

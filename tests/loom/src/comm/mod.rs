@@ -3,6 +3,7 @@
 
 pub mod channel;
 pub mod datapath;
+pub mod process;
 pub mod rail;
 pub mod recovery;
 pub mod streams;

@@ -1,7 +1,4 @@
-//! Replaces the plugin's `comm/rail.rs` and `comm/process.rs`: no model has a rail.
+//! Replaces the plugin's `comm/rail.rs`: no model has a rail.
 
 /// A rail.
 pub struct Rail;
-
-/// State that all connections share.
-pub struct Process;

@@ -1,6 +1,6 @@
 //! Execution of recovery's actions, with the checks of its promises.
 
-use super::super::super::{Action, Answer, Cause, State};
+use super::super::super::{Action, Answer, Failure, State};
 use super::{MESSAGES, RAILS, UNCONNECTED, World, Write};
 use crate::wire::PARTS;
 use crate::wire::control::{OpenReceive, Received};
@@ -63,7 +63,7 @@ impl World {
                     self.unseen.retain(|(_, at)| *at != lane);
                 }
             }
-            Action::Fail(cause) => self.fail(side, &cause)?,
+            Action::Fail(failure) => self.fail(side, &failure)?,
             Action::PeerClosed(delivered) => self.peer_closed(side, delivered)?,
             Action::PeerGone => {
                 if !self.may_give_up(side) {
@@ -72,7 +72,7 @@ impl World {
                 self.closing[side].peer_is_away = true;
                 self.end_path(side);
             }
-            Action::Log(_) => {}
+            Action::Changed(_) | Action::Log(_) => {}
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl World {
         Ok(())
     }
 
-    /// The caller closes its connection, as `comm::datapath::path::leave` and `Driver::close` do.
+    /// The caller closes its connection, as `comm::datapath::shared::leave` and `Driver::close` do.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
         let is_running = match side {
             0 => self.confirmed[..self.posted].contains(&false),
@@ -151,20 +151,20 @@ impl World {
         self.is_late || there.path_ended || there.has_left
     }
 
-    /// Recovery gives up: checks the cause.
-    fn fail(&mut self, side: usize, cause: &Cause) -> Result<(), String> {
+    /// Recovery gives up: checks the reason.
+    fn fail(&mut self, side: usize, failure: &Failure) -> Result<(), String> {
         let (used, cut_off) = (&self.used[side], &self.cut_off[side]);
         let is_true = self.may_give_up(side)
             && !self.closing[side].path_ended
-            && match cause {
-                Cause::NoFirstRail => *used == [None; RAILS] && !self.has_carried[side],
-                Cause::NoRail(_) => *used == [None; RAILS] && self.has_carried[side],
-                Cause::NotAcknowledged(lane) => used[lane.index()].is_none() && cut_off[lane.index()].is_none(),
-                Cause::NotStopped(lane) => cut_off[lane.index()].is_some(),
-                Cause::Protocol(_) => false,
+            && match failure {
+                Failure::NoFirstRail => *used == [None; RAILS] && !self.has_carried[side],
+                Failure::NoRail(_) => *used == [None; RAILS] && self.has_carried[side],
+                Failure::NotAcknowledged(lane) => used[lane.index()].is_none() && cut_off[lane.index()].is_none(),
+                Failure::NotStopped(lane) => cut_off[lane.index()].is_some(),
+                Failure::Protocol(_) => false,
             };
         if !is_true {
-            return Err(format!("side {side} gives up: {cause:?}"));
+            return Err(format!("side {side} gives up: {failure:?}"));
         }
         self.end_path(side);
         Ok(())
@@ -247,6 +247,7 @@ impl World {
         self.has_carried[side] = true;
         // As `Status::regained` does.
         self.losses[side][lane.index()] = false;
+        self.ends[side].activated(lane, Ok(()), self.now);
         if side == 0 {
             self.activated[lane.index()] = generation;
             if !self.is_port_up[lane.index()] {

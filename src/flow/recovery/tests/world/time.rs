@@ -1,7 +1,7 @@
 //! Deadlines of the two ends, and the key of a state.
 
 use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
-use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, Role, STEADY, State};
+use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, STEADY, State};
 use super::{LIMITS, World};
 use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,39 +13,23 @@ impl World {
         sides.filter_map(|side| self.deadline(side)).min()
     }
 
-    /// Returns the time of the next thing that this end does if nothing else happens.
+    /// Returns the time of the next thing that this end does if nothing else happens. A repeated
+    /// frame that does not arrive counts for nothing.
     fn deadline(&self, side: usize) -> Option<u64> {
         let end = &self.ends[side];
-        let asks = end.role == Role::Sender && end.recovers();
-        let rails = end.rails.iter().filter(|_| asks).filter_map(rail_deadline);
-        let repeats = end.peer != Peer::Gone && end.link.is_waiting() && self.repeats_arrive(side);
-        let repeat = repeats.then_some(end.sent_at + REPEAT);
+        let rails = end.rails.iter().filter(|_| end.asks()).filter_map(Rail::timeout);
+        let repeat = end.repeat_timeout().filter(|_| self.repeats_arrive(side));
         rails.chain(repeat).min().map(|at| at.max(self.now))
     }
 
     /// Returns the end of the current wait of one of the sender's rails.
     pub(super) fn rail_deadline(&self, lane: LaneId) -> Option<u64> {
-        rail_deadline(&self.ends[0].rails[lane.index()])
+        self.ends[0].rails[lane.index()].timeout()
     }
 
     /// Returns the time at which a side gives up if nothing changes.
     pub(super) fn limit(&self, side: usize) -> Option<u64> {
-        let end = &self.ends[side];
-        let of_rail = |rail: &Rail| match rail.state {
-            State::Fencing { since, .. } | State::Fenced { since } => Some(since + LIMITS.loss + 1),
-            _ => None,
-        };
-        let limit = match end.rails_up().next() {
-            Some(_) => end.rails.iter().filter_map(of_rail).min(),
-            None if self.has_carried[side] => end.dark_since.map(|since| since + LIMITS.loss),
-            None => end.dark_since.map(|since| since + LIMITS.first_rail),
-        };
-        let sign_of_life = match end.peer {
-            Peer::Suspected(since) => Some(since + SIGN_OF_LIFE + 1),
-            _ => None,
-        };
-        let limits = limit.filter(|_| end.recovers()).into_iter().chain(sign_of_life);
-        limits.min().filter(|_| !self.closing[side].has_left)
+        self.ends[side].limit().filter(|_| !self.closing[side].has_left)
     }
 
     /// Returns the same key for two states that differ only in their time of day.
@@ -63,14 +47,6 @@ impl World {
             u128::from(hasher.finish())
         };
         key(1) << 64 | key(2)
-    }
-}
-
-/// Returns the end of the current wait of a rail of the sender.
-fn rail_deadline(rail: &Rail) -> Option<u64> {
-    match rail.state {
-        State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => Some(at),
-        _ => None,
     }
 }
 

@@ -1,0 +1,94 @@
+//! A data path that NCCL's thread uses and the service thread borrows, through one [`TryCell`].
+
+use super::path::{DataPath, Faults};
+use super::peer::Peer;
+use super::recv::RecvPath;
+use super::send::SendPath;
+use super::try_cell::{TryCell, TryCellGuard, UNUSED};
+use crate::error::Error;
+use std::ops::{Deref, DerefMut};
+
+/// A data path that the service thread can borrow from the thread that uses it.
+pub trait SharedPath: Send + Sync {
+    /// Borrows the data path as soon as its user releases it. A call there takes microseconds and
+    /// waits for nothing. Borrowing does not count as a use. Returns `None` after a panic in a
+    /// user: the data path is not used again.
+    fn borrow(&self) -> Option<PathGuard<'_>>;
+
+    /// True if nobody has used the data path since the last call.
+    fn is_unused(&self) -> bool;
+}
+
+/// A borrowed data path, given back when dropped.
+pub enum PathGuard<'a> {
+    /// Of a connection that sends.
+    Send(TryCellGuard<'a, SendPath, UNUSED>),
+    /// Of a connection that receives.
+    Recv(TryCellGuard<'a, RecvPath, UNUSED>),
+}
+
+impl Deref for PathGuard<'_> {
+    type Target = dyn DataPath;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Send(path) => &**path,
+            Self::Recv(path) => &**path,
+        }
+    }
+}
+
+impl DerefMut for PathGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Send(path) => &mut **path,
+            Self::Recv(path) => &mut **path,
+        }
+    }
+}
+
+/// A data path that can be in a [`PathGuard`].
+pub trait Shareable: DataPath + Sized {
+    /// Wraps a borrowed data path.
+    fn guarded(path: TryCellGuard<'_, Self, UNUSED>) -> PathGuard<'_>;
+}
+
+impl Shareable for SendPath {
+    fn guarded(path: TryCellGuard<'_, Self, UNUSED>) -> PathGuard<'_> {
+        PathGuard::Send(path)
+    }
+}
+
+impl Shareable for RecvPath {
+    fn guarded(path: TryCellGuard<'_, Self, UNUSED>) -> PathGuard<'_> {
+        PathGuard::Recv(path)
+    }
+}
+
+impl<P: Shareable> SharedPath for TryCell<P> {
+    fn borrow(&self) -> Option<PathGuard<'_>> {
+        loop {
+            if let Some(path) = self.visit() {
+                return Some(P::guarded(path));
+            }
+            if self.is_broken() {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        TryCell::is_unused(self)
+    }
+}
+
+/// Closes the caller's connection. Running requests end here, so that no NIC touches the caller's
+/// buffers afterwards. If none runs, the queue pairs stay for writes that the peer has to confirm.
+pub fn leave(path: &dyn SharedPath, peer: &Peer) {
+    let Some(mut path) = path.borrow() else { return };
+    if path.holds_buffers() {
+        tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
+        path.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
+    }
+}

@@ -1,0 +1,117 @@
+//! Time in recovery: attempts, repeated frames and limits.
+
+use super::bootstrap::SIGN_OF_LIFE;
+use super::{
+    Action, CROWDED, Cause, DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Failure, Peer, REPEAT, RETRY, Rail, Recovery,
+    Role, State,
+};
+use crate::wire::ids::LaneId;
+
+impl Recovery {
+    /// Reports the time.
+    pub fn tick(&mut self, now: u64) {
+        self.look_for_a_sign_of_life(now);
+        if !self.recovers() {
+            return;
+        }
+        if self.role == Role::Sender {
+            self.lanes().for_each(|lane| self.bring_back(lane, now));
+        }
+        self.watch_the_dark(now);
+    }
+
+    /// Returns the next time at which [`Recovery::tick`] or [`Recovery::poll_frame`] acts if nothing
+    /// else happens.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let attempts = self.rails.iter().filter(|_| self.asks()).filter_map(Rail::timeout);
+        attempts.chain(self.repeat_timeout()).chain(self.limit()).min()
+    }
+
+    /// True if this side asks for lost rails now.
+    pub(super) fn asks(&self) -> bool {
+        self.role == Role::Sender && self.recovers() && self.link.backlog() < CROWDED
+    }
+
+    /// Returns the time at which the current frame is sent again.
+    pub(super) fn repeat_timeout(&self) -> Option<u64> {
+        (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT)
+    }
+
+    /// Returns the time at which this side gives up if nothing changes.
+    pub(super) fn limit(&self) -> Option<u64> {
+        let of_rail = |rail: &Rail| match rail.state {
+            State::Fencing { since, .. } | State::Fenced { since } => Some(since + self.limits.loss + 1),
+            _ => None,
+        };
+        let limit = match self.rails_up().next() {
+            Some(_) => self.rails.iter().filter_map(of_rail).min(),
+            None if self.has_carried() => self.dark_since.map(|since| since + self.limits.loss),
+            None => self.dark_since.map(|since| since + self.limits.first_rail),
+        };
+        let sign_of_life = match self.peer {
+            Peer::Suspected(since) => Some(since + SIGN_OF_LIFE + 1),
+            _ => None,
+        };
+        limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()
+    }
+
+    /// Connecting side: asks for a lost rail, or ends an attempt that takes too long.
+    fn bring_back(&mut self, lane: LaneId, now: u64) {
+        match self.rails[lane.index()].state {
+            State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
+                self.transition(lane, State::Opening, Cause::Due, now);
+                self.actions.push_back(Action::OpenQps(lane));
+            }
+            State::Requested { until } if now >= until => self.end_attempt(lane, Cause::NoAnswer, now),
+            State::Probing { until } if now >= until => self.end_attempt(lane, Cause::NotConfirmed, now),
+            _ => {}
+        }
+    }
+
+    /// Fails the connection if no rail is left for too long, or if the peer does not acknowledge a loss.
+    fn watch_the_dark(&mut self, now: u64) {
+        if self.rails_up().next().is_some() {
+            self.dark_since = None;
+            let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
+            let late = self.lanes().zip(&self.rails).find_map(|(lane, rail)| match rail.state {
+                State::Fenced { since } if is_late(since) => Some(Failure::NotAcknowledged(lane)),
+                State::Fencing { since, .. } if is_late(since) => Some(Failure::NotStopped(lane)),
+                _ => None,
+            });
+            if let Some(failure) = late {
+                self.give_up(failure);
+            }
+            return;
+        }
+        let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
+        if !self.has_carried() {
+            if waited >= self.limits.first_rail {
+                self.give_up(Failure::NoFirstRail);
+            }
+        } else if waited >= self.limits.loss {
+            self.give_up(Failure::NoRail(waited));
+        }
+    }
+
+    /// Returns the pause before the next attempt on a rail.
+    pub fn pause(&self, lane: LaneId) -> u64 {
+        let rail = &self.rails[lane.index()];
+        RETRY
+            << match rail.has_carried {
+                true => rail.attempts.min(DOUBLED_AT_MOST),
+                false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
+                // The caller waits for the first rail. The handshake was the first attempt.
+                false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
+            }
+    }
+}
+
+impl Rail {
+    /// Returns the end of the current wait of a rail of the connecting side.
+    pub(super) fn timeout(&self) -> Option<u64> {
+        match self.state {
+            State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => Some(at),
+            _ => None,
+        }
+    }
+}

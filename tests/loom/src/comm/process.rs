@@ -1,0 +1,11 @@
+//! Replaces the plugin's `comm/process.rs`.
+
+use std::time::Instant;
+
+/// State that all connections share.
+pub struct Process;
+
+impl Process {
+    /// Does nothing, because no rail is lost.
+    pub fn tick(&self, _: Instant) {}
+}
