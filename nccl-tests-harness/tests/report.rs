@@ -123,8 +123,7 @@ impl Bed {
         let own = bed.folder.path().display();
         let script = format!(
             "touch {own}/ran; case \"$*\" in *--hosts*) name=hosts;; *--peer*) name=peer;; memory*) name=memory;;\n\
-             * all-gather*--rendezvous*|all-gather*) name=all-gather;; nccl-tests*)
-             * name=nccl-tests;; *) name=tune;; esac\n\
+             *all-gather*--rendezvous*|all-gather*) name=all-gather;; nccl-tests*) name=nccl-tests;; *) name=tune;; esac\n\
              cat {own}/planted; cat {own}/planted >&2; json=\n\
              for word; do test \"$json\" = next && cp {own}/results/$name \"$word\"; json=\n\
              test \"$word\" = --json && json=next; done; exit 0"
