@@ -93,11 +93,12 @@ impl Install {
         let missing = missing.join(", ");
         ensure!(missing.is_empty(), "{} is not this plugin: it does not export {missing}", plugin.display());
 
-        let mut files = manual::files(command_line).context("write the manual pages")?;
+        let mut files = Vec::new();
         for (path, file) in [(places::PROGRAM, program), (places::PLUGIN, &plugin), (places::FABRIC, &fabric)] {
             let content = fs::read(file).with_context(|| format!("read {}", file.display()))?;
             files.push((path.to_owned(), content));
         }
+        files.extend(manual::files(command_line).context("write the manual pages")?);
         let mode = |path: &str| if path == places::PROGRAM { 0o755 } else { 0o644 };
         Ok(files.into_iter().map(|(path, content)| Item { mode: mode(&path), path, content }).collect())
     }
