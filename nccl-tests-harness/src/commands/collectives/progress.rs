@@ -26,23 +26,19 @@ pub struct Channel {
     // In the order in which NCCL closes them: requests, registrations, comms.
     sends: Lane,
     receives: Lane,
-    memory: Memory,
+    /// The send buffer with the comm that sends, unless it is the receive buffer.
+    send_memory: Option<Rc<Registration>>,
+    /// The receive buffer with the comm that sends, if it sends from there.
+    pass_on_memory: Option<Rc<Registration>>,
+    /// The receive buffer with the comm that receives.
+    recv_memory: Rc<Registration>,
+    buffers: Buffers,
     send: SendComm,
     recv: RecvComm,
     copy: Option<Range<usize>>,
     /// NCCL uses the sender's rank as the tag.
     send_tag: i32,
     recv_tag: i32,
-}
-
-struct Memory {
-    /// The send buffer with the comm that sends, unless it is the receive buffer.
-    send: Option<Rc<Registration>>,
-    /// The receive buffer with the comm that sends, if it sends from there.
-    pass_on: Option<Rc<Registration>>,
-    /// The receive buffer with the comm that receives.
-    recv: Rc<Registration>,
-    buffers: Buffers,
 }
 
 /// One direction of a channel.
@@ -63,16 +59,13 @@ impl Channel {
         rank: usize,
         link: Link,
     ) -> Result<Self> {
-        let memory = Memory {
-            send: (!collective.in_place()).then(|| send.register(&buffers.send)).transpose()?,
-            pass_on: collective.passes_on().then(|| send.register(&buffers.recv)).transpose()?,
-            recv: recv.register(&buffers.recv)?,
-            buffers: buffers.clone(),
-        };
         Ok(Self {
             sends: Lane::default(),
             receives: Lane::default(),
-            memory,
+            send_memory: (!collective.in_place()).then(|| send.register(&buffers.send)).transpose()?,
+            pass_on_memory: collective.passes_on().then(|| send.register(&buffers.recv)).transpose()?,
+            recv_memory: recv.register(&buffers.recv)?,
+            buffers: buffers.clone(),
             send,
             recv,
             copy: None,
@@ -92,8 +85,7 @@ impl Channel {
         (self.sends.posted, self.sends.done) = (0, 0);
         (self.receives.posted, self.receives.done) = (0, 0);
         let Some(range) = self.copy.clone() else { return Ok(()) };
-        let Buffers { send, recv } = &self.memory.buffers;
-        recv.combine(send, range, |into, from| into.copy_from_slice(from))
+        self.buffers.recv.combine(&self.buffers.send, range, |into, from| into.copy_from_slice(from))
     }
 
     fn is_done(&self) -> bool {
@@ -104,14 +96,14 @@ impl Channel {
     fn progress(&mut self, in_flight: usize) -> Result<bool> {
         let mut moved = false;
         while let Some(slice) = self.receives.next(in_flight, self.sends.done) {
-            let request = self.recv.irecv(&self.memory.recv, slice.offset, slice.bytes, self.recv_tag)?;
+            let request = self.recv.irecv(&self.recv_memory, slice.offset, slice.bytes, self.recv_tag)?;
             let Some(request) = request else { break };
             moved |= self.receives.started(request);
         }
         while let Some(slice) = self.sends.next(in_flight, self.receives.done) {
             let memory = match slice.buffer {
-                Buffer::Send => &self.memory.send,
-                Buffer::Recv => &self.memory.pass_on,
+                Buffer::Send => &self.send_memory,
+                Buffer::Recv => &self.pass_on_memory,
             };
             let memory = memory.as_ref().context("a message from memory that is not registered")?;
             let request = self.send.isend(memory, slice.offset, slice.bytes, self.send_tag)?;
@@ -120,7 +112,7 @@ impl Channel {
         }
         while let Some(slice) = self.receives.test().context("receive")? {
             if slice.add {
-                self.memory.add(slice)?;
+                self.add(slice)?;
             }
             moved = true;
         }
@@ -129,9 +121,7 @@ impl Channel {
         }
         Ok(moved)
     }
-}
 
-impl Memory {
     /// Adds the rank's own data to the partial sum that was just received.
     fn add(&self, slice: Slice) -> Result<()> {
         self.buffers.recv.combine(&self.buffers.send, slice.offset..slice.offset + slice.bytes, |into, from| {

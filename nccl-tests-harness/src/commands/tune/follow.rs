@@ -4,13 +4,12 @@
 use super::judge::Candidate;
 use super::options::Tune;
 use crate::commands::collectives::rank::Collectives;
-use crate::ranks::control::{self, Receiver, Sender};
+use crate::ranks::control::{self, Sender};
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous::{self, Meeting, Rendezvous};
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// An order of rank 0.
@@ -26,10 +25,12 @@ enum Order {
 
 /// The other ranks, as rank 0 sees them.
 #[derive(Default)]
-pub struct Followers {
-    lines: Vec<(Sender, Receiver)>,
-    /// True for each follower that writes the settings: one on each other machine.
-    writers: Vec<bool>,
+pub struct Followers(Vec<Follower>);
+
+struct Follower {
+    line: Sender,
+    /// True for one follower on each other machine, which writes the settings.
+    writes: bool,
 }
 
 impl Followers {
@@ -39,33 +40,31 @@ impl Followers {
     /// Fails when not all of them connect in time.
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![seats::machine()?];
-        let mut followers = Self::default();
+        let mut followers = Vec::new();
         for guest in Rendezvous::open(meeting)?.gather(|_| Ok(Vec::new()))? {
-            followers.writers.push(!seen.contains(&guest.hello.machine));
+            let (line, _) = control::split(guest.line)?;
+            followers.push(Follower { line, writes: !seen.contains(&guest.hello.machine) });
             seen.push(guest.hello.machine);
-            followers.lines.push(control::split(OwnedFd::from(guest.line))?);
         }
-        Ok(followers)
+        Ok(Self(followers))
     }
 
     /// Makes each follower start a rank.
     pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
-        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::Run { number, candidate }))
+        self.0.iter().try_for_each(|follower| follower.line.send(&Order::Run { number, candidate }))
     }
 
     /// Makes one follower on each other machine write the settings, and ends all.
     pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
-        for ((line, _), writes) in self.lines.iter().zip(&self.writers) {
-            if *writes {
-                line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
-            }
+        for follower in self.0.iter().filter(|follower| follower.writes) {
+            follower.line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
         }
         self.end()
     }
 
     /// Ends all.
     pub fn end(&self) -> Result<()> {
-        self.lines.iter().try_for_each(|(line, _)| line.send(&Order::End))
+        self.0.iter().try_for_each(|follower| follower.line.send(&Order::End))
     }
 }
 
@@ -81,7 +80,7 @@ pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting)
 /// Fails when rank 0 closes the connection, or the settings cannot be written here.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
-    let (_talks, mut orders) = control::split(OwnedFd::from(line))?;
+    let (_line, mut orders) = control::split(line)?;
     while let Some(order) = orders.receive()? {
         match order {
             Order::Run { number, candidate } => {
@@ -112,7 +111,7 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    /// The follower is told to write, as a process on another machine is.
+    /// Rank 0 orders the follower to write, as it orders a process on another machine.
     #[test]
     fn a_follower_writes_the_settings_that_rank_0_chose() {
         let folder = tempfile::tempdir().unwrap();
@@ -128,8 +127,8 @@ mod tests {
             let meeting = meeting.clone();
             move || {
                 let mut followers = Followers::gather(meeting).unwrap();
-                assert_eq!(followers.writers, [false], "this machine has the file of rank 0");
-                followers.writers = vec![true];
+                assert!(!followers.0[0].writes, "this machine has the file of rank 0");
+                followers.0[0].writes = true;
                 followers.keep(Some(Candidate { qps: 4, min_share_bytes: 8192 }), "+10 %").unwrap();
             }
         });

@@ -4,6 +4,7 @@ use super::judge::Candidate;
 use crate::output::replacement;
 use anyhow::{Context, Result, anyhow};
 use nccl_net_spark::config::{Config, Settings, Source};
+use nix::unistd::geteuid;
 use std::fmt::Display;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -59,8 +60,8 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
 ///
 /// # Errors
 /// Fails when the user has no home directory.
-pub fn place(given: Option<PathBuf>, named: Option<String>, root: bool) -> Result<PathBuf> {
-    given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(root), Ok)
+pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
+    given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(geteuid().is_root()), Ok)
 }
 
 /// The default file: the machine's for root, the user's own for others.

@@ -13,7 +13,6 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use nccl_net_spark::config::{Settings, Source};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::unistd::geteuid;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -110,7 +109,7 @@ impl Options {
     ) -> Result<Tune> {
         let named = variable(keep::SETTINGS_FILE);
         let settings = keep::settings(named.as_deref())?;
-        let output = keep::place(self.output, named, geteuid().is_root())?;
+        let output = keep::place(self.output, named)?;
         if !self.dry_run && output.exists() {
             keep::check(&output)?;
         }

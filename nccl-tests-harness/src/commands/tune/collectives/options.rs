@@ -10,7 +10,6 @@ use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::config::Settings;
 use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
-use nix::unistd::geteuid;
 use std::path::{Path, PathBuf};
 
 /// Options of tune collectives.
@@ -138,7 +137,7 @@ impl Options {
         }
         let named = lookup(keep::SETTINGS_FILE);
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
-        let file = keep::place(output.clone(), None, geteuid().is_root())?;
+        let file = keep::place(output.clone(), None)?;
         let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
         let settings = keep::settings(named.as_deref())?;
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
