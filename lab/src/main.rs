@@ -7,6 +7,7 @@
 mod bench;
 mod communicators;
 mod pair;
+mod proc_status;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -52,9 +53,7 @@ enum Command {
 const BENCH: &str = "\
 Examples:
   spark-lab bench bandwidth latency           # two ranks on this machine
-  spark-lab bench --against libnccl-net-other.so --json out.json --plot plots
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    spark-lab bench --rendezvous spark-1:29501";
+  spark-lab bench --against libnccl-net-other.so --json out.json";
 
 const COMMUNICATORS: &str = "\
 Examples:
@@ -71,9 +70,8 @@ fn execute(command: Command) -> Result<Outcome> {
     match command {
         Command::Bench(options) => {
             program::end_in_order()?;
-            let world = program::world(options.is_local())?;
-            let plan = options.plan(&program, world, variable("NCCL_IBVERBS_LIB"))?;
-            check_settings(&plan.plugin, &program)?;
+            let plan = options.plan(&program, variable("NCCL_IBVERBS_LIB"))?;
+            check_settings(&plan.libraries[0].1, &program)?;
             bench::run(&plan, &program).map(Outcome::from)
         }
         Command::Communicators(options) => {
@@ -101,7 +99,7 @@ mod tests {
     #[test]
     fn examples_are_right() {
         for line in
-            [BENCH, COMMUNICATORS].join("\n").replace("\\\n", "").lines().filter(|line| line.contains("spark-lab"))
+            [BENCH, COMMUNICATORS].join("\n").lines().filter(|line| line.contains("spark-lab"))
         {
             let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {

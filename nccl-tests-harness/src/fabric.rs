@@ -1,5 +1,5 @@
-//! What the ranks' messages travel over: RDMA devices of this machine, or the software fabric. The only file that knows
-//! `softverbs`.
+//! The devices that the ranks' messages travel over: RDMA devices of this machine, or the software
+//! fabric.
 
 pub mod limit;
 pub mod options;
@@ -9,7 +9,7 @@ use crate::places;
 use crate::scene::topology::{Function, Machine};
 use crate::usage::wrong;
 use anyhow::{Context, Result, anyhow};
-use limit::{Rail, Wiring};
+use limit::Limit;
 use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::nic::Nic;
@@ -143,7 +143,7 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     let slowed = wish.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
     let broken = wish.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
     for (option, rail, action) in slowed.chain(broken) {
-        if let Err(error) = control::control(&soft.dir, &soft.name, None, rail, action) {
+        if let Err(error) = soft.act(None, rail, action) {
             soft.remove();
             Err(wrong(format!("{option}: {error}")))?;
         }
@@ -211,72 +211,73 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// What node 0 of a software fabric can send to node 1, as any two that are cabled, while the rails of `fallen` carry a part of their rate.
-    pub fn wiring(&self, fallen: &[(String, f64)]) -> Option<Wiring> {
+    /// The most that node 0 of a software fabric can send to node 1, as between any two that are cabled,
+    /// while the rails of `fallen` carry a part of their rate.
+    pub fn limit(&self, fallen: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
-            let named =
-                |rails: &[(String, f64)]| rails.iter().rev().find(|(rail, _)| rail == name).map(|(_, part)| *part);
-            named(fallen).or_else(|| named(slow_rails)).unwrap_or(1.0)
+            let slowed = fallen.iter().rev().chain(slow_rails.iter().rev()).find(|(rail, _)| rail == name);
+            slowed.map_or(1.0, |(_, factor)| *factor)
         };
-        Some(Wiring {
-            links_mbps: profile.links.iter().map(|link| link.payload_mbps).collect(),
-            cables_mbps: profile.cables.iter().map(|cable| cable.payload_mbps).collect(),
-            rails: profile
-                .rails
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| (0..profile.rails.len()).any(|to| profile.reaches((0, *at), (1, to))))
-                .map(|(_, rail)| Rail {
-                    link: rail.link,
-                    cable: rail.cable,
-                    line_mbps: rail.line_mbps,
-                    factor: factor(&rail.name),
-                    latency_us: rail.latency_ns as f64 / 1e3,
-                })
-                .collect(),
-        })
+        let count = profile.rails.len();
+        let used = (0..count).filter(|at| (0..count).any(|to| profile.reaches((0, *at), (1, to))));
+        let rails: Vec<_> = used.map(|at| (at, factor(&profile.rails[at].name))).collect();
+        Some(limit::of_rails(profile, &rails))
     }
 
     /// The machine that a software fabric is a model of, at full speed whatever its scale.
     pub fn machine(&self) -> Option<Machine> {
-        let Soft { profile, .. } = self.soft.as_ref()?;
-        Some(machine(profile))
+        Some(machine(&self.soft.as_ref()?.profile))
     }
 
-    /// The devices of a software fabric.
-    pub fn hotplug(&self) -> Option<Hotplug<'_>> {
-        self.soft.as_ref().map(Hotplug)
+    /// The names of a software fabric's rails, the same on each node.
+    pub fn rails(&self) -> impl Iterator<Item = &str> {
+        self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
     }
 
-    /// The rail of a software fabric that is slowed where one is.
-    pub fn first_rail(&self) -> Option<&str> {
-        self.soft.as_ref()?.profile.rails.first().map(|rail| rail.name.as_str())
-    }
-
-    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for what it carries by
-    /// itself.
+    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for what it
+    /// carries by itself.
     ///
     /// # Errors
     /// When there is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
-        let Soft { dir, name, slow_rails, .. } =
-            self.soft.as_ref().context("this run has no software fabric to slow")?;
-        let own = slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
-        let action = Action::Slow(if factor >= 1.0 { own } else { factor });
-        control::control(dir, name, None, rail, action).map_err(|error| anyhow!(error))
+        let soft = self.soft()?;
+        let own = soft.slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
+        soft.act(None, rail, Action::Slow(if factor >= 1.0 { own } else { factor })).map_err(|error| anyhow!(error))
+    }
+
+    /// Takes the device of a node's rail off the bus, or brings it back as a new device of the same name.
+    ///
+    /// # Errors
+    /// When there is no such node or rail, or no software fabric.
+    pub fn plug(&self, node: usize, rail: &str, is_plugged: bool) -> Result<()> {
+        let action = if is_plugged { Action::Plug } else { Action::Unplug };
+        self.soft()?.act(Some(node), rail, action).map_err(|error| anyhow!(error))
+    }
+
+    /// The number of queue pairs of the processes of a software fabric's node.
+    ///
+    /// # Errors
+    /// When the fabric's state cannot be read.
+    pub fn queue_pairs(&self, node: usize) -> Result<usize> {
+        let Soft { dir, name, .. } = self.soft()?;
+        let status = control::status(dir, name).map_err(|error| anyhow!(error))?;
+        let of_node = status.nodes.iter().find(|known| known.node == node);
+        of_node.map(|known| known.queue_pairs).with_context(|| format!("the fabric has no node {node}"))
+    }
+
+    fn soft(&self) -> Result<&Soft> {
+        self.soft.as_ref().context("this run has no software fabric")
     }
 }
 
-/// The rails of the software fabric that this process is on by its environment, with what their links and cables carry without faults.
+/// The software fabric that this process is on by its environment.
 #[derive(Debug, Clone)]
-pub(crate) struct SoftRails {
-    names: Vec<String>,
-    wiring: Wiring,
-}
+pub(crate) struct SoftRails(Profile);
 
 impl SoftRails {
-    /// Those of the fabric that the environment names, if `verbs_library` is the software fabric's; none otherwise.
+    /// The rails of the fabric that the environment names, if `verbs_library` is the software fabric's;
+    /// none otherwise.
     ///
     /// # Errors
     /// When there is no such fabric.
@@ -287,102 +288,52 @@ impl SoftRails {
         }
         let name = settings::fabric().map_err(|error| anyhow!(error))?;
         let profile = control::profile(&settings::dir(), &name).map_err(|error| anyhow!(error))?;
-        let names = profile.rails.iter().map(|rail| rail.name.clone()).collect();
-        let whole = |rail: &RailSpec| fully_used(rail, rail.line_mbps);
-        let wiring = Wiring {
-            links_mbps: profile.links.iter().map(|link| link.payload_mbps).collect(),
-            cables_mbps: profile.cables.iter().map(|cable| cable.payload_mbps).collect(),
-            rails: profile.rails.iter().map(whole).collect(),
-        };
-        Ok(Some(Self { names, wiring }))
+        Ok(Some(Self(profile)))
     }
 
-    /// What the rails of these devices carry together, in Mb/s of payload; none: no limit.
+    /// The payload that the rails of these devices carry together without faults, in Mb/s; none: no limit.
     pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
-        let is_used = |name: &String| devices.contains(&name.as_str());
-        let used = self.names.iter().zip(&self.wiring.rails).filter(|(name, _)| is_used(name));
-        let rails = used.map(|(_, rail)| rail.clone()).collect();
-        Wiring { rails, ..self.wiring.clone() }.limit().payload_mbps
+        let rails = self.0.rails.iter().enumerate();
+        let used: Vec<_> =
+            rails.filter(|(_, rail)| devices.contains(&rail.name.as_str())).map(|(at, _)| (at, 1.0)).collect();
+        limit::of_rails(&self.0, &used).payload_mbps
     }
 }
 
-/// A Spark, where the profile has no rates of its own.
+/// Returns the machine of a profile: a Spark, where the profile has no rates of its own.
 fn machine(profile: &Profile) -> Machine {
-    // The software fabric announces no speed below 1 Mb/s either.
-    let port_mbps = |rail: &RailSpec| if profile.name == UNPACED { SPARK_PORT_MBPS } else { rail.speed_mbps.max(1.0) };
+    let mut profile = profile.clone();
+    for cable in &mut profile.cables {
+        cable.payload_mbps = 0.0;
+    }
+    for rail in &mut profile.rails {
+        // The software fabric announces no speed below 1 Mb/s either.
+        rail.line_mbps = if profile.name == UNPACED { SPARK_PORT_MBPS } else { rail.speed_mbps.max(1.0) };
+        let cable = &mut profile.cables[rail.cable];
+        cable.payload_mbps = cable.payload_mbps.max(rail.line_mbps);
+    }
+    for link in &mut profile.links {
+        // As the plugin computes it for a link of this width and rate (src/rails/pcie.rs).
+        let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
+        link.payload_mbps = f64::from(rate.payload_mbps());
+    }
     let function = |rail: &RailSpec| {
         let Link { pci, gts, width, .. } = &profile.links[rail.link];
         let (device, slot) = (rail.name.clone(), pci.clone());
-        Function { device, slot, number: rail.function, gts: *gts, width: *width, speed_mbps: port_mbps(rail) as u32 }
+        Function { device, slot, number: rail.function, gts: *gts, width: *width, speed_mbps: rail.line_mbps as u32 }
     };
-    let cable_mbps = |cable: usize| {
-        let ports = profile.rails.iter().filter(|rail| rail.cable == cable).map(port_mbps);
-        ports.fold(0.0, f64::max)
-    };
-    let wiring = Wiring {
-        links_mbps: profile.links.iter().map(|link| f64::from(link_payload_mbps(link))).collect(),
-        cables_mbps: (0..profile.cables.len()).map(cable_mbps).collect(),
-        rails: profile.rails.iter().map(|rail| fully_used(rail, port_mbps(rail))).collect(),
-    };
+    let all: Vec<_> = (0..profile.rails.len()).map(|at| (at, 1.0)).collect();
     Machine {
         functions: profile.rails.iter().map(function).collect(),
-        merged_mbps: wiring.limit().payload_mbps.map_or(u32::MAX, |mbps| mbps as u32),
-    }
-}
-
-/// What the plugin computes for a link of this width and rate (src/rails/pcie.rs).
-fn link_payload_mbps(link: &Link) -> u32 {
-    let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
-    rate.payload_mbps()
-}
-
-fn fully_used(rail: &RailSpec, port_mbps: f64) -> Rail {
-    let latency_us = rail.latency_ns as f64 / 1e3;
-    Rail { link: rail.link, cable: rail.cable, line_mbps: port_mbps, factor: 1.0, latency_us }
-}
-
-/// The devices of a run's software fabric, to be taken off the bus and brought back.
-#[derive(Clone, Copy)]
-pub struct Hotplug<'a>(&'a Soft);
-
-impl Hotplug<'_> {
-    /// The devices of each node.
-    pub fn rails(&self) -> Vec<String> {
-        self.0.profile.rails.iter().map(|rail| rail.name.clone()).collect()
-    }
-
-    /// Takes a node's device off the bus.
-    ///
-    /// # Errors
-    /// When there is no such node or device.
-    pub fn unplug(&self, node: usize, rail: &str) -> Result<()> {
-        self.act(node, rail, Action::Unplug)
-    }
-
-    /// Brings it back, as a new device of the same name.
-    ///
-    /// # Errors
-    /// When there is no such node or device.
-    pub fn plug(&self, node: usize, rail: &str) -> Result<()> {
-        self.act(node, rail, Action::Plug)
-    }
-
-    /// How many queue pairs a node's processes have.
-    ///
-    /// # Errors
-    /// When the fabric's state cannot be read.
-    pub fn queue_pairs(&self, node: usize) -> Result<usize> {
-        let status = control::status(&self.0.dir, &self.0.name).map_err(|error| anyhow!(error))?;
-        let of_node = status.nodes.iter().find(|known| known.node == node);
-        of_node.map(|known| known.queue_pairs).with_context(|| format!("the fabric has no node {node}"))
-    }
-
-    fn act(&self, node: usize, rail: &str, action: Action) -> Result<()> {
-        control::control(&self.0.dir, &self.0.name, Some(node), rail, action).map_err(|error| anyhow!(error))
+        merged_mbps: limit::of_rails(&profile, &all).payload_mbps.map_or(u32::MAX, |mbps| mbps as u32),
     }
 }
 
 impl Soft {
+    fn act(&self, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
+        control::control(&self.dir, &self.name, node, rail, action)
+    }
+
     fn remove(&self) {
         self.prepared.remove();
         interrupt::keep_at_exit(self.prepared.folder());
@@ -472,8 +423,7 @@ mod tests {
         for profile in ["spark-triangle", "spark-ring"] {
             let (profile, library) = (profile.to_owned(), "/dev/null".into());
             let fabric = set_up(&Wish { profile, library, ..wish(Some(Kind::Soft)) }, 3, None).unwrap();
-            let wiring = fabric.wiring(&[]).unwrap();
-            assert_eq!((wiring.rails.len(), wiring.limit().payload_mbps), (2, Some(195_000.0)));
+            assert_eq!(fabric.limit(&[]).unwrap().payload_mbps, Some(195_000.0));
             let machine = fabric.machine().unwrap();
             assert_eq!((machine.functions.len(), machine.merged_mbps), (4, 224_054));
         }

@@ -1,12 +1,12 @@
-//! The scenarios: what is measured at each place, library by library, round by round.
+//! The scenarios: at each place the libraries take turns, round by round.
 //!
-//! How a figure comes about: every byte of some messages is checked. Pilot runs, which also warm up, find how many messages fill
-//! the time of a run ([`calibrate`]); they are made longer, and with them the runs, until two in a row agree, up to four times
-//! the time asked for. Then the libraries take turns, round by round, and each round is one run in new processes
-//! ([`Side::renew`]); the median of the rounds counts, shown with their min..max.
+//! Every byte of some messages is checked first. Pilot runs, which also warm up, find how many
+//! messages fill the time of a run ([`calibrate`]). The pilot runs become longer, and with them the
+//! runs, until two in a row agree, up to four times the time asked for. Each round is one run in new
+//! processes ([`Side::renew`]). The median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
-use super::plan::{Plan, Scenario};
+use super::options::{CONNECTION_BYTES, Plan, Scenario};
 use crate::pair::messages::Layout;
 use crate::pair::side::{Side, Wrong};
 use anyhow::Result;
@@ -16,7 +16,7 @@ use nccl_tests_harness::fabric::limit::Limit;
 const BUFFER_BYTES: usize = 128 << 20;
 /// The smallest buffer.
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// One in so many messages of a run is sent before it, because its processes are new.
+/// A run's messages divided by this are sent before it, because its processes are new.
 const WARM_UP: u64 = 10;
 /// The fewest messages of a run.
 const MIN_MESSAGES: u64 = 3;
@@ -24,182 +24,134 @@ const MIN_MESSAGES: u64 = 3;
 const ENOUGH: f64 = 0.2;
 /// Two pilot runs whose rates are within this part of each other agree.
 const STEADY: f64 = 0.05;
-/// How many times as long as asked for a run becomes at most, where pilot runs do not agree.
+/// The longest run where pilot runs do not agree, as a multiple of the time asked for.
 const MAX_STRETCH: f64 = 4.0;
 /// A run is not made longer than this in seconds, unless the user asked for it.
 const LONG_S: f64 = 2.0;
 
-/// Receives the points as they come, and a description of wrong bytes.
-pub type Tell<'a> = dyn FnMut(Point, Vec<String>) -> Result<()> + 'a;
+/// Receives the points as they come.
+pub type Tell<'a> = dyn FnMut(Point) -> Result<()> + 'a;
 
-/// Bandwidth by size over connections that are opened for it.
-pub fn bandwidth(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let sizes = plan.sizes(Scenario::Bandwidth);
-    streams(plan, sides, &sizes, Metric::Bandwidth, &|_| limit.gb_s(), tell)
-}
-
-/// Messages a second by size.
-pub fn rate(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let sizes = plan.sizes(Scenario::Rate);
-    streams(plan, sides, &sizes, Metric::Rate, &|bytes| limit.messages_per_s(bytes), tell)
-}
-
-fn streams(
+/// Measures bandwidth, message rate or latency by size, over connections that are opened for it.
+pub fn by_size(
     plan: &Plan,
-    sides: &mut [Side],
-    sizes: &[usize],
-    metric: Metric,
-    limit: &dyn Fn(usize) -> Option<f64>,
+    scenario: Scenario,
+    sides: &mut [Side<'_>],
+    limit: Limit,
     tell: &mut Tell<'_>,
 ) -> Result<()> {
-    let channels = plan.settings.channels;
+    let settings = &plan.settings;
+    let is_ping_pong = scenario == Scenario::Latency;
+    let (forward, back) = if is_ping_pong { (1, 1) } else { (settings.channels(), 0) };
+    let sizes = settings.sizes(scenario);
     for side in sides.iter_mut() {
-        side.open(channels, 0, buffer_bytes(sizes, plan.settings.in_flight, channels))?;
+        side.open(forward, back, buffer_bytes(&sizes, settings.in_flight, forward + back))?;
     }
-    for &bytes in sizes {
-        let layout = plan.settings.layout(bytes);
+    for bytes in sizes {
+        let layout = settings.layout(bytes);
         let wrong = check(sides, layout)?;
-        let mut messages = Vec::new();
-        for side in sides.iter_mut() {
-            messages.push(calibrate(plan, |messages| side.stream(layout, messages))?);
-        }
-        let measured = rounds(plan, sides, &[metric], |side, number| {
-            side.stream(layout, messages[number].div_ceil(WARM_UP))?;
-            let seconds = side.stream(layout, messages[number])?;
-            Ok(vec![of_stream(metric, messages[number] * channels as u64, bytes, seconds)])
+        let run = |side: &mut Side<'_>, messages: u64| match is_ping_pong {
+            true => side.ping_pong(layout, messages),
+            false => {
+                let seconds = side.stream(layout, messages)?;
+                Ok((seconds, vec![of_stream(scenario, messages * forward as u64, bytes, seconds)]))
+            }
+        };
+        let pilots = sides.iter_mut().map(|side| calibrate(plan, |messages| Ok(run(side, messages)?.0)));
+        let messages = pilots.collect::<Result<Vec<_>>>()?;
+        let sides = rounds(plan, sides, scenario.metrics(), |side, number, _| {
+            run(side, messages[number].div_ceil(WARM_UP))?;
+            Ok(run(side, messages[number])?.1)
         })?;
-        point(Place::Size(bytes), limit(bytes), measured, wrong, tell)?;
+        let limit = match scenario {
+            Scenario::Latency => limit.one_way_us(bytes),
+            Scenario::Rate => limit.messages_per_s(bytes),
+            _ => limit.gb_s(),
+        };
+        tell(Point { place: Place::SizeBytes(bytes), limit, sides, wrong: Some(wrong) })?;
     }
     sides.iter_mut().try_for_each(Side::close)
 }
 
-fn of_stream(metric: Metric, messages: u64, bytes: usize, seconds: f64) -> f64 {
-    match metric {
-        Metric::Rate => messages as f64 / seconds,
+/// Messages per second, or else GB/s.
+fn of_stream(scenario: Scenario, messages: u64, bytes: usize, seconds: f64) -> f64 {
+    match scenario {
+        Scenario::Rate => messages as f64 / seconds,
         _ => messages as f64 * bytes as f64 / seconds / 1e9,
     }
 }
 
-/// Half a round trip by size.
-pub fn latency(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let sizes = plan.sizes(Scenario::Latency);
-    for side in sides.iter_mut() {
-        side.open(1, 1, buffer_bytes(&sizes, plan.settings.in_flight, 2))?;
-    }
-    for bytes in sizes {
-        let layout = plan.settings.layout(bytes);
-        let wrong = check(sides, layout)?;
-        let mut messages = Vec::new();
-        for side in sides.iter_mut() {
-            messages.push(calibrate(plan, |messages| Ok(side.ping_pong(layout, messages)?.0))?);
-        }
-        let metrics = [Metric::P50, Metric::P99, Metric::Least];
-        let measured = rounds(plan, sides, &metrics, |side, number| {
-            side.ping_pong(layout, messages[number].div_ceil(WARM_UP))?;
-            let (_, half) = side.ping_pong(layout, messages[number])?;
-            Ok(vec![half.p50_us, half.p99_us, half.min_us])
-        })?;
-        point(Place::Size(bytes), limit.one_way_us(bytes), measured, wrong, tell)?;
-    }
-    sides.iter_mut().try_for_each(Side::close)
-}
-
-/// More and more connections at once, all driven by one thread: their bandwidth together, how long one takes to connect, and
-/// the resident memory of each (without that of messages).
-pub fn connections(plan: &Plan, sides: &mut [Side], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
-    let layout = plan.settings.layout(plan.settings.connection_bytes);
-    let counts: Vec<usize> = std::iter::successors(Some(1), |count| Some(count * 2))
-        .take_while(|count| *count <= plan.max_connections)
-        .collect();
-    let metrics = [Metric::Bandwidth, Metric::Connect, Metric::SenderMemory, Metric::ReceiverMemory];
-    let blank = || metrics.iter().map(|metric| Series::new(*metric)).collect::<Vec<_>>();
-    let mut measured = vec![vec![blank(); sides.len()]; counts.len()];
-    let mut wrong = vec![vec![Wrong::default(); sides.len()]; counts.len()];
-    for round in 0..plan.settings.rounds {
-        for number in order(round, sides.len()) {
-            let side = &mut sides[number];
-            if round > 0 {
-                side.renew()?;
+/// Measures more and more connections at once, all driven by one thread: their bandwidth together,
+/// the time that one takes to connect, and the resident memory of each (without that of messages).
+pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
+    let layout = plan.settings.layout(CONNECTION_BYTES);
+    let counts = plan.settings.connections();
+    let metrics = Scenario::Connections.metrics();
+    let mut wrong = vec![Vec::new(); counts.len()];
+    let measured = rounds(plan, sides, &metrics.repeat(counts.len()), |side, _, round| {
+        let (mut open, mut kept_bytes, mut values) = (0, [0.0; 2], Vec::new());
+        for (&count, wrong) in counts.iter().zip(&mut wrong) {
+            let opened = side.open(count - open, 0, buffer_bytes(&[layout.bytes], layout.in_flight, count))?;
+            if round == 0 {
+                wrong.push(side.check(layout)?);
             }
-            let (mut open, mut kept_bytes) = (0, [0.0; 2]);
-            for (at, &count) in counts.iter().enumerate() {
-                let opened = side.open(count - open, 0, buffer_bytes(&[layout.bytes], layout.in_flight, count))?;
-                let more = (count - open) as f64;
-                open = count;
-                if round == 0 {
-                    wrong[at][number] = side.check(layout)?;
-                }
-                let messages = calibrate(plan, |messages| side.stream(layout, messages))?;
-                let seconds = side.stream(layout, messages)?;
-                let series = &mut measured[at][number];
-                let moved = messages * count as u64;
-                series[0].rounds.push(of_stream(Metric::Bandwidth, moved, layout.bytes, seconds));
-                let slowest = opened.iter().map(|one| one.seconds).fold(0.0, f64::max);
-                series[1].rounds.push(slowest * 1e3 / more);
-                for (rank, one) in opened.iter().enumerate() {
-                    kept_bytes[rank] += one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
-                    // Ranks that a launcher started keep memory of the first round for the later ones.
-                    if round == 0 {
-                        series[2 + rank].rounds.push(kept_bytes[rank] / 1024.0 / count as f64);
-                    }
-                }
+            let messages = calibrate(plan, |messages| side.stream(layout, messages))?;
+            let seconds = side.stream(layout, messages)?;
+            values.push(of_stream(Scenario::Connections, messages * count as u64, layout.bytes, seconds));
+            let slowest_s = opened.iter().map(|one| one.seconds).fold(0.0, f64::max);
+            values.push(slowest_s * 1e3 / (count - open) as f64);
+            for (kept_bytes, one) in kept_bytes.iter_mut().zip(&opened) {
+                *kept_bytes += one.rss_after_bytes as f64 - one.rss_before_bytes as f64;
+                values.push(*kept_bytes / 1024.0 / count as f64);
             }
-            side.close()?;
+            open = count;
         }
-    }
-    for ((&count, measured), wrong) in counts.iter().zip(measured).zip(wrong) {
-        point(Place::Connections(count), limit.gb_s(), measured, wrong, tell)?;
+        side.close()?;
+        Ok(values)
+    })?;
+    for (at, (count, wrong)) in counts.into_iter().zip(wrong).enumerate() {
+        let of_count = |series: &Vec<Series>| series[at * metrics.len()..][..metrics.len()].to_vec();
+        let sides = measured.iter().map(of_count).collect();
+        tell(Point { place: Place::Connections(count), limit: limit.gb_s(), sides, wrong: Some(wrong) })?;
     }
     Ok(())
 }
 
-/// The order of the libraries in a round: they take turns at being first.
-pub fn order(round: u32, sides: usize) -> Vec<usize> {
-    match round % 2 {
-        0 => (0..sides).collect(),
-        _ => (0..sides).rev().collect(),
-    }
-}
-
-/// All rounds of one place: for each library a series for each metric.
-fn rounds(
+/// Measures all rounds of one place: a series for each metric, by library. `once` gets the library's
+/// ranks in new processes, its number, and the round.
+pub fn rounds(
     plan: &Plan,
-    sides: &mut [Side],
+    sides: &mut [Side<'_>],
     metrics: &[Metric],
-    mut once: impl FnMut(&mut Side, usize) -> Result<Vec<f64>>,
+    mut once: impl FnMut(&mut Side<'_>, usize, u32) -> Result<Vec<f64>>,
 ) -> Result<Vec<Vec<Series>>> {
-    let blank = || metrics.iter().map(|metric| Series::new(*metric)).collect::<Vec<_>>();
-    let mut measured = vec![blank(); sides.len()];
+    let blank = metrics.iter().map(|metric| Series { metric: *metric, rounds: Vec::new() }).collect::<Vec<_>>();
+    let mut measured = vec![blank; sides.len()];
     for round in 0..plan.settings.rounds {
         for number in order(round, sides.len()) {
             sides[number].renew()?;
-            let values = once(&mut sides[number], number)?;
+            let values = once(&mut sides[number], number, round)?;
             measured[number].iter_mut().zip(values).for_each(|(series, value)| series.rounds.push(value));
         }
     }
     Ok(measured)
 }
 
-/// Sends every message buffer once over each library and checks every byte, outside of what is timed: a library that delivers
-/// wrong data is not fast.
-pub fn check(sides: &mut [Side], layout: Layout) -> Result<Vec<Wrong>> {
+/// The order of the libraries in a round: they take turns at being first.
+fn order(round: u32, sides: usize) -> Vec<usize> {
+    match round % 2 {
+        0 => (0..sides).collect(),
+        _ => (0..sides).rev().collect(),
+    }
+}
+
+/// Sends every message buffer once over each library and checks every byte, outside the timed part:
+/// a library that delivers wrong data is not fast.
+pub fn check(sides: &mut [Side<'_>], layout: Layout) -> Result<Vec<Wrong>> {
     sides.iter_mut().map(|side| side.check(layout)).collect()
 }
 
-/// Passes a point on, with the number of wrong bytes there and their description.
-pub fn point(
-    place: Place,
-    limit: Option<f64>,
-    sides: Vec<Vec<Series>>,
-    wrong: Vec<Wrong>,
-    tell: &mut Tell<'_>,
-) -> Result<()> {
-    let bytes = wrong.iter().map(|wrong| wrong.bytes).collect();
-    let words = wrong.into_iter().flat_map(|wrong| wrong.first).collect();
-    tell(Point { place, limit, sides, wrong: Some(bytes) }, words)
-}
-
-/// How many messages make a run, found by pilot runs, which are also the warm-up.
+/// Finds the number of messages of a run by pilot runs, which are also the warm-up.
 fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Result<u64> {
     let mut pilot = Pilot { messages: MIN_MESSAGES.max(plan.settings.in_flight as u64), earlier_rate: None };
     loop {
@@ -213,15 +165,15 @@ fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Res
 /// The pilot runs of one measurement.
 #[derive(Debug)]
 struct Pilot {
-    /// Messages of the next one.
+    /// Messages of the next pilot run.
     messages: u64,
-    /// Messages a second of the last one that was long enough.
+    /// Messages per second of the last pilot run that was long enough.
     earlier_rate: Option<f64>,
 }
 
 impl Pilot {
-    /// Takes the time of a pilot run. Returns how many messages a run has, where `wanted` is its time in seconds as asked for, or
-    /// prepares the next pilot run.
+    /// Takes the seconds of a pilot run. Returns the number of messages of a run, where `wanted` is the
+    /// run's time in seconds as asked for, or prepares the next pilot run.
     fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
         let rate = self.messages as f64 / seconds.max(1e-9);
         if seconds < wanted * ENOUGH {
@@ -244,7 +196,7 @@ impl Pilot {
     }
 }
 
-/// Memory for each connection: all messages under way side by side, as far as they find room.
+/// Memory for each connection: all messages in flight side by side, as far as there is room.
 fn buffer_bytes(sizes: &[usize], in_flight: usize, connections: usize) -> usize {
     let greatest = sizes.iter().copied().max().unwrap_or(1);
     let share = BUFFER_BYTES / connections.max(1);
@@ -305,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_stream_in_both_words() {
-        assert_eq!(of_stream(Metric::Bandwidth, 1000, 1_000_000, 0.5), 2.0);
-        assert_eq!(of_stream(Metric::Rate, 1000, 8, 0.5), 2000.0);
+        assert_eq!(of_stream(Scenario::Bandwidth, 1000, 1_000_000, 0.5), 2.0);
+        assert_eq!(of_stream(Scenario::Rate, 1000, 8, 0.5), 2000.0);
     }
 }

@@ -1,9 +1,10 @@
 //! The tables of a measurement, written line by line as it goes, within 80 columns.
 //!
-//! With one library a place (a size, a number of connections, a phase) is one line. With two it is three: a line for each library
-//! and one for their ratios, because side by side they would not fit.
+//! With one library a place (a size, a number of connections, a phase) is one line. With two it is
+//! three: a line for each library and one for their ratios, because side by side they would not fit.
 
 use super::figures::{Comparison, Metric, Place, Point};
+use super::options::Scenario;
 use nccl_tests_harness::output::numbers::{range, significant, size};
 use nccl_tests_harness::output::table::{Table, right};
 use std::io::{self, Write};
@@ -11,19 +12,8 @@ use std::io::{self, Write};
 /// The table of one scenario: one place after another.
 pub struct PointTable<'a, W> {
     table: Table<&'a mut W>,
-    metrics: &'a [Metric],
+    metrics: &'static [Metric],
     names: &'a [&'static str],
-}
-
-/// What is in the first column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
-    /// Message sizes.
-    Sizes,
-    /// Numbers of connections.
-    Connections,
-    /// Phases of a run.
-    Phases,
 }
 
 const PLUGIN: usize = 6;
@@ -32,27 +22,15 @@ const SPREAD: usize = 16;
 const LIMIT: usize = 7;
 const PART: usize = 6;
 
-impl Places {
-    /// The column's name and width.
-    fn column(self) -> (&'static str, usize) {
-        match self {
-            Self::Sizes => ("size", 8),
-            Self::Connections => ("count", 5),
-            Self::Phases => ("phase", 17),
-        }
-    }
-}
-
 impl<'a, W: Write> PointTable<'a, W> {
-    /// Starts it with its title and the heads of its columns.
-    pub fn start(
-        out: &'a mut W,
-        title: &str,
-        places: Places,
-        metrics: &'a [Metric],
-        names: &'a [&'static str],
-    ) -> io::Result<Self> {
-        let (place, place_width) = places.column();
+    /// Writes the title and the heads of the columns.
+    pub fn start(out: &'a mut W, title: &str, scenario: Scenario, names: &'a [&'static str]) -> io::Result<Self> {
+        let (place, place_width) = match scenario {
+            Scenario::Connections => ("count", 5),
+            Scenario::Slowdown => ("phase", 17),
+            _ => ("size", 8),
+        };
+        let metrics = scenario.metrics();
         let (mut upper, mut lower, mut columns) = (vec![""], vec![place], vec![right(place_width + 1)]);
         let mut column = |[above, below]: [&'static str; 2], width: usize| {
             upper.push(above);
@@ -82,7 +60,7 @@ impl<'a, W: Write> PointTable<'a, W> {
     /// Writes the lines of one place.
     pub fn row(&mut self, point: &Point) -> io::Result<()> {
         let place = match &point.place {
-            Place::Size(bytes) => size(*bytes),
+            Place::SizeBytes(bytes) => size(*bytes),
             Place::Connections(count) => count.to_string(),
             Place::Phase(name) => name.clone(),
         };
@@ -108,15 +86,11 @@ impl<'a, W: Write> PointTable<'a, W> {
             }
             self.table.row(&cells)?;
         }
-        for (name, wrong) in self.names.iter().zip(point.wrong.iter().flatten()).filter(|(_, wrong)| **wrong > 0) {
-            self.remark(&format!("{wrong} WRONG bytes from {name}: its figures above do not count"))?;
+        for (name, wrong) in self.names.iter().zip(point.wrong.iter().flatten()).filter(|(_, wrong)| wrong.bytes > 0) {
+            self.table.remark(&format!("{} WRONG bytes from {name}: its figures above do not count", wrong.bytes))?;
+            wrong.first.iter().try_for_each(|line| self.table.remark(line))?;
         }
         Ok(())
-    }
-
-    /// Writes a remark.
-    pub fn remark(&mut self, text: &str) -> io::Result<()> {
-        self.table.remark(text)
     }
 
     fn begin(&self, place: String, name: &str) -> Vec<String> {
@@ -165,14 +139,20 @@ fn limit(point: &Point) -> [String; 2] {
 mod tests {
     use super::super::figures::Series;
     use super::*;
+    use crate::pair::side::Wrong;
+    use clap::ValueEnum;
 
     fn series(metric: Metric, rounds: &[f64]) -> Series {
         Series { metric, rounds: rounds.to_vec() }
     }
 
-    fn shown(places: Places, metrics: &[Metric], names: &[&'static str], point: &Point) -> String {
+    fn wrong<const N: usize>(bytes: [u64; N]) -> Option<Vec<Wrong>> {
+        Some(bytes.map(|bytes| Wrong { bytes, first: vec!["the first".to_owned()] }).to_vec())
+    }
+
+    fn shown(scenario: Scenario, names: &[&'static str], point: &Point) -> String {
         let mut out = Vec::new();
-        PointTable::start(&mut out, "title", places, metrics, names).unwrap().row(point).unwrap();
+        PointTable::start(&mut out, "title", scenario, names).unwrap().row(point).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -180,8 +160,8 @@ mod tests {
     fn columns_are_below_their_heads_and_overlapping_ranges_are_marked() {
         let bandwidth = |rounds: &[f64]| vec![series(Metric::Bandwidth, rounds)];
         let sides = vec![bandwidth(&[1.0, 2.0, 3.0]), bandwidth(&[2.0, 2.5, 5.0])];
-        let point = Point { place: Place::Size(65536), limit: Some(2.5), sides, wrong: Some(vec![0, 3]) };
-        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &point);
+        let point = Point { place: Place::SizeBytes(65536), limit: Some(2.5), sides, wrong: wrong([0, 3]) };
+        let text = shown(Scenario::Bandwidth, &["ours", "theirs"], &point);
         let expected = [
             "#",
             "# title",
@@ -191,35 +171,33 @@ mod tests {
             "          theirs    2.50       2.00..5.00",
             "           ratio  ~0.800    no difference",
             "# 3 WRONG bytes from theirs: its figures above do not count",
+            "# the first",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected, "{text}");
         let sides = vec![bandwidth(&[1.0, 1.1, 1.2, 1.0, 1.2]), bandwidth(&[2.0, 2.2, 5.0, 2.2, 3.0])];
-        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
+        let text = shown(Scenario::Bandwidth, &["ours", "theirs"], &Point { sides, ..point.clone() });
         assert!(text.contains("\n           ratio   0.500\n"), "{text}");
         let sides = vec![bandwidth(&[1.0]), bandwidth(&[2.0])];
-        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours", "theirs"], &Point { sides, ..point.clone() });
+        let text = shown(Scenario::Bandwidth, &["ours", "theirs"], &Point { sides, ..point.clone() });
         assert!(text.contains("0.500   too few rounds\n"), "{text}");
         let sides = vec![bandwidth(&[1.0])];
-        let point = Point { sides, wrong: Some(vec![0]), ..point };
-        let text = shown(Places::Sizes, &[Metric::Bandwidth], &["ours"], &point);
+        let point = Point { sides, wrong: wrong([0]), ..point };
+        let text = shown(Scenario::Bandwidth, &["ours"], &point);
         assert!(text.ends_with("\n      64K    1.00       1.00..1.00    2.50   40.0\n"), "{text}");
     }
 
     /// The widest of each scenario.
     #[test]
     fn every_table_fits_80_columns() {
-        let latency = [Metric::P50, Metric::P99, Metric::Least];
-        let connections = [Metric::Bandwidth, Metric::Connect, Metric::SenderMemory, Metric::ReceiverMemory];
-        for (places, place, metrics) in [
-            (Places::Sizes, Place::Size(1_048_577), &[Metric::Bandwidth][..]),
-            (Places::Sizes, Place::Size(4096), &[Metric::Rate]),
-            (Places::Sizes, Place::Size(1_048_577), &latency),
-            (Places::Connections, Place::Connections(256), &connections),
-            (Places::Phases, Place::Phase("first second back".into()), &[Metric::Bandwidth]),
-        ] {
+        for scenario in Scenario::value_variants() {
+            let place = match scenario {
+                Scenario::Connections => Place::Connections(256),
+                Scenario::Slowdown => Place::Phase("first second back".into()),
+                _ => Place::SizeBytes(1_048_577),
+            };
             let side = |factor: f64| {
                 let rounds = [0.001_23, 0.001_24, 0.001_25].map(|value| value * factor);
-                metrics.iter().map(|metric| series(*metric, &rounds)).collect::<Vec<_>>()
+                scenario.metrics().iter().map(|metric| series(*metric, &rounds)).collect::<Vec<_>>()
             };
             for factor in [1.0, 1e9] {
                 let point = Point {
@@ -228,7 +206,7 @@ mod tests {
                     sides: vec![side(factor), side(factor)],
                     wrong: None,
                 };
-                let text = shown(places, metrics, &["ours", "theirs"], &point);
+                let text = shown(*scenario, &["ours", "theirs"], &point);
                 let longest = text.lines().map(str::len).max().unwrap();
                 assert!(longest <= 80, "{longest}:\n{text}");
                 let ends = text.lines().skip(3).take(2).map(str::len).collect::<Vec<_>>();

@@ -1,77 +1,70 @@
 //! A stream during which one rail is slowed and then restored.
 
-use super::figures::{Metric, Place, Point, Series};
-use super::plan::Plan;
+use super::figures::{Metric, Place, Point};
+use super::options::Plan;
 use super::scenario::{self, Tell};
 use crate::pair::messages::Flowed;
-use crate::pair::side::{Fall, Side, Turn};
+use crate::pair::side::Side;
 use anyhow::{Result, ensure};
 use nccl_tests_harness::fabric::limit::Limit;
 use serde::Serialize;
 use std::time::Duration;
 
-/// A run has three parts (all rails at full rate, one rail slowed, all at full rate again), each this many times `--seconds`.
+/// Time of each of a run's three parts (all rails at full rate, one rail slowed, all at full rate
+/// again), in multiples of `--seconds`.
 const PART: f64 = 3.0;
-/// Windows in which bytes are counted, in the time of `--seconds`.
+/// Windows of counted bytes in the time of `--seconds`.
 const WINDOWS: f64 = 10.0;
 
-/// One run, window by window.
+/// The bandwidth of one run, window by window.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Course {
     /// `ours` or `theirs`.
     pub side: &'static str,
     /// The round, from 0.
     pub round: u32,
-    /// The length of a window.
+    /// Length of a window.
     pub window_ms: u64,
-    /// What the receiver received in each window.
+    /// Bandwidth at the receiver in each window.
     pub bandwidth_gb_s: Vec<f64>,
-    /// When the rail was slowed, in seconds from the start.
+    /// Seconds from the start until the rail was slowed.
     pub fall_s: f64,
-    /// When it was restored.
+    /// Seconds from the start until the rail was restored.
     pub return_s: f64,
 }
 
-/// Runs it with each library, round by round; `limits` are those with the rail at full rate and slowed, `turn` slows or restores
-/// the rail.
+/// Runs it with each library, round by round. `limits` are those with the rail at full rate and
+/// slowed; `slow` slows the rail, or restores it if its argument is false.
 ///
 /// # Errors
-/// The ranks', or those of `turn` and `tell`.
+/// Errors of the ranks, of `slow` and of `tell`.
 pub fn run(
     plan: &Plan,
-    sides: &mut [Side],
+    sides: &mut [Side<'_>],
     limits: [Limit; 2],
-    turn: &mut dyn FnMut(Turn) -> Result<()>,
+    slow: &mut dyn FnMut(bool) -> Result<()>,
     tell: &mut Tell<'_>,
 ) -> Result<Vec<Course>> {
-    let layout = plan.settings.layout(plan.settings.flow_bytes);
+    let settings = &plan.settings;
+    let layout = settings.layout(settings.slowdown_bytes);
     for side in sides.iter_mut() {
-        side.open(plan.settings.channels, 0, layout.bytes * layout.in_flight)?;
+        side.open(settings.channels(), 0, layout.bytes * layout.in_flight)?;
     }
-    let wrong = scenario::check(sides, layout)?;
-    let window_ms = ((plan.settings.seconds * 1e3 / WINDOWS) as u64).max(1);
+    let mut wrong = Some(scenario::check(sides, layout)?);
+    let window_ms = ((settings.seconds * 1e3 / WINDOWS) as u64).max(1);
+    let part = Duration::from_secs_f64(settings.seconds * PART);
     let mut courses = Vec::new();
-    let names = phase_names(plan.settings.seconds);
-    let blank = || [(); 5].map(|()| Series::new(Metric::Bandwidth));
-    let mut measured = vec![blank(); sides.len()];
-    for round in 0..plan.settings.rounds {
-        for number in scenario::order(round, sides.len()) {
-            sides[number].renew()?;
-            let part = Duration::from_secs_f64(plan.settings.seconds * PART);
-            let flowed = sides[number].flow(layout, Fall { part, window_ms, turn })?;
-            let phases = phases(&flowed, window_ms, plan.settings.seconds)?;
-            measured[number].iter_mut().zip(phases).for_each(|(series, value)| series.rounds.push(value));
-            courses.push(course(sides[number].about.name, round, window_ms, &flowed));
-        }
-    }
+    let names = phase_names(settings.seconds);
+    let measured = scenario::rounds(plan, sides, &[Metric::Bandwidth; 5], |side, _, round| {
+        let flowed = side.flow(layout, part, window_ms, slow)?;
+        courses.push(course(side.about.name, round, window_ms, &flowed));
+        Ok(phases(&flowed, window_ms, settings.seconds)?.to_vec())
+    })?;
     sides.iter_mut().try_for_each(Side::close)?;
     for (at, phase) in names.into_iter().enumerate() {
-        let limit = if at == 1 || at == 2 { limits[1] } else { limits[0] };
+        let limit = limits[usize::from(at == 1 || at == 2)].gb_s();
         let sides = measured.iter().map(|series| vec![series[at].clone()]).collect();
-        match at {
-            0 => scenario::point(Place::Phase(phase), limit.gb_s(), sides, wrong.clone(), tell)?,
-            _ => tell(Point { place: Place::Phase(phase), limit: limit.gb_s(), sides, wrong: None }, Vec::new())?,
-        }
+        tell(Point { place: Place::Phase(phase), limit, sides, wrong: wrong.take() })?;
     }
     Ok(courses)
 }
@@ -90,7 +83,8 @@ fn phase_names(moment_s: f64) -> [String; 5] {
     ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
 }
 
-/// The mean bandwidth of each phase in GB/s. The first half moment is left out, because the stream is starting.
+/// The mean bandwidth of each phase in GB/s. The first half moment is left out, because the stream
+/// is starting.
 fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     let [fall, fallen, back, returned] = flowed.marks_s[..] else {
         anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());
@@ -111,7 +105,7 @@ fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     Ok(means)
 }
 
-/// Over the windows that are entirely between two times.
+/// The mean over the windows that are entirely between two times.
 fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> Result<f64> {
     let window_s = window_ms as f64 / 1e3;
     let whole = |at: usize| at as f64 * window_s >= from_s && (at + 1) as f64 * window_s <= to_s;

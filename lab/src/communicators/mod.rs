@@ -14,6 +14,7 @@ mod returns;
 
 use anyhow::{Context, Result, bail, ensure};
 use judge::{End, Report};
+use nccl_tests_harness::fabric::Kind;
 use nccl_tests_harness::lines;
 use nccl_tests_harness::output::watch::Watch;
 use nccl_tests_harness::scene::network::{Network, Used};
@@ -41,7 +42,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     // Once, before any rank does: each would fail alike in every scenario.
     rank::check_machine()?;
     let scene = Scene::set(&plan.setting, plan.ranks, lookup)?;
-    let can_return = scene.fabric.hotplug().is_some() && plan.network.is_plugin();
+    let can_return = scene.fabric.kind == Kind::Soft && plan.network.is_plugin();
     let is_chosen = plan.scenarios.contains(&Scenario::Returns) && plan.scenarios.len() < Scenario::ALL.len();
     ensure!(can_return || !is_chosen, "scenario returns: {RETURNS_NEEDS}");
     let environment = environment(plan, &scene, plan.network, lookup)?;
@@ -135,7 +136,7 @@ fn follow(
         return Ok((lines::follow(children, Vec::new(), timeout, hear)?, None));
     }
     let is_over = AtomicBool::new(false);
-    let director = Director::new(&scene.fabric, scene.folder(), &is_over)?;
+    let director = Director { fabric: &scene.fabric, folder: scene.folder(), is_over: &is_over };
     std::thread::scope(|scope| {
         let directing = scope.spawn(|| director.direct(plan.ranks));
         let ends = lines::follow(children, Vec::new(), timeout, hear);

@@ -5,7 +5,7 @@
 //! ([`Mark`]), because both sides' standard output is NCCL's log.
 
 use anyhow::{Context, Result, bail, ensure};
-use nccl_tests_harness::fabric::{Fabric, Hotplug};
+use nccl_tests_harness::fabric::Fabric;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,22 +79,15 @@ impl Mark {
 
 /// Takes devices away and brings them back.
 pub struct Director<'a> {
-    hotplug: Hotplug<'a>,
-    folder: &'a Path,
-    /// The ranks have ended: nobody waits any more.
-    is_over: &'a AtomicBool,
+    /// The software fabric of the ranks.
+    pub fabric: &'a Fabric,
+    /// The folder of the marks.
+    pub folder: &'a Path,
+    /// True once the ranks have ended.
+    pub is_over: &'a AtomicBool,
 }
 
-impl<'a> Director<'a> {
-    /// For the ranks of a run over `fabric`.
-    ///
-    /// # Errors
-    /// When it is not the software fabric.
-    pub fn new(fabric: &'a Fabric, folder: &'a Path, is_over: &'a AtomicBool) -> Result<Self> {
-        let hotplug = fabric.hotplug().context("scenario returns needs the software fabric (--fabric soft)")?;
-        Ok(Self { hotplug, folder, is_over })
-    }
-
+impl Director<'_> {
     /// One device, then all of rank 0 leave and return; what was seen, in words. `None` where the ranks end before that: they say why.
     ///
     /// # Errors
@@ -112,7 +105,7 @@ impl<'a> Director<'a> {
             return Ok(None);
         }
         let before = self.queue_pairs(ranks)?;
-        let rails = self.hotplug.rails();
+        let rails: Vec<&str> = self.fabric.rails().collect();
         let mut words = Vec::new();
         for leaving in [&rails[..1], &rails[..]] {
             let Some(back) = self.away(leaving, &before)? else { return Ok(None) };
@@ -140,15 +133,15 @@ impl<'a> Director<'a> {
     }
 
     /// Devices leave and return. How long it takes until each rank has the queue pairs of `before` again; `None` where the ranks end first.
-    fn away(&self, leaving: &[String], before: &[usize]) -> Result<Option<Duration>> {
+    fn away(&self, leaving: &[&str], before: &[usize]) -> Result<Option<Duration>> {
         for rail in leaving {
-            self.hotplug.unplug(NODE, rail)?;
+            self.fabric.plug(NODE, rail, false)?;
         }
         std::thread::sleep(AWAY);
         let without = self.queue_pairs(before.len())?;
         ensure!(without != before, "no queue pair was lost with {}", leaving.join(", "));
         for rail in leaving {
-            self.hotplug.plug(NODE, rail)?;
+            self.fabric.plug(NODE, rail, true)?;
         }
         let start = Instant::now();
         loop {
@@ -170,7 +163,7 @@ impl<'a> Director<'a> {
     }
 
     fn queue_pairs(&self, ranks: usize) -> Result<Vec<usize>> {
-        (0..ranks).map(|node| self.hotplug.queue_pairs(node)).collect()
+        (0..ranks).map(|node| self.fabric.queue_pairs(node)).collect()
     }
 
     fn is_over(&self) -> bool {
@@ -184,7 +177,7 @@ mod tests {
     use nccl_tests_harness::fabric::{self, Kind, UNPACED, Wish};
     use softverbs::nic::Nic;
 
-    /// Nobody uses the fabric, so no queue pair is lost with a device.
+    /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
     fn where_devices_leave_without_effect_the_ranks_are_told_to_end() {
         let (folder, library) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
@@ -200,14 +193,14 @@ mod tests {
         };
         let fabric = fabric::set_up(&wish, 2, None).unwrap();
         let is_over = AtomicBool::new(false);
-        let director = Director::new(&fabric, folder.path(), &is_over).unwrap();
+        let director = |folder| Director { fabric: &fabric, folder, is_over: &is_over };
         Mark::InUse.set(folder.path()).unwrap();
-        let error = director.direct(2).unwrap_err().to_string();
+        let error = director(folder.path()).direct(2).unwrap_err().to_string();
         assert!(error.starts_with("no queue pair was lost with "), "{error}");
         assert!(Mark::GaveUp.is_set(folder.path()));
         is_over.store(true, Ordering::Relaxed);
         let another = tempfile::tempdir().unwrap();
-        assert_eq!(Director::new(&fabric, another.path(), &is_over).unwrap().direct(2).unwrap(), None);
+        assert_eq!(director(another.path()).direct(2).unwrap(), None);
         assert!(!Mark::GaveUp.is_set(another.path()));
     }
 

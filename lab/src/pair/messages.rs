@@ -4,66 +4,62 @@ use nccl_tests_harness::ranks::device::Network;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The set-up of a rank.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Setup {
-    /// Its number: 0 or 1.
-    pub rank: usize,
-    /// The plugin's library.
-    pub plugin: PathBuf,
-    /// The version of the plugin interface to use; none: the newest that the library has.
-    pub abi: Option<u32>,
-    /// In place of NCCL's communicator: the same number in both ranks.
-    pub job: u64,
-}
-
-/// The size of messages, and how many are in flight.
+/// The size of messages, and how they are driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Bytes of each message (1 or more).
     pub bytes: usize,
     /// Messages in flight on each connection (1 or more).
     pub in_flight: usize,
-    /// How long a rank sleeps when nothing moved, in microseconds; 0: it yields and polls again, as NCCL does.
+    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL does.
     pub rest_us: u32,
 }
 
 /// From the command to a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// First of all: what the rank is.
-    Setup(Setup),
-    /// Listen for this many more connections.
+    /// First of all: start the plugin.
+    Setup {
+        /// The rank's number: 0 or 1.
+        rank: usize,
+        /// The plugin's library.
+        plugin: PathBuf,
+        /// The version of the plugin interface to use; none: the newest that the library has.
+        abi: Option<u32>,
+        /// In place of NCCL's communicator: the same number in both ranks.
+        job: u64,
+    },
+    /// Listen for more connections.
     Listen {
-        /// How many.
+        /// The number of connections.
         connections: usize,
     },
-    /// Connect to these, accept on all listeners, then register memory for each connection.
+    /// Connect to these handles, accept on all listeners, then register memory for each connection.
     Connect {
         /// As the other rank's plugin filled them.
         handles: Vec<Vec<u8>>,
         /// Bytes of memory for each connection.
         buffer_bytes: usize,
     },
-    /// Send each message buffer once, and check every byte that is received.
+    /// Send each message buffer once, and check every received byte.
     Check {
         /// The messages.
         layout: Layout,
         /// Makes the data differ from earlier data.
         iteration: u64,
     },
-    /// Send, or receive, this many messages on each connection.
+    /// Send, or receive, messages on each connection.
     Stream {
         /// The messages.
         layout: Layout,
-        /// How many.
+        /// Their number on each connection.
         messages: u64,
     },
-    /// Run a ping-pong of this many messages.
+    /// Run a ping-pong.
     PingPong {
         /// The messages.
         layout: Layout,
-        /// How many each way.
+        /// Their number each way.
         messages: u64,
     },
     /// Send, or receive, until ordered to stop.
@@ -79,7 +75,7 @@ pub enum Order {
     Stop,
     /// In a flow: end it after this many messages, or after those started if they are more.
     Until {
-        /// How many since the start of the flow.
+        /// The number of messages since the start of the flow.
         messages: u64,
     },
     /// Close all connections.
@@ -89,52 +85,23 @@ pub enum Order {
 /// The answer to an order.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
-    /// The plugin is up.
-    Up {
-        /// The network as NCCL would see it.
-        network: Network,
-        /// The version of the plugin interface that is spoken.
-        abi: u32,
-    },
-    /// The rank listens.
-    Listening {
-        /// A handle for each connection.
-        handles: Vec<Vec<u8>>,
-    },
-    /// All are connected.
+    /// The network as NCCL would see it, and the version of the plugin interface in use.
+    Up(Network, u32),
+    /// A handle for each connection that the rank listens for.
+    Listening(Vec<Vec<u8>>),
+    /// All connections are made.
     Connected(Opened),
-    /// The result of a check.
-    Checked {
-        /// Wrong bytes.
-        wrong: u64,
-        /// A description of the first of them.
-        first_wrong: Option<String>,
-    },
-    /// The stream has ended.
-    Streamed {
-        /// From the first call to the last completion.
-        seconds: f64,
-    },
-    /// The ping-pong has ended; times of rank 0.
-    PingPonged {
-        /// From the first call to the last completion.
-        seconds: f64,
-        /// Half a round trip.
-        half_trip: HalfTrip,
-    },
-    /// The flow has begun.
-    Flowing,
-    /// The time is noted.
-    Marked,
-    /// No further message is begun unless an end beyond is named.
-    Stopped {
-        /// How many were begun.
-        messages: u64,
-    },
-    /// The flow is through.
+    /// The number of wrong bytes, and a description of the first of them.
+    Checked(u64, Option<String>),
+    /// Seconds of a stream or a ping-pong from the first call to the last completion; half a round trip
+    /// of a ping-pong's rank 0 in microseconds: median, 99th percentile, shortest.
+    Ran(f64, Vec<f64>),
+    /// The flow has begun, the time is noted, or all connections are closed.
+    Done,
+    /// The number of messages started. No further one is started unless a later order names a later end.
+    Stopped(u64),
+    /// The flow has ended.
     Flowed(Flowed),
-    /// All connections are closed.
-    Closed,
 }
 
 /// Connections that were opened.
@@ -146,19 +113,8 @@ pub struct Opened {
     pub rss_before_bytes: u64,
     /// Resident memory after, in bytes, without that for messages.
     pub rss_after_bytes: u64,
-    /// What the plugin logged about them.
+    /// The plugin's log lines about them.
     pub lines: Vec<String>,
-}
-
-/// Half a round trip.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct HalfTrip {
-    /// The shortest, in microseconds.
-    pub min_us: f64,
-    /// The median, in microseconds.
-    pub p50_us: f64,
-    /// The 99th percentile, in microseconds.
-    pub p99_us: f64,
 }
 
 /// The counts of a flow.
@@ -166,6 +122,6 @@ pub struct HalfTrip {
 pub struct Flowed {
     /// Bytes completed in each window.
     pub windows_bytes: Vec<u64>,
-    /// When `Mark` came, in seconds since the start.
+    /// The times of each [`Order::Mark`], in seconds since the start.
     pub marks_s: Vec<f64>,
 }

@@ -1,8 +1,9 @@
-//! One rank of a pair: follows the command's orders, in a process of its own.
+//! One rank of a pair: a process that follows the command's orders.
 
 use super::messages::{Answer, Layout, Opened, Order};
-use super::traffic::{self, Lane, Word};
-use anyhow::{Context as _, Result, bail, ensure};
+use super::traffic::{self, Lane};
+use crate::proc_status;
+use anyhow::{Result, bail, ensure};
 use nccl_tests_harness::net::{Context, Listener, Plugin};
 use nccl_tests_harness::ranks::activity;
 use nccl_tests_harness::ranks::control::Work;
@@ -23,15 +24,16 @@ impl Work for Pair {
     type Answer = Answer;
 
     fn work(
-        library: Option<&Path>,
+        _: Option<&Path>,
         orders: &mpsc::Receiver<Order>,
         answer: &dyn Fn(Answer) -> Result<()>,
     ) -> Result<()> {
-        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
-        let context = Plugin::load(library.unwrap_or(&setup.plugin), setup.abi)?.init(setup.job)?;
-        let network = device::examine(&context)?;
-        answer(Answer::Up { network, abi: context.version() })?;
-        let mut rank = Rank { number: setup.rank, listeners: Vec::new(), lanes: Vec::new(), context };
+        let Order::Setup { rank: number, plugin, abi, job } = orders.recv()? else {
+            bail!("the first order is not the set-up")
+        };
+        let context = Plugin::load(&plugin, abi)?.init(job)?;
+        answer(Answer::Up(device::examine(&context)?, context.version()))?;
+        let mut rank = Rank { number, listeners: Vec::new(), lanes: Vec::new(), context };
         loop {
             activity::stage("waiting for the next order");
             let Ok(order) = orders.recv() else { break };
@@ -69,27 +71,27 @@ impl Rank {
                 activity::stage("listening");
                 let (listeners, handles) = device::listen(&self.context, connections)?;
                 self.listeners = listeners;
-                Ok(Answer::Listening { handles })
+                Ok(Answer::Listening(handles))
             }
             Order::Connect { handles, buffer_bytes } => self.connect(handles, buffer_bytes).map(Answer::Connected),
             Order::Check { layout, iteration } => self.check(layout, iteration),
             Order::Stream { layout, messages } => {
                 activity::stage(format!("streaming messages of {} bytes", layout.bytes));
                 let took = traffic::stream(&mut self.lanes, layout, messages)?;
-                Ok(Answer::Streamed { seconds: took.as_secs_f64() })
+                Ok(Answer::Ran(took.as_secs_f64(), Vec::new()))
             }
             Order::PingPong { layout, messages } => {
                 activity::stage(format!("running ping-pong with messages of {} bytes", layout.bytes));
-                let (took, half_trip) = traffic::ping_pong(&mut self.lanes, layout, messages, self.number == 0)?;
-                Ok(Answer::PingPonged { seconds: took.as_secs_f64(), half_trip })
+                let (took, half_us) = traffic::ping_pong(&mut self.lanes, layout, messages, self.number == 0)?;
+                Ok(Answer::Ran(took.as_secs_f64(), half_us))
             }
             Order::Flow { layout, window_ms } => self.flow(layout, window_ms, orders, answer),
             Order::Close => {
                 activity::stage("closing connections");
                 self.lanes.clear();
-                Ok(Answer::Closed)
+                Ok(Answer::Done)
             }
-            other @ (Order::Setup(_) | Order::Mark | Order::Stop | Order::Until { .. }) => {
+            other @ (Order::Setup { .. } | Order::Mark | Order::Stop | Order::Until { .. }) => {
                 bail!("unexpected order {other:?}")
             }
         }
@@ -115,7 +117,7 @@ impl Rank {
         Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })
     }
 
-    /// Each slot of each lane has data of its own.
+    /// Checks every slot of every lane. Each has data of its own.
     fn check(&mut self, layout: Layout, iteration: u64) -> Result<Answer> {
         activity::stage(format!("checking messages of {} bytes", layout.bytes));
         let Some(slots) = self.lanes.first().map(|lane| lane.slots(layout)) else { bail!("nothing is connected") };
@@ -136,7 +138,7 @@ impl Rank {
             let (message, at) = (byte.offset / layout.bytes, byte.offset % layout.bytes);
             format!("byte {at} of message {message} is {:#04x} instead of {:#04x}", byte.found, byte.sent)
         });
-        Ok(Answer::Checked { wrong: mismatch.wrong, first_wrong })
+        Ok(Answer::Checked(mismatch.wrong, first_wrong))
     }
 
     fn flow(
@@ -149,29 +151,18 @@ impl Rank {
         activity::stage(format!("streaming messages of {} bytes while a rail is slowed", layout.bytes));
         ensure!(window_ms > 0, "a window of 0 ms");
         let begin = Instant::now();
-        answer(Answer::Flowing)?;
+        answer(Answer::Done)?;
         let listen = || match orders.try_recv() {
-            Ok(Order::Mark) => Ok(Some(Word::Mark)),
-            Ok(Order::Stop) => Ok(Some(Word::Stop)),
-            Ok(Order::Until { messages }) => Ok(Some(Word::Until(messages))),
-            Ok(other) => bail!("unexpected order {other:?} in a flow"),
+            Ok(order) => Ok(Some(order)),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => bail!("the command has ended"),
         };
-        let tell = |word, messages| match word {
-            Word::Mark => answer(Answer::Marked),
-            Word::Stop | Word::Until(_) => answer(Answer::Stopped { messages }),
-        };
         let window = Duration::from_millis(window_ms);
-        traffic::flow(begin, &mut self.lanes, layout, window, listen, tell).map(Answer::Flowed)
+        traffic::flow(begin, &mut self.lanes, layout, window, listen, answer).map(Answer::Flowed)
     }
 }
 
-/// This process's resident memory.
+/// The resident memory of this process.
 fn rss_bytes() -> Result<u64> {
-    const STATUS: &str = "/proc/self/status";
-    let text = std::fs::read_to_string(STATUS).with_context(|| format!("read {STATUS}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("{STATUS} has no VmRSS"))? << 10)
+    Ok(proc_status::field("VmRSS")? << 10)
 }

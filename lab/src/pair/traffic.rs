@@ -1,8 +1,9 @@
-//! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them: in each pass post what may
-//! be posted, then test the oldest request of each connection; never wait in one place.
+//! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them. Each
+//! pass posts as much as may be posted, then tests the oldest request of each connection. It never
+//! waits in one place.
 
-use super::messages::{Flowed, HalfTrip, Layout};
-use anyhow::{Context, Result, ensure};
+use super::messages::{Answer, Flowed, Layout, Order};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use nccl_tests_harness::net::{Buffer, RecvComm, Registration, Request, SendComm};
 use nccl_tests_harness::ranks::activity;
@@ -16,7 +17,6 @@ pub struct Lane {
     requests: VecDeque<Request>,
     memory: Rc<Registration>,
     buffer: Rc<Buffer>,
-    buffer_bytes: usize,
     end: End,
     posted: u64,
     done: u64,
@@ -27,7 +27,7 @@ enum End {
     Recv(RecvComm),
 }
 
-/// Where a message lies in a lane's memory.
+/// The places of messages in a lane's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slots {
     count: u64,
@@ -36,7 +36,7 @@ struct Slots {
 
 /// Every message has the same tag: a connection has one stream.
 const TAG: i32 = 0;
-/// A minute: far above what a message takes, and a bound for the histogram.
+/// A minute: far above the time of a message, and a bound for the histogram.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Slots begin at multiples of this, as NCCL aligns its own.
 const ALIGN_BYTES: usize = 128;
@@ -55,32 +55,30 @@ impl Slots {
 }
 
 impl Lane {
-    /// A lane that sends out of memory of its own.
+    /// A lane that sends from memory of its own.
     pub fn sending(comm: SendComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
-        let memory = comm.register(&buffer)?;
-        Ok(Self::new(memory, buffer, buffer_bytes, End::Send(comm)))
+        Ok(Self::new(comm.register(&buffer)?, buffer, End::Send(comm)))
     }
 
     /// A lane that receives into memory of its own.
     pub fn receiving(comm: RecvComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
-        let memory = comm.register(&buffer)?;
-        Ok(Self::new(memory, buffer, buffer_bytes, End::Recv(comm)))
+        Ok(Self::new(comm.register(&buffer)?, buffer, End::Recv(comm)))
     }
 
-    fn new(memory: Rc<Registration>, buffer: Rc<Buffer>, buffer_bytes: usize, end: End) -> Self {
-        Self { requests: VecDeque::new(), memory, buffer, buffer_bytes, end, posted: 0, done: 0 }
+    fn new(memory: Rc<Registration>, buffer: Rc<Buffer>, end: End) -> Self {
+        Self { requests: VecDeque::new(), memory, buffer, end, posted: 0, done: 0 }
     }
 
-    /// Whether it sends.
+    /// True for a lane that sends.
     pub fn sends(&self) -> bool {
         matches!(self.end, End::Send(_))
     }
 
-    /// How many message buffers fit into the memory.
+    /// The number of message buffers that fit into the memory.
     pub fn slots(&self, layout: Layout) -> u64 {
-        Slots::of(layout, self.buffer_bytes).count
+        Slots::of(layout, self.buffer.bytes()).count
     }
 
     /// Lets `work` fill or read the memory of each slot; it gets the slot's number.
@@ -88,7 +86,7 @@ impl Lane {
     /// # Errors
     /// While requests are in flight.
     pub fn with_slots(&self, layout: Layout, mut work: impl FnMut(u64, &mut [u8])) -> Result<()> {
-        let slots = Slots::of(layout, self.buffer_bytes);
+        let slots = Slots::of(layout, self.buffer.bytes());
         self.buffer.with_bytes(|bytes| {
             for slot in 0..slots.count {
                 let start = slots.offset(slot);
@@ -100,7 +98,7 @@ impl Lane {
 
     /// Posts the next message, unless the plugin cannot take it yet.
     fn post(&mut self, layout: Layout) -> Result<bool> {
-        let offset = Slots::of(layout, self.buffer_bytes).offset(self.posted);
+        let offset = Slots::of(layout, self.buffer.bytes()).offset(self.posted);
         let request = match &self.end {
             End::Send(comm) => comm.isend(&self.memory, offset, layout.bytes, TAG)?,
             End::Recv(comm) => comm.irecv(&self.memory, offset, layout.bytes, TAG)?,
@@ -111,7 +109,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Whether the oldest message is done now.
+    /// Tests the oldest message. Returns true if it is done now.
     fn complete(&mut self, layout: Layout) -> Result<bool> {
         let Some(request) = self.requests.front_mut() else { return Ok(false) };
         let Some(bytes) = request.test()? else { return Ok(false) };
@@ -122,7 +120,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// One pass of posting and testing, up to message `end`: how many completed, and whether any was posted.
+    /// Posts and tests once, up to message `end`. Returns the number of completed messages, and true if any
+    /// was posted.
     fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
         let mut begun = false;
         while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
@@ -138,7 +137,7 @@ impl Lane {
     }
 }
 
-/// Sends or receives `messages` on each lane; how long that took.
+/// Sends or receives `messages` on each lane, and returns the time that it took.
 pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Duration> {
     start(lanes);
     activity::start_messages(lanes.len() * usize::try_from(messages)?);
@@ -151,7 +150,8 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     Ok(begin.elapsed())
 }
 
-/// NCCL's proxy yields too when nothing moved: ranks that share cores would otherwise use up each other's time slices.
+/// Yields as NCCL's proxy does when nothing moved: ranks that share cores would otherwise use up each
+/// other's time slices.
 fn rest(layout: Layout) {
     match layout.rest_us {
         0 => std::thread::yield_now(),
@@ -163,7 +163,8 @@ fn start(lanes: &mut [Lane]) {
     lanes.iter_mut().for_each(|lane| (lane.posted, lane.done) = (0, 0));
 }
 
-/// One pass over all lanes: how many messages were completed, and whether nothing moved.
+/// Posts and tests once on all lanes. Returns the number of completed messages, and true if nothing
+/// moved.
 fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     let (mut completed, mut begun) = (0, false);
     for (number, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| lane.done < end) {
@@ -175,9 +176,10 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     Ok((completed, completed == 0 && !begun))
 }
 
-/// Ping-pong of `messages` over one lane of each direction. As many receives as may be in flight are posted ahead, as NCCL posts
-/// its own. `leads`: this rank sends first.
-pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, HalfTrip)> {
+/// Runs a ping-pong of `messages` over one lane of each direction. As many receives as may be in
+/// flight are posted ahead, as NCCL posts its own. `leads`: this rank sends first. Returns also half a
+/// round trip in microseconds: median, 99th percentile, shortest.
+pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, Vec<f64>)> {
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);
     let (send, recv) = both(lanes)?;
@@ -190,8 +192,8 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             turn_to(send, layout)?;
         }
         while !recv.complete(layout).context("receive")? {
-            // Receives that the plugin could not take before are posted now, or the peer would wait for ever; and some plugins
-            // move a message only while it is tested.
+            // Receives that the plugin could not take before are posted now, or the peer would wait without end.
+            // And some plugins move a message only while it is tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
             rest(layout);
@@ -211,12 +213,8 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
     }
     let seconds = begin.elapsed();
     let half_us = |nanoseconds: u64| nanoseconds as f64 / 2e3;
-    let half_trip = HalfTrip {
-        min_us: half_us(histogram.min()),
-        p50_us: half_us(histogram.value_at_quantile(0.50)),
-        p99_us: half_us(histogram.value_at_quantile(0.99)),
-    };
-    Ok((seconds, half_trip))
+    let times = [histogram.value_at_quantile(0.50), histogram.value_at_quantile(0.99), histogram.min()];
+    Ok((seconds, times.map(half_us).to_vec()))
 }
 
 fn both(lanes: &mut [Lane]) -> Result<(&mut Lane, &mut Lane)> {
@@ -230,8 +228,8 @@ fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends one message, and retries as long as the plugin cannot take it: until the peer has posted a receive, which it does while
-/// it waits for this message.
+/// Sends one message. Retries while the plugin cannot take it: until the peer has posted a receive,
+/// which it does while it waits for this message.
 fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     while !send.post(layout).context("send")? {
         rest(layout);
@@ -239,29 +237,18 @@ fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     Ok(())
 }
 
-/// An order to a running flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    /// Note the time.
-    Mark,
-    /// Start no more messages.
-    Stop,
-    /// End after this many messages, or after those started if they are more.
-    Until(u64),
-}
-
-/// Sends or receives on all lanes until ordered to stop; times count from `begin`. `listen` gives the next order if there is one, and
-/// `answer` gets the number of messages started, where the order was to stop or to end.
+/// Sends or receives on all lanes until ordered to stop. Times count from `begin`. `listen` returns
+/// the next order if there is one; `answer` gets its answer.
 ///
 /// # Errors
-/// The plugin's, or those of the two functions.
+/// Errors of the plugin and of the two functions, and unexpected orders.
 pub fn flow(
     begin: Instant,
     lanes: &mut [Lane],
     layout: Layout,
     window: Duration,
-    mut listen: impl FnMut() -> Result<Option<Word>>,
-    mut answer: impl FnMut(Word, u64) -> Result<()>,
+    listen: impl Fn() -> Result<Option<Order>>,
+    answer: impl Fn(Answer) -> Result<()>,
 ) -> Result<Flowed> {
     start(lanes);
     let mut flowed = Flowed::default();
@@ -274,16 +261,17 @@ pub fn flow(
             flowed.windows_bytes.resize(flowed.windows_bytes.len().max(at + 1), 0);
             flowed.windows_bytes[at] += completed * layout.bytes as u64;
         }
-        if let Some(word) = listen()? {
+        if let Some(order) = listen()? {
             let begun = lanes.iter().map(|lane| lane.posted).max().unwrap_or(0);
-            match word {
-                Word::Mark => flowed.marks_s.push(begin.elapsed().as_secs_f64()),
-                Word::Stop => end = begun,
-                Word::Until(messages) => (end, ends) = (messages.max(begun), true),
+            match order {
+                Order::Mark => flowed.marks_s.push(begin.elapsed().as_secs_f64()),
+                Order::Stop => end = begun,
+                Order::Until { messages } => (end, ends) = (messages.max(begun), true),
+                other => bail!("unexpected order {other:?} in a flow"),
             }
             // Windows without messages count too.
             flowed.windows_bytes.resize(flowed.windows_bytes.len().max(window_at() + 1), 0);
-            answer(word, end)?;
+            answer(if end == u64::MAX { Answer::Done } else { Answer::Stopped(end) })?;
         }
         if idle {
             rest(layout);

@@ -1,46 +1,23 @@
-//! What the links let through: the limit that results are compared with, always of payload.
+//! The limit that results are compared with: the payload that the links carry.
 //!
-//! A profile of the software fabric gives its links and cables in payload. A port's speed counts headers too, so what RoCE v2
-//! leaves of it is the limit.
+//! A profile of the software fabric gives its links and cables in payload. A port's speed counts
+//! headers too, so the limit is the part of it that RoCE v2 leaves.
 
-/// Around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport header 12,
-/// invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17).
+use softverbs::profile::{Profile, RailSpec};
+
+/// Bytes around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8,
+/// base transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
+/// A17).
 const HEADER_BYTES: f64 = 82.0;
 /// The payload of a packet at the largest path MTU.
 const PACKET_BYTES: f64 = 4096.0;
 
-/// What RoCE v2 leaves for payload of a port's speed, at the largest path MTU.
+/// Returns the payload in a port's speed with RoCE v2, at the largest path MTU.
 pub fn payload_of_port(mbps: f64) -> f64 {
     mbps * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
 }
 
-/// The wiring between two machines that are alike. Rates are in Mb/s of payload; 0 is no limit.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Wiring {
-    /// PCIe links.
-    pub links_mbps: Vec<f64>,
-    /// Cables.
-    pub cables_mbps: Vec<f64>,
-    /// Rails.
-    pub(crate) rails: Vec<Rail>,
-}
-
-/// A rail: the path over one link and one cable.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Rail {
-    /// Index of its link.
-    pub link: usize,
-    /// Index of its cable.
-    pub cable: usize,
-    /// Its own rate in Mb/s; 0: no limit of its own.
-    pub line_mbps: f64,
-    /// The part of its rate that it has at the moment; 1 for all.
-    pub factor: f64,
-    /// One way, in microseconds.
-    pub latency_us: f64,
-}
-
-/// What a connection can carry at best.
+/// The most that a connection can carry.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limit {
     /// Payload in each direction in Mb/s; none: no limit is known.
@@ -67,42 +44,37 @@ impl Limit {
     }
 }
 
-impl Wiring {
-    /// The limit of all rails together.
-    pub fn limit(&self) -> Limit {
-        let payload_mbps = Some(self.max_flow_mbps()).filter(|mbps| mbps.is_finite());
-        let latency_us = self.rails.iter().map(|rail| rail.latency_us).fold(f64::INFINITY, f64::min);
-        Limit { payload_mbps, latency_us: if latency_us.is_finite() { latency_us } else { 0.0 } }
-    }
-
-    /// The most that flows from links over rails to cables. By the theorem of Ford and Fulkerson that is the least cut; with
-    /// the few links and cables that a machine has, all cuts are looked at.
-    fn max_flow_mbps(&self) -> f64 {
-        let (links, cables) = (self.links_mbps.len(), self.cables_mbps.len());
-        (0..1_u32 << (links + cables)).map(|cut| self.cut_mbps(cut)).fold(f64::INFINITY, f64::min)
-    }
-
-    /// What goes through a cut: the links and cables whose bit is set are cut themselves, and so is each rail between two
-    /// that are not.
-    fn cut_mbps(&self, cut: u32) -> f64 {
-        let shared = self.links_mbps.iter().chain(&self.cables_mbps);
-        let shared: f64 = shared.enumerate().filter(|(at, _)| is_cut(cut, *at)).map(|(_, mbps)| unlimited(*mbps)).sum();
-        let whole = |rail: &&Rail| !is_cut(cut, rail.link) && !is_cut(cut, self.links_mbps.len() + rail.cable);
-        shared + self.rails.iter().filter(whole).map(|rail| self.rail_mbps(rail)).sum::<f64>()
-    }
-
-    /// A rail that is slowed carries that part of what it could carry alone.
-    fn rail_mbps(&self, rail: &Rail) -> f64 {
-        let alone = [rail.line_mbps, self.links_mbps[rail.link], self.cables_mbps[rail.cable]];
-        match rail.factor < 1.0 {
-            true => rail.factor * alone.into_iter().map(unlimited).fold(f64::INFINITY, f64::min),
-            false => unlimited(rail.line_mbps),
-        }
-    }
+/// Returns the limit of rails of a profile together. Each rail is an index with the part of its rate
+/// that it has (1: all of it). A rate of 0 in the profile is no limit.
+pub(super) fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
+    let Profile { links, cables, .. } = profile;
+    // The most that flows from links over rails to cables is the least cut (theorem of Ford and
+    // Fulkerson). With the few links and cables of a machine all cuts are computed.
+    let cuts = (0..1_u32 << (links.len() + cables.len())).map(|cut| cut_mbps(profile, rails, cut));
+    let mbps = cuts.fold(f64::INFINITY, f64::min);
+    let latency_us = rails.iter().map(|(at, _)| profile.rails[*at].latency_ns as f64 / 1e3).reduce(f64::min);
+    Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
 }
 
-fn is_cut(cut: u32, at: usize) -> bool {
-    cut >> at & 1 == 1
+/// Returns the flow through a cut: the links and cables whose bit is set are cut themselves, and so is
+/// each rail between two that are not.
+fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
+    let Profile { links, cables, .. } = profile;
+    let is_cut = |at: usize| cut >> at & 1 == 1;
+    let shared = links.iter().map(|link| link.payload_mbps).chain(cables.iter().map(|cable| cable.payload_mbps));
+    let shared: f64 = shared.enumerate().filter(|(at, _)| is_cut(*at)).map(|(_, mbps)| unlimited(mbps)).sum();
+    let rails = rails.iter().map(|(at, factor)| (&profile.rails[*at], *factor));
+    let whole = rails.filter(|(rail, _)| !is_cut(rail.link) && !is_cut(links.len() + rail.cable));
+    shared + whole.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
+}
+
+/// Returns a rail's own limit. A slowed rail carries that part of what it could carry alone.
+fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
+    let alone = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
+    match factor < 1.0 {
+        true => factor * alone.into_iter().map(unlimited).fold(f64::INFINITY, f64::min),
+        false => unlimited(rail.line_mbps),
+    }
 }
 
 fn unlimited(mbps: f64) -> f64 {
@@ -113,33 +85,40 @@ fn unlimited(mbps: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn rail(link: usize, cable: usize, factor: f64) -> Rail {
-        Rail { link, cable, line_mbps: 200.0, factor, latency_us: 1.4 }
-    }
-
-    fn spark(rails: Vec<Rail>, cables: usize) -> Wiring {
-        Wiring { links_mbps: vec![112.0; 2], cables_mbps: vec![195.0; cables], rails }
+    /// Rails of 200, each over a link of 112 and a cable of 195, or without any limit.
+    fn spark(rails: &[(usize, usize)], is_limited: bool) -> Profile {
+        let rate = |mbps: u32| if is_limited { mbps } else { 0 };
+        let mut text = String::new();
+        for at in 0..2 {
+            text += &format!("link L{at} pci=000{at}:01:00 gts=32 width=4 payload={}\n", rate(112));
+            text += &format!("cable c{at} payload={}\n", rate(195));
+        }
+        for (at, (link, cable)) in rails.iter().enumerate() {
+            text += &format!("rail r{at} netdev=e{at} port=p{cable} link=L{link} cable=c{cable} function={cable} ");
+            text += &format!("line={} qp=1 latency=1400 speed=200\n", rate(200));
+        }
+        Profile::parse("file", &text).unwrap()
     }
 
     /// By hand: two links of 112 through one cable of 195; the same through two cables; one rail at a quarter of 112.
     #[test]
     fn the_limit_is_the_narrowest_place() {
-        let payload = |wiring: &Wiring| wiring.limit().payload_mbps;
-        assert_eq!(payload(&spark(vec![rail(0, 0, 1.0), rail(1, 0, 1.0)], 1)), Some(195.0));
-        let all = |factor| vec![rail(0, 0, factor), rail(0, 1, 1.0), rail(1, 0, 1.0), rail(1, 1, 1.0)];
-        assert_eq!(payload(&spark(all(1.0), 2)), Some(224.0));
+        let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));
+        let payload = |profile: &Profile, rails: &[(usize, f64)]| of_rails(profile, rails).payload_mbps;
+        assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
+        let all = |factor| [(0, factor), (1, 1.0), (2, 1.0), (3, 1.0)];
+        assert_eq!(payload(&two, &all(1.0)), Some(224.0));
         // The link's other rail takes over.
-        assert_eq!(payload(&spark(all(0.25), 2)), Some(224.0));
-        assert_eq!(payload(&spark(vec![rail(0, 0, 0.25), rail(1, 0, 1.0)], 1)), Some(28.0 + 112.0));
-        assert_eq!(payload(&spark(vec![rail(0, 0, 1.0)], 1)), Some(112.0));
+        assert_eq!(payload(&two, &all(0.25)), Some(224.0));
+        assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
+        assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));
+        assert_eq!(payload(&two, &[(0, 1.0), (2, 1.0)]), Some(195.0), "one cable of two");
     }
 
     #[test]
     fn no_limit_is_none() {
-        let mut open = spark(vec![rail(0, 0, 1.0)], 1);
-        (open.links_mbps[0], open.cables_mbps[0], open.rails[0].line_mbps) = (0.0, 0.0, 0.0);
-        assert_eq!(open.limit(), Limit { payload_mbps: None, latency_us: 1.4 });
-        assert_eq!(open.limit().gb_s(), None);
+        let open = of_rails(&spark(&[(0, 0)], false), &[(0, 1.0)]);
+        assert_eq!((open, open.gb_s()), (Limit { payload_mbps: None, latency_us: 1.4 }, None));
     }
 
     /// By hand: 4096 of 4178 bytes.

@@ -2,7 +2,7 @@
 //! head`), and the command line says how much goes there.
 
 pub mod numbers;
-pub mod plot;
+pub(crate) mod plot;
 pub(crate) mod replacement;
 pub mod report;
 pub mod table;

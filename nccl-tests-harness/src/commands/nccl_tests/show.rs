@@ -3,7 +3,7 @@
 use super::options::Plan;
 use super::printed_table::Row;
 use crate::output::numbers::{median, number, range, significant, size, spread};
-use crate::output::plot::{self, Axis, Chart, Line, Scale};
+use crate::output::plot::{self, Chart, Dot, Line};
 use crate::output::table::{Table, left, right};
 use crate::scene::network::Network;
 use anyhow::Result;
@@ -219,27 +219,24 @@ pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> 
     })
 }
 
-/// busbw by size as a picture.
+/// Writes a chart of busbw by size, if the plan wants one.
 pub fn picture(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let Some(folder) = &plan.plot else { return Ok(()) };
     let name = name_of(program);
-    let mut lines = Vec::new();
-    for (side, outcome) in outcomes.iter().enumerate() {
-        let mut line = Line::new(outcome.name().to_owned(), side, false);
-        for bytes in sizes(std::slice::from_ref(outcome)) {
+    let line = |outcome: &Outcome| {
+        let dots = sizes(std::slice::from_ref(outcome)).into_iter().filter(|bytes| *bytes > 0).map(|bytes| {
             let busbw = outcome.busbw(bytes);
-            line.add(bytes as f64, median(&busbw), Some(spread(&busbw)));
-        }
-        lines.push(line);
-    }
+            Dot { bytes, y: median(&busbw), spread: spread(&busbw) }
+        });
+        Line { name: outcome.name(), points: dots.filter(|dot| dot.y.is_finite()).collect() }
+    };
     let largest = sizes(outcomes).last().map(|bytes| format!(" up to {}", size(*bytes as usize))).unwrap_or_default();
     let chart = Chart {
         title: format!("{name}{largest}"),
-        captions: plot::captions(fabric, "points: median of the rounds; bars: slowest to fastest round"),
-        x: Axis { label: "size, bytes".to_owned(), scale: Scale::Binary },
-        y: Axis { label: "busbw, GB/s".to_owned(), scale: Scale::Linear },
-        lines,
-        marks: Vec::new(),
+        fabric: fabric.to_owned(),
+        points: "points: median of the rounds; bars: slowest to fastest round",
+        quantity: "busbw, GB/s",
+        lines: outcomes.iter().map(line).collect(),
     };
     plot::save(folder, &name, &chart)
 }
