@@ -248,7 +248,7 @@ check_in_arm_root() {
   # This machine has no RDMA device: 1 is its exit status, and it has looked through the libibverbs of the root.
   text=$("${run[@]}" "$folder/usr/bin/nccl-spark" rails 2>&1) || status=$?
   [[ $status == 0 || ($status == 1 && $text == *"no RDMA device found"*) ]] || die "$name: rails: $text"
-  "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" ncclNetPlugin_v{8,9,10,11,12} ncclTunerPlugin_v{4,5,6}
+  "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" ncclNetPlugin_v{8,9,10,11,12} ncclTunerPlugin_v{4,5,6,7}
   "${run[@]}" "$folder/loads" "$library/nccl-spark/softverbs-ibverbs" ibv_get_device_list ibv_create_qp
   echo "arm64, under qemu-user: --version, rails and dlopen work: $name"
 }
