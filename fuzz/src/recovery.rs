@@ -59,7 +59,7 @@ struct Caller {
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let first = tape.step().unwrap_or(1);
-    let mut caller = Caller::new(if first % 2 == 0 { Role::Sender } else { Role::Receiver }, first / 2);
+    let mut caller = Caller::new(if first & 1 == 0 { Role::Sender } else { Role::Receiver }, first / 2);
     let known = messages();
     let mut number = 0;
     while let Some(step) = tape.step() {
