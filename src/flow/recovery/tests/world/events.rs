@@ -34,7 +34,7 @@ impl World {
         }
         for lane in lanes() {
             let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
-            events.extend(is_probing.then_some(Event::Probe(lane)));
+            events.extend((is_probing && !self.closing[0].has_left).then_some(Event::Probe(lane)));
             events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
         }
         self.closing_events(&mut events);
@@ -104,7 +104,8 @@ impl World {
                 events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
             }
         }
-        for lane in lanes().filter(|lane| self.budget.restarts > 0 && self.is_port_up[lane.index()]) {
+        let may_restart = self.budget.restarts > 0 && !self.closing[0].has_left;
+        for lane in lanes().filter(|lane| may_restart && self.is_port_up[lane.index()]) {
             events.push(Event::PortDown(lane));
         }
         if self.budget.failures > 0 && !self.fails_next {

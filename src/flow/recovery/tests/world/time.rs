@@ -24,7 +24,7 @@ impl World {
 
     /// Returns the end of the current wait of one of the sender's rails.
     pub(super) fn rail_deadline(&self, lane: LaneId) -> Option<u64> {
-        self.ends[0].rails[lane.index()].timeout()
+        self.ends[0].rails[lane.index()].timeout().filter(|_| !self.closing[0].has_left)
     }
 
     /// Returns the time at which a side gives up if nothing changes.
