@@ -248,8 +248,7 @@ impl Context {
     ) -> Result<Properties> {
         let mut raw = MaybeUninit::zeroed();
         // SAFETY: `raw` is valid for writes for the length of the call.
-        self.plugin
-            .call("getProperties", function, |get_properties| unsafe { get_properties(dev, raw.as_mut_ptr()) })?;
+        self.plugin.call("getProperties", function, |function| unsafe { function(dev, raw.as_mut_ptr()) })?;
         let raw = raw.as_ptr();
         // SAFETY: a pointer and two integers, which are zero where the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
