@@ -36,7 +36,7 @@ pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<
     if let Some(base) = base {
         // Debian's Python also looks below /usr/local.
         folders.extend(below(place, &base.join("local")));
-        folders.extend(below(place, &base));
+        folders.extend(below(place, base));
     }
     let is_first = |(at, folder): &(usize, &PathBuf)| !folders[..*at].contains(folder);
     Ok(folders.iter().enumerate().filter(is_first).map(|(_, folder)| folder.clone()).collect())
