@@ -98,9 +98,7 @@ mod tests {
 
     #[test]
     fn examples_are_right() {
-        for line in
-            [BENCH, COMMUNICATORS].join("\n").lines().filter(|line| line.contains("spark-lab"))
-        {
+        for line in [BENCH, COMMUNICATORS].join("\n").lines().filter(|line| line.contains("spark-lab")) {
             let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {
                 panic!("{line}: {error}");

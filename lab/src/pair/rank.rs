@@ -23,11 +23,7 @@ impl Work for Pair {
     type Order = Order;
     type Answer = Answer;
 
-    fn work(
-        _: Option<&Path>,
-        orders: &mpsc::Receiver<Order>,
-        answer: &dyn Fn(Answer) -> Result<()>,
-    ) -> Result<()> {
+    fn work(_: Option<&Path>, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
         let Order::Setup { rank: number, plugin, abi, job } = orders.recv()? else {
             bail!("the first order is not the set-up")
         };

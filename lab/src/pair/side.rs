@@ -132,16 +132,17 @@ impl<'a> Side<'a> {
 
     /// Sends messages on each connection. Returns the seconds of the slower rank.
     pub fn stream(&mut self, layout: Layout, messages: u64) -> Result<f64> {
-        let seconds =
-            self.ask(|_| Order::Stream { layout, messages }, answer!(Answer::Ran(seconds, _) => seconds))?;
+        let seconds = self.ask(|_| Order::Stream { layout, messages }, answer!(Answer::Ran(seconds, _) => seconds))?;
         Ok(seconds.into_iter().fold(0.0, f64::max))
     }
 
     /// Runs a ping-pong. Returns its seconds, and half a round trip in microseconds: median, 99th
     /// percentile, shortest.
     pub fn ping_pong(&mut self, layout: Layout, messages: u64) -> Result<(f64, Vec<f64>)> {
-        let times = self
-            .ask(|_| Order::PingPong { layout, messages }, answer!(Answer::Ran(seconds, half_us) => (seconds, half_us)))?;
+        let times = self.ask(
+            |_| Order::PingPong { layout, messages },
+            answer!(Answer::Ran(seconds, half_us) => (seconds, half_us)),
+        )?;
         times.into_iter().next().context("rank 0 did not answer")
     }
 

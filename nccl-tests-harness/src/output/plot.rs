@@ -118,7 +118,8 @@ impl Chart {
             write(&row, LEFT, y)?;
         }
         let mut x = LEFT;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()).filter(|(line, _)| !line.points.is_empty()) {
+        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()).filter(|(line, _)| !line.points.is_empty())
+        {
             picture.draw(&PathElement::new([(x, LEGEND_Y), (x + 30, LEGEND_Y)], colour.stroke_width(2)))?;
             picture.draw(&Circle::new((x + 15, LEGEND_Y), RADIUS, colour.filled()))?;
             write(line.name, x + 38, LEGEND_Y)?;
@@ -210,7 +211,8 @@ mod tests {
         // An error bar is three strokes in the colour of its line.
         let strokes = |svg: &str| svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"").count();
         let host = format!("; host {}; {}", seats::host(), date::today());
-        for part in ["title", "where where", &host, "points: one", "size, bytes", "GB/s", "a &amp; b", "64K", "#0072B2"] {
+        for part in ["title", "where where", &host, "points: one", "size, bytes", "GB/s", "a &amp; b", "64K", "#0072B2"]
+        {
             assert!(svg.contains(part), "{part}: {svg}");
         }
         assert!(svg.ends_with("</svg>\n") && !svg.contains("none"), "{svg}");

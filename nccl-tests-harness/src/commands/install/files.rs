@@ -63,12 +63,16 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
     ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
 
     let new: Manifest = items.iter().map(|item| (item.path.clone(), sha256(&item.content))).collect();
-    write(prefix, &[manifest::item(&(old | &new))])?;
+    let list = |manifest: &Manifest| {
+        let content = manifest::text(manifest).into_bytes();
+        [Item { path: manifest::PATH.to_owned(), content, mode: 0o644 }]
+    };
+    write(prefix, &list(&(old | &new)))?;
     write(prefix, items)?;
     let mut gone = paths(old);
     gone.retain(|path| !items.iter().any(|item| item.path == *path));
     let (_, kept) = remove_files(prefix, gone, old)?;
-    write(prefix, &[manifest::item(&new)])?;
+    write(prefix, &list(&new))?;
     Ok(kept)
 }
 

@@ -1,7 +1,6 @@
 //! The list of what `install` put into a folder. The lines of files are those of `sha256sum`, which
 //! can check them.
 
-use super::files::Item;
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,15 +37,14 @@ fn parse(text: &str) -> Result<Manifest> {
     text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')).map(entry).collect()
 }
 
-/// Makes the file of a list.
-pub fn item(manifest: &Manifest) -> Item {
-    let text = format!(
+/// Makes the text of a list.
+pub fn text(manifest: &Manifest) -> String {
+    format!(
         "# Installed by nccl-spark {}; `nccl-spark uninstall` removes these files.\n\
          # `sha256sum -c {PATH}` checks them, in the folder that `install --prefix` named.\n{}",
         env!("PROGRAM_VERSION"),
         manifest.iter().map(|(path, digest)| format!("{digest}  {path}\n")).collect::<String>()
-    );
-    Item { path: PATH.to_owned(), content: text.into_bytes(), mode: 0o644 }
+    )
 }
 
 #[cfg(test)]
@@ -60,7 +58,7 @@ mod tests {
         let old_and_new = [of("bin/nccl-spark", &sha256(b"old")), of("bin/nccl-spark", &sha256(b"new"))];
         let manifest = old_and_new.into_iter().chain([of("lib/a b", &sha256(b""))]);
         let manifest: Manifest = manifest.collect();
-        let text = String::from_utf8(item(&manifest).content).unwrap();
+        let text = text(&manifest);
         assert!(text.starts_with("# Installed by nccl-spark "), "{text}");
         assert_eq!((parse(&text).unwrap(), manifest.len()), (manifest, 3));
         // FIPS 180-2.

@@ -1,11 +1,12 @@
 //! PCIe errors: counters of the functions and of the ports above them, and the kernel log.
 
-use super::functions::Function;
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
+use nccl_net_spark::rails::PciFunction;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 /// Counts of PCIe errors since boot, by the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,11 +30,14 @@ pub struct PciePort {
 /// The root ports above a Spark's NIC. They are read even without a device below them.
 const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
-/// Reads the ports above the functions.
-pub(super) fn ports(place: &Place, functions: &[Function]) -> Vec<PciePort> {
+/// Reads the ports above the functions, which are given by RDMA device and PCI function.
+pub(super) fn ports<'a>(
+    place: &Place,
+    functions: impl Iterator<Item = (&'a String, &'a PciFunction)>,
+) -> Vec<PciePort> {
     let mut ports: Vec<PciePort> = Vec::new();
-    for Function { device, pci, .. } in functions {
-        let above = pci.as_ref().and_then(|pci| Some(pci.path.parent()?.file_name()?.to_string_lossy().into_owned()));
+    for (device, pci) in functions {
+        let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         // A function without a port above it lies in the folder of its bus.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
         match ports.iter_mut().find(|port| port.address == address) {
