@@ -1,4 +1,5 @@
-//! What a data path needs besides its queue pairs. It knows nothing else of the process, and nothing of set-up and recovery.
+//! Input of a data path besides its queue pairs. The data path knows nothing else of the process,
+//! of set-up, or of recovery.
 
 use super::peer::Peer;
 use super::waker::Waker;
@@ -7,22 +8,24 @@ use crate::comm::rail::registration::Registrations;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the data path of one connection needs. It is asked only when something is wrong, but for the peer's presence.
+/// State that the data path of one connection shares with the rest of the process. On the fast path
+/// only `peer` is read; the rest is used after something has gone wrong.
 pub struct PathContext {
-    /// The other end.
+    /// Process at the other end.
     pub peer: Arc<Peer>,
-    /// Where a send finds its memory again that has to be posted on another rail.
+    /// Registered memory, to find a send's keys again when it is posted on another rail.
     pub registrations: Arc<Registrations>,
-    /// After how long without progress a request is logged.
+    /// Time without progress after which a request is logged.
     pub stall_warn: Duration,
-    /// What has been logged about the peer.
+    /// Record of the messages already logged about the peer, to limit repetition.
     pub log: Arc<LogOnce>,
     /// Wakes the service thread when a rail is lost.
     pub waker: Arc<dyn Waker>,
 }
 
 impl PathContext {
-    /// Whether a request that makes no progress is the first one lately, of all connections with the peer.
+    /// Returns true for the first stalled request within `stall_warn`, over all connections with
+    /// the peer.
     #[cold]
     pub fn is_first_stall(&self, direction: Direction) -> bool {
         self.log.is_first_stall(&self.peer.name, direction, self.stall_warn, Instant::now())

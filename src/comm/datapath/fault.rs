@@ -1,5 +1,5 @@
-//! What goes wrong on a data path: what a failed work request means, and the errors that calls end with. A message that goes well does
-//! not come here.
+//! Faults of a data path: meaning of failed work requests, and the errors that calls return.
+//! Nothing here runs while messages succeed.
 
 use super::try_cell::TryCell;
 use crate::comm::rail::registration::Registration;
@@ -7,28 +7,30 @@ use crate::error::{Error, Quick};
 use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
 
-/// How the error of a completion queue shows: no completion should find it full, for a lane's holds a flush of all that it can post.
+/// Reason given for a rail whose completion queue is in error. A lane's completion queue has room
+/// for a full flush, so none should overrun.
 pub const OVERRUN: &str = "its completion queue is in error (IBV_EVENT_CQ_ERR), and completions are lost";
 
-/// What a failed work request means.
+/// Meaning and consequence of a failed work request.
 #[derive(Debug)]
 pub enum Fault {
-    /// Its rail is lost.
+    /// The rail is lost.
     Rail(String),
-    /// Its device does not answer any more: the rail is lost, and there is nothing more to hear of it.
+    /// The rail is lost because its device no longer answers. No more completions can be polled.
     Device(String),
-    /// Its rail is lost, and perhaps because of the request: see [`super::status::Strikes`].
+    /// The rail is lost, perhaps because of the request; see [`super::status::Strikes`].
     Doubtful(String),
-    /// Its rail is lost, and perhaps because of the request's key. That can be once for each rail whose device is taken away.
+    /// The rail is lost, perhaps because of the request's key. A valid request can fail this way
+    /// once on each rail whose device is being removed.
     Denied(String),
-    /// The request itself is wrong, on every rail: the connection has failed.
+    /// The request itself is wrong and would fail on every rail. The connection has failed.
     Fatal(String),
-    /// The peer broke the protocol: the connection has failed.
+    /// The peer violated the protocol. The connection has failed.
     Violation(String),
 }
 
 impl Fault {
-    /// Of a completion with an error.
+    /// Classifies a completion with an error.
     #[cold]
     #[inline(never)]
     pub fn of_completion(completion: &Completion) -> Box<Self> {
@@ -43,42 +45,43 @@ impl Fault {
         })
     }
 
-    /// Of a queue pair that does not take a request.
+    /// Classifies the refusal of a work request by a queue pair.
     #[cold]
     pub fn of_refusal(error: Box<Error>) -> Box<Self> {
         Box::new(Self::Rail(error.to_string()))
     }
 
-    /// Of a completion queue that cannot be polled.
+    /// Classifies the failure to poll a completion queue.
     #[cold]
     pub fn of_device(error: Box<Error>) -> Box<Self> {
         Box::new(Self::Device(error.to_string()))
     }
 }
 
-/// Why a call could not enter its data path: the service thread has it for a moment, or a panic has ended it.
+/// Result of a call that could not enter its data path. The service thread may be using the data
+/// path for a moment, or a panic has ended it.
 ///
 /// # Errors
-/// [`Error::Internal`] after a panic, which was logged when it came.
+/// [`Error::Internal`] after a panic. The panic itself was logged when it happened.
 #[cold]
 #[inline(never)]
 pub fn not_entered<P>(path: &TryCell<P>) -> Quick<()> {
     if path.is_broken() { Err(broken().into()) } else { Ok(()) }
 }
 
-/// The error of a data path that a panic went through: it is not used again.
+/// Returns the error of a data path in which a thread panicked. The data path is not used again.
 #[cold]
 pub fn broken() -> Error {
     Error::Internal("this connection cannot be used: its data path panicked".to_owned())
 }
 
-/// A request number that names nothing.
+/// Returns the error for a request number that names no request in flight.
 #[cold]
 pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
     Box::new(Error::Argument(error.to_string()))
 }
 
-/// Memory outside its registration.
+/// Returns the error for memory outside its registration, or registered for sends alone.
 #[cold]
 pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     let range = memory.range();
@@ -93,7 +96,8 @@ pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Er
     ))
 }
 
-/// A send that its receive, or the connection, has no room for.
+/// Returns the error for a send that is larger than its receive (`room`) or than the connection
+/// allows (`most`), in bytes.
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
@@ -104,7 +108,7 @@ pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<
     Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
 }
 
-/// How a peer broke the protocol, for [`Error::Protocol`].
+/// Returns the text of a protocol violation, for [`Error::Protocol`].
 #[cold]
 pub fn broken_protocol(peer: &str, violation: &dyn std::fmt::Display) -> String {
     format!("{peer} violated the protocol: {violation}")

@@ -1,4 +1,4 @@
-//! One rail of one connection: its queue pairs, its completion queue, and how full they are.
+//! One rail of one connection: queue pairs, completion queue, and free work requests.
 
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::device::Presence;
@@ -20,51 +20,54 @@ use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
 
-/// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection; a group of eight for each
-/// of them finds room here by and by.
+/// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection. If
+/// each is a group of eight, the writes beyond this depth wait until earlier ones complete.
 const SENDER_DEPTH: u32 = 128;
-/// Sends up to this size travel in the work request itself: the NIC need not fetch them, which takes a PCIe round trip.
-/// With it a request of mlx5's takes 192 bytes of its queue.
+/// Largest write whose bytes travel inside the work request. The NIC need not fetch them, which
+/// would take a PCIe round trip. With this size, a work request on mlx5 takes 192 bytes of the
+/// queue.
 const SENDER_INLINE_BYTES: u32 = 128;
-/// Writes in flight on a receiver's queue pair: one clear-to-send for each slot, and room for those whose completion
-/// comes with a later one.
+/// Writes in flight on a receiver's queue pair: one CTS write for each slot, and room for the
+/// unsignaled ones, which are retired by a later completion.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
-/// A write that nobody waits for is signaled when this many unsignaled ones went before it.
+/// A write that would be unsignaled is signaled after this many unsignaled ones, to free their
+/// room.
 const SIGNAL_EVERY: u16 = 16;
-/// Receives that immediates have used up are posted again in batches of this size.
+/// Batch size for posting receives again after immediates have used them up.
 const REFILL: u32 = 64;
-/// Receives kept on a receiver's queue pair: an immediate for every part of every slot cannot find it empty, even
-/// just before a batch is posted again.
+/// Receives kept on a receiver's queue pair. An immediate for every part of every slot finds one,
+/// even just before the next batch is posted.
 const RECEIVE_DEPTH: u32 = (SLOTS * PARTS) as u32 + REFILL;
 
 /// One rail of one connection.
 pub struct Lane {
-    /// This host's rail.
+    /// Rail of this host.
     pub rail: Arc<Rail>,
-    /// The peer's rail, for messages.
+    /// Name of the peer's rail, for messages.
     pub peer_rail: String,
-    /// What this process's connections measured of the path to it.
+    /// Measurements of the path to the peer's rail, shared by all connections of this process.
     pub path_quality: Arc<PathQuality>,
-    /// The key there of the peer's.
+    /// Remote key of the peer's mailbox on this lane.
     pub peer_mailbox_rkey: u32,
-    /// Which opening of the device its queue pairs are of.
+    /// Device generation that the queue pairs belong to.
     opening: u32,
-    /// Path MTU of its queue pairs; 0 until they are connected.
+    /// Path MTU of the queue pairs; 0 until they are connected.
     path_mtu_bytes: u32,
-    /// None while the rail is lost.
+    /// Empty while the rail is lost.
     queues: Vec<Queue>,
     inline_bytes: u32,
-    /// As long as there are queue pairs.
+    /// Present as long as the queue pairs are.
     cq: Option<Cq>,
-    /// Queue pairs of a device that was cut off, which may still read and write memory.
+    /// Queue pairs of a device that was cut off. The device may still read and write memory.
     stranded: Option<(Vec<Queue>, Cq)>,
-    /// The registration there of the connection's own memory: until the queue pairs are gone.
+    /// Registration of this connection's mailbox on this rail's device. Kept until the queue pairs
+    /// are destroyed.
     mailbox_key: Option<Mr>,
     turn: usize,
     pending: u32,
-    /// Bytes of large writes under way, which the rail knows of too.
+    /// Bytes of large writes in flight on this lane. The rail's own count includes them.
     backlog_bytes: u64,
-    /// Where it is counted what it does.
+    /// Traffic counters of this lane.
     pub record: Record,
 }
 
@@ -74,27 +77,28 @@ struct Queue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
-    /// Whether a receive of it came back unused: it is stopped, and all that came by it before has been polled.
+    /// True once a receive completed as flushed: the queue pair has stopped, and everything
+    /// received before that has been polled.
     is_flushed: bool,
 }
 
-/// What became of a lane's queue pairs when they were stopped.
+/// State of a lane's queue pairs after a request to stop them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// They are in error: what is posted completes as flushed.
+    /// The queue pairs are in the error state. Posted work requests complete as flushed.
     Flushing,
-    /// Their device has failed or was cut off, and may still read and write memory.
+    /// Not stopped: the device has failed or was cut off, and may still read and write memory.
     Not,
-    /// Their device is gone. What it had completed can be polled, and no more comes.
+    /// The device was removed. Its earlier completions can be polled, and no more will arrive.
     Gone,
 }
 
-/// The keys of both sides' mailboxes on one lane.
+/// Keys of both ends' mailboxes on one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MailboxKeys {
-    /// Of this side's, for its own NIC.
+    /// Local key of this end's mailbox, for this host's NIC.
     pub own_lkey: u32,
-    /// Of the peer's.
+    /// Remote key of the peer's mailbox.
     pub peer_rkey: u32,
 }
 
@@ -105,46 +109,45 @@ pub struct LaneSlot<'a> {
     pending: &'a mut u32,
 }
 
-/// A write of registered memory.
+/// An RDMA write from registered memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LaneWrite {
-    /// What it is.
+    /// Purpose of the write.
     pub work: Work,
-    /// Where to read.
+    /// Local address of the bytes.
     pub local_addr: u64,
-    /// Local key.
+    /// Key of the local memory.
     pub lkey: u32,
-    /// How much.
+    /// Number of bytes.
     pub bytes: u32,
-    /// Where to write.
+    /// Remote address and key.
     pub remote: Remote,
-    /// Immediate data.
     pub immediate: Option<u32>,
-    /// Whether its completion is waited for.
+    /// True if the caller needs the completion.
     pub signaled: bool,
 }
 
-/// How the two ends of a lane find each other.
+/// Addresses and queue pairs of both ends of a lane.
 pub struct Route<'a> {
-    /// This side's rail, as it was just looked at.
+    /// Current state of this end's rail, just queried.
     pub look: &'a Look,
-    /// This side's address.
+    /// GID of this end.
     pub gid: [u8; 16],
-    /// The peer's address.
+    /// GID of the peer's end.
     pub peer_gid: [u8; 16],
     /// Path MTU.
     pub mtu_bytes: u32,
-    /// The peer's queue pairs.
+    /// Queue pairs of the peer.
     pub ends: &'a [QpEnd],
-    /// Priority of the connection's packets.
+    /// Traffic class and service level of the connection's packets.
     pub priority: Priority,
 }
 
 impl Lane {
-    /// Creates the queue pairs of a lane, not connected yet.
+    /// Creates the queue pairs of a lane, without connecting them.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses, [`Error::Missing`] if its limits are too low.
     pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
         let (pd, opening) = rail.device.opened()?;
         let context = pd.context();
@@ -168,7 +171,8 @@ impl Lane {
                 inline_bytes: ENTRY_BYTES as u32,
             },
         };
-        // A full flush: every request of every queue pair can complete with an error at once.
+        // Room for a full flush: all requests of all queue pairs may complete with an error
+        // together.
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
         if flush > context.limits().max_cqe {
             let (name, most) = (rail.name(), context.limits().max_cqe);
@@ -189,7 +193,8 @@ impl Lane {
         Ok(lane)
     }
 
-    /// A lane of a rail that does not carry yet: without queue pairs, as one whose rail was lost.
+    /// Returns a lane without queue pairs, for a rail that is not connected yet. It looks like a
+    /// lane whose rail was lost.
     pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, stranded) = Default::default();
@@ -214,58 +219,60 @@ impl Lane {
         }
     }
 
-    /// This side's queue pairs.
+    /// Returns the numbers and first PSNs of this end's queue pairs.
     pub fn ends(&self) -> Vec<QpEnd> {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
     }
 
-    /// Whether its completions come to this completion queue, by the number that the device's events name it by.
+    /// Returns true if `cq` is the number of this lane's completion queue, as in the device's
+    /// events.
     pub fn is_on(&self, cq: usize) -> bool {
         let stranded = self.stranded.as_ref().map(|(_, cq)| cq);
         self.cq.as_ref().or(stranded).is_some_and(|own| own.number() == cq)
     }
 
-    /// Which opening of the device its queue pairs are of.
+    /// Returns the device generation that the queue pairs belong to.
     pub fn opening(&self) -> u32 {
         self.opening
     }
 
-    /// Path MTU of its queue pairs; 0 until they are connected.
+    /// Returns the path MTU of the queue pairs; 0 until they are connected.
     pub fn path_mtu_bytes(&self) -> u32 {
         self.path_mtu_bytes
     }
 
-    /// Registers the connection's own memory there, for the peer to write into.
+    /// Registers this connection's mailbox on the rail's device, for the peer to write into.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses, [`Error::Missing`] when it was removed.
+    /// [`Error::Os`] if the device refuses, [`Error::Missing`] if it was removed.
     pub fn register_mailbox(&mut self, region: &Arc<Region>) -> Result<()> {
-        // Strict: its bytes are looked at while they arrive.
+        // Without relaxed ordering: the mailbox is read while its bytes arrive.
         self.mailbox_key = Some(region.register(&self.rail.device.pd()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
         Ok(())
     }
 
-    /// The keys there of the connection's own memory and of the peer's.
+    /// Returns the keys of both ends' mailboxes on this lane.
     #[inline(always)]
     pub fn mailbox_keys(&self) -> MailboxKeys {
         MailboxKeys { own_lkey: self.mailbox_key.as_ref().map_or(0, Mr::lkey), peer_rkey: self.peer_mailbox_rkey }
     }
 
-    /// The key there of the connection's own memory, for the peer.
+    /// Returns the remote key of this end's mailbox, for the peer.
     pub fn mailbox_rkey(&self) -> u32 {
         self.mailbox_key.as_ref().map_or(0, Mr::rkey)
     }
 
-    /// What the peer must know of it.
+    /// Returns the description of this end that the peer needs in order to connect.
     pub fn end(&self) -> LaneEnd {
         LaneEnd { qps: self.ends(), mailbox_rkey: self.mailbox_rkey() }
     }
 
-    /// Connects the queue pairs; a receiver's are given their receives first.
+    /// Connects the queue pairs. Receives are posted on a receiver's queue pairs first.
     ///
     /// # Errors
-    /// [`Error::Os`] when the peer's address cannot be resolved or the device refuses; [`Error::Network`] when the port no longer has the
-    /// agreed address; [`Error::Protocol`] when the peer named another number of queue pairs, or a larger path MTU than the port has.
+    /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
+    /// [`Error::Network`] if the port no longer has the agreed address. [`Error::Protocol`] if the
+    /// peer sent another number of queue pairs, or a larger path MTU than the port has.
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
@@ -305,7 +312,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The queue pair for the next message: they take turns.
+    /// Returns the queue pair for the next message, in turn.
     #[inline(always)]
     pub fn next_queue(&mut self) -> u8 {
         let queue = self.turn;
@@ -313,47 +320,47 @@ impl Lane {
         queue as u8
     }
 
-    /// How many queue pairs there are.
+    /// Returns the number of queue pairs.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// Largest write whose bytes travel in the work request itself.
+    /// Returns the largest write whose bytes can travel inside the work request.
     #[inline(always)]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
-    /// Whether completions of writes are due.
+    /// Returns true if a signaled write has not completed yet.
     #[inline(always)]
     pub fn has_pending(&self) -> bool {
         self.pending > 0
     }
 
-    /// Whether a queue pair takes another write.
+    /// Returns true if another write can be posted on a queue pair.
     #[inline(always)]
     pub fn has_room(&self, queue: u8) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
     }
 
-    /// Room for one write on a queue pair.
+    /// Returns room for one write on a queue pair, if it has any.
     #[inline(always)]
     pub fn slot(&mut self, index: u8) -> Option<LaneSlot<'_>> {
         let queue = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0)?;
         Some(LaneSlot { queue, index, pending: &mut self.pending })
     }
 
-    /// Room for one write on the queue pair whose turn it is.
+    /// Returns room for one write on the next queue pair in turn, if it has any.
     #[inline(always)]
     pub fn next_slot(&mut self) -> Option<LaneSlot<'_>> {
         let queue = self.next_queue();
         self.slot(queue)
     }
 
-    /// The completions that have come.
+    /// Polls the completion queue.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device is gone.
+    /// [`Error::Os`] if the device was removed.
     #[inline(always)]
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         match &mut self.cq {
@@ -362,33 +369,37 @@ impl Lane {
         }
     }
 
-    /// Whether it has queue pairs: it has none while its rail is lost.
+    /// Returns true if the lane has queue pairs. It has none while its rail is lost.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.cq.is_some()
     }
 
-    /// Stops the queue pairs: nothing comes in or goes out by them from here on, and what has come can still be polled. Where the device
-    /// has failed or was cut off they are put aside instead, and this is to be called again: until it is gone nothing is known of them.
+    /// Stops the queue pairs. After that no bytes arrive or leave on them, and earlier completions
+    /// can still be polled. If the device has failed or was cut off, the queue pairs are set aside
+    /// instead ([`Stopped::Not`]). The caller then calls this again until the device has been
+    /// removed, since nothing is certain before.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
-        // A device that does not answer is given no command: it might not return.
+        // A device that does not answer gets no command: the command might not return.
         match self.strand() {
             Stopped::Flushing => {}
             stopped => return stopped,
         }
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
-                // Of another error destroying it makes an end.
+                // After any other error, destroying the queue pair stops it.
                 tracing::debug!("{error}");
                 self.rail.device.heard(&error, self.opening);
             }
         }
-        // Where none failed too: for a device that has failed the kernel says that they have stopped, and the device was not asked.
+        // Check again even if no command failed: for a failed device the kernel reports success
+        // without asking the device.
         self.strand()
     }
 
-    /// Puts the queue pairs aside if their device has failed or was cut off, until it is gone.
+    /// Sets the queue pairs aside while their device has failed or is cut off. Takes them back once
+    /// the device answers or was removed.
     #[cold]
     pub fn strand(&mut self) -> Stopped {
         self.rail.device.look(self.rail.info.port);
@@ -416,10 +427,10 @@ impl Lane {
         }
     }
 
-    /// Posts a write on every queue pair, as [`Work::Probe`], to see whether each carries.
+    /// Posts a test write ([`Work::Probe`]) on every queue pair.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses one; [`Error::Internal`] when a queue pair has no room.
+    /// [`Error::Os`] if the device refuses one; [`Error::Internal`] if a queue pair has no room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
             let full = || Error::Internal(format!("queue pair {queue} has no room for a test write"));
@@ -428,7 +439,8 @@ impl Lane {
         Ok(())
     }
 
-    /// A receive came back unused. (Receives complete in order, and a receiver's queue pairs always have some.)
+    /// Records that a receive completed as flushed. Receives complete in order, and a receiver's
+    /// queue pairs always have some, so nothing received is left behind it.
     #[cold]
     pub fn flushed(&mut self, index: u8) {
         if let Some(queue) = self.queues.get_mut(usize::from(index)) {
@@ -436,14 +448,15 @@ impl Lane {
         }
     }
 
-    /// Whether all that a receiver's queue pairs had received when they were stopped has been polled.
+    /// Returns true if everything that a receiver's stopped queue pairs had received has been
+    /// polled.
     #[cold]
     pub fn is_drained(&self) -> bool {
         self.queues.iter().all(|queue| queue.is_flushed)
     }
 
-    /// Takes the queue pairs away, with all that was not polled. Of a device that does not answer, they are destroyed by a thread of
-    /// their own, which may take as long as the device.
+    /// Destroys the queue pairs, and discards completions that were not polled. If the device does
+    /// not answer, a thread of its own destroys them, which may take as long as the device.
     #[cold]
     pub fn close(&mut self) {
         let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.stranded.take());
@@ -455,7 +468,7 @@ impl Lane {
         self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
 
-    /// A signaled write completed.
+    /// Records the completion of a signaled write, and frees its room.
     #[inline(always)]
     pub fn retire(&mut self, id: WrId) {
         if let Some(queue) = self.queues.get_mut(usize::from(id.queue())) {
@@ -464,10 +477,10 @@ impl Lane {
         }
     }
 
-    /// An immediate used up a receive.
+    /// Records that an immediate used up a receive, and posts the next batch when one is due.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses the next batch.
+    /// [`Error::Os`] if the device refuses the next batch.
     #[inline(always)]
     pub fn used_receive(&mut self, index: u8) -> Quick<()> {
         let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
@@ -479,14 +492,15 @@ impl Lane {
         queue.qp.post_receives(REFILL, receive_id(index))
     }
 
-    /// A large share was given to this lane: other connections on the rail should know.
+    /// Records a large share that was given to this lane, so that other connections see the rail's
+    /// load.
     #[inline(always)]
     pub fn began(&mut self, bytes: u64) {
         self.backlog_bytes += bytes;
         self.rail.posted(bytes);
     }
 
-    /// It was confirmed.
+    /// Records that a share counted by [`Lane::began`] was confirmed.
     #[inline(always)]
     pub fn finished(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
@@ -494,32 +508,33 @@ impl Lane {
         self.path_quality.carried(bytes);
     }
 
-    /// The present moment, for the pace of the rail.
+    /// Returns the time and the bytes carried so far, for the pace of the rail.
     #[inline(always)]
     pub fn moment(&self, now_ns: u64) -> Moment {
         Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }
     }
 
-    /// Takes new queue pairs in place of those that were lost. It counts where it did.
+    /// Replaces lost queue pairs with new ones. The traffic counters continue.
     #[cold]
     pub fn take_over(&mut self, mut new: Lane) {
         std::mem::swap(&mut self.record, &mut new.record);
         *self = new;
     }
 
-    /// A share of any size was confirmed, or came.
+    /// Counts a share of any size that was confirmed, or that arrived.
     #[inline(always)]
     pub fn count(&mut self, bytes: u64) {
         self.record.add_write(bytes);
     }
 
-    /// The bytes of a share's writes that came before the one with its immediate: `leads` of them, of `bytes` each.
+    /// Counts the writes of a share before the one with its immediate: `leads` writes of `bytes`
+    /// each.
     #[inline(never)]
     pub fn count_leads(&mut self, leads: u16, bytes: u64) {
         self.record.add(Word::Bytes, u64::from(leads).wrapping_mul(bytes));
     }
 
-    /// A share was confirmed that was timed.
+    /// Counts a timed share that was confirmed.
     #[inline(never)]
     pub fn count_timed(&mut self, took_ns: u64) {
         self.record.add(Word::TimedWrites, 1);
@@ -529,11 +544,12 @@ impl Lane {
 }
 
 impl LaneSlot<'_> {
-    /// Posts a write. With `inline`, of at most [`Lane::inline_bytes`] bytes, those are read at once; otherwise the device
-    /// reads the local address some time before the completion.
+    /// Posts the write. The bytes of `inline`, at most [`Lane::inline_bytes`], are copied before
+    /// this returns. Without it the device reads the local address at some time before the
+    /// completion.
     ///
     /// # Errors
-    /// [`Error::Os`] when the device refuses.
+    /// [`Error::Os`] if the device refuses.
     #[inline(always)]
     pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
         let Self { queue, index, pending } = self;
@@ -561,13 +577,14 @@ fn receive_id(queue: u8) -> u64 {
     WrId::new(Work::Receive, queue, 0).bits()
 }
 
-/// Random, so that a packet of an earlier connection is not taken for one of this.
+/// Returns a random 24-bit packet sequence number, so that a packet of an earlier connection is not
+/// mistaken for one of this connection.
 fn random_psn() -> Result<u32> {
     let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
     Ok(random & 0xff_ffff)
 }
 
-/// The lanes of a connection and what became of them, for a message.
+/// Text about the lanes of a connection and the bytes that they carried, for messages.
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {

@@ -1,10 +1,10 @@
-//! What other connections have under way on a connection's rails, for the choice of a rail.
+//! Load that other connections put on a connection's rails, for the choice of a rail.
 
 use super::lane::Lane;
 use crate::flow::striping::Others;
 use crate::wire::ids::LaneId;
 
-/// The lanes of a connection that sends, beside the other connections on their rails.
+/// Lanes of a sending connection, with the load of other connections on their rails.
 pub struct Sending<'a>(pub &'a [Lane]);
 
 impl Others for Sending<'_> {
@@ -23,9 +23,9 @@ impl Others for Sending<'_> {
     }
 }
 
-/// The lanes of a connection that receives, and so sends nothing but grants, which show no rate. A slow rail has little to carry
-/// and takes long for it, and a grant that waits behind that holds up the other direction: so what counts is how long, not how
-/// much.
+/// Lanes of a receiving connection, which sends only CTS entries. CTS writes are too small to
+/// measure a rail's rate. A CTS write that waits behind the backlog of a slow rail delays the other
+/// direction. So the backlog is weighed by the time that it takes, not by its bytes.
 pub struct Granting<'a>(pub &'a [Lane]);
 
 impl Others for Granting<'_> {

@@ -1,4 +1,5 @@
-//! Both mailboxes of a connection ([`crate::wire::mailbox`]): reads control frames from this side's, writes them to the peer's.
+//! Both mailboxes of a connection ([`crate::wire::mailbox`]). Control frames are read from this
+//! end's mailbox and written into the peer's.
 
 use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
@@ -10,48 +11,53 @@ use std::sync::atomic::Ordering;
 
 /// Both mailboxes of a connection.
 pub struct Mailboxes {
-    /// This side's. The lanes have the keys of both.
+    /// This end's mailbox. The keys of both mailboxes are in the lanes.
     pub region: Arc<Region>,
-    /// Where the peer's is.
+    /// Address of the peer's mailbox.
     pub peer_addr: u64,
 }
 
 impl Mailboxes {
-    /// The control frame that came in, once; `None` while there is no new one whole.
+    /// Takes the control frame that has arrived, each one once. Returns `None` if there is no new
+    /// frame, or if it has not arrived completely.
     pub fn take_frame(&self) -> Option<ControlFrame> {
         let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
-        // Acquire: whatever is done because of the control frame comes after it. The digest tells a whole control frame from a torn one,
-        // so the order of the NIC's stores does not matter, nor that of the other loads.
+        // Acquire: everything done because of the control frame comes after this load. The digest
+        // tells a whole control frame from a torn one, so the order of the NIC's stores does not
+        // matter, nor that of the other loads.
         let (number, heard) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
         if number == 0 && heard == 0 {
             return None;
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
         let frame = ControlFrame::from_words(&words)?;
-        // Taken: the same one, should it come again, shows as new. One that comes at this very moment may be torn by this; it
-        // is sent again until it is heard.
+        // Clear the frame's first words, so that the same frame shows as new if it arrives again.
+        // This can tear a frame that arrives at this moment; its sender repeats it until it is
+        // acknowledged.
         inbox[0].store(0, Ordering::Relaxed);
         inbox[1].store(0, Ordering::Relaxed);
         Some(frame)
     }
 
-    /// Puts a control frame down to be read by NICs; its size in bytes. One that is still being read is torn by this, which its reader
-    /// sees.
+    /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC that is
+    /// still reading the previous frame sends a torn one, and its receiver detects that by the
+    /// digest.
     pub fn put_frame(&self, frame: &ControlFrame) -> u32 {
         let words = frame.to_words();
         for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {
-            // Relaxed: the provider orders these before the doorbell that makes the NIC read them.
+            // Relaxed: the provider orders these stores before the doorbell that makes the NIC read
+            // them.
             cell.store(*word, Ordering::Relaxed);
         }
         (words.len() * 8) as u32
     }
 
-    /// The write that brings it to the peer by a lane.
+    /// Returns the write that carries the stored control frame to the peer over a lane.
     pub fn frame_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
         LaneWrite { bytes, work: Work::Control, ..self.write(keys, OUTBOX_AT, INBOX_AT) }
     }
 
-    /// A write that tests a lane with one packet of `bytes`.
+    /// Returns the write that tests a lane with one packet of `bytes`.
     pub fn probe_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
         LaneWrite { bytes: bytes.min(PROBE_BYTES as u32), ..self.write(keys, PROBE_AT, PROBE_AT) }
     }

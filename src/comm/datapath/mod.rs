@@ -1,13 +1,13 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
 //! `send` and `recv` allocate nothing, take no lock, make no system call and format nothing while
-//! messages go well (`tests/quiet_data_path.rs`). The `failover` beside each handles a lost rail.
+//! messages succeed (`tests/quiet_data_path.rs`). The module `failover` in each handles lost rails.
 //!
-//! - `lane`: the connection's part of a rail, with its queue pairs; `wr_id`: the meaning of a work
-//!   request's number.
-//! - `path`: the calls that recovery makes on a data path; `shared`: the `try_cell` by which both
-//!   threads share it; `rails`: its lanes, striping and status.
-//! - `mailbox`: the memory that the peer writes; `test_write`: the test of new queue pairs.
+//! - `lane`: one rail of the connection, with its queue pairs; `wr_id`: layout of work request
+//!   numbers.
+//! - `path`: interface between a data path and recovery; `shared`: data path shared by two threads,
+//!   through a `try_cell`; `rails`: lanes, striping and status of a data path.
+//! - `mailbox`: memory that the peer writes; `test_write`: test of new queue pairs.
 //! - `status`, `fault`, `stall`: errors, and requests without progress.
 //! - `parts`, `context`: input from set-up; `peer`: state of the other end; `load`: traffic of
 //!   other connections; `clock`; `waker`: wakes the service thread.
@@ -15,9 +15,9 @@
 //! # Two threads
 //!
 //! NCCL drives a connection's data path from one thread; `regMr` may come from another. A thread
-//! that finds the `try_cell` taken reports "not yet" to NCCL. After a panic the data path is
-//! never entered again: calls on the connection fail, the service thread gives it up, and its
-//! close still says BYE.
+//! that finds the `try_cell` taken reports "not yet" to NCCL. After a panic the data path is never
+//! entered again: calls on the connection fail, the service thread gives it up, and closing it
+//! still sends BYE.
 //!
 //! # Visibility of bytes
 //!

@@ -1,4 +1,4 @@
-//! What set-up hands to a data path.
+//! Input from connection set-up to a data path.
 
 use super::lane::Lane;
 use crate::flow::in_flight::Bound;
@@ -6,18 +6,19 @@ use crate::flow::striping::Striping;
 use crate::verbs::Region;
 use std::sync::Arc;
 
-/// What a data path is made of.
+/// Components of a new data path.
 pub struct PathParts {
-    /// Its lanes, with the keys of both sides' regions, 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS).
+    /// Connected lanes, 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS). Each has the keys of both ends'
+    /// mailboxes.
     pub lanes: Vec<Lane>,
-    /// The memory that the peer writes into.
+    /// This end's mailbox, which the peer writes into.
     pub region: Arc<Region>,
-    /// Where the peer's is.
+    /// Address of the peer's mailbox.
     pub peer_addr: u64,
-    /// The largest write.
+    /// Size of the largest single write.
     pub chunk_bytes: u32,
-    /// How messages are divided.
+    /// Division of messages over the lanes.
     pub striping: Striping,
-    /// What all sends of the process may have in flight together, where that is bounded.
+    /// Limit on the bytes that all sends of the process have in flight together, if one is set.
     pub bound: Option<Arc<Bound>>,
 }

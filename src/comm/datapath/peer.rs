@@ -1,43 +1,45 @@
-//! What one side knows of the other while they are connected.
+//! State of the process at the other end of a connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The other end of a connection. Written by the service thread, read on the data path when nothing moves.
+/// The other end of a connection. The service thread writes its state. The data path reads the
+/// state in each `isend`, and while a request makes no progress.
 #[derive(Debug)]
 pub struct Peer {
-    /// Host and process, and where it was met.
+    /// Host, process and address of the peer, for messages.
     pub name: String,
-    /// 0 while it is there, [`GONE`] when it is gone, else one more than the receives it had delivered when it
-    /// closed in good order.
+    /// 0 while the peer is connected and [`GONE`] after it vanished. After an orderly close, one
+    /// more than the number of receives that the peer had delivered.
     state: AtomicU64,
 }
 
 const GONE: u64 = u64::MAX;
 
-/// Whether the other end is still there.
+/// Connection state of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// Connected.
+    /// The peer is connected.
     Here,
-    /// It closed in good order, having delivered this many receives.
+    /// The peer closed the connection in good order.
     Closed {
-        /// As its BYE said.
+        /// Number of completely received messages at the peer, from its BYE.
         delivered: u64,
     },
-    /// Its channel broke without a BYE, and nothing was heard of it by the rails.
+    /// The bootstrap connection broke without a BYE, and the peer did not answer over the rails.
     Gone,
 }
 
 impl Peer {
-    /// A peer that is there.
+    /// A connected peer.
     pub fn new(name: String) -> Self {
         Self { name, state: AtomicU64::new(0) }
     }
 
-    /// Whether it is still there.
+    /// Returns the peer's connection state.
     #[inline(always)]
     pub fn presence(&self) -> Presence {
-        // Acquire pairs with the release below: what the peer had done before is seen after this.
+        // Acquire pairs with the release stores below: everything the peer had done before is
+        // visible after this load.
         match self.state.load(Ordering::Acquire) {
             0 => Presence::Here,
             GONE => Presence::Gone,
@@ -45,14 +47,14 @@ impl Peer {
         }
     }
 
-    /// Whether it is still there, and nothing else.
+    /// Returns true if the peer is connected. Cheaper than [`Peer::presence`].
     #[inline(always)]
     pub fn is_here(&self) -> bool {
         // Acquire: as in `presence`.
         self.state.load(Ordering::Acquire) == 0
     }
 
-    /// It said BYE. What it said first stands.
+    /// Records the peer's BYE. The first BYE is kept.
     pub fn said_bye(&self, delivered: u64) {
         if let Presence::Closed { .. } = self.presence() {
             tracing::debug!("{} sent BYE again", self.name);
@@ -61,7 +63,7 @@ impl Peer {
         self.state.store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);
     }
 
-    /// The channel broke; a BYE that came before stands.
+    /// Records that the peer vanished. An earlier BYE is kept.
     pub fn vanished(&self) {
         let was_here = self.state.compare_exchange(0, GONE, Ordering::Release, Ordering::Relaxed);
         if was_here.is_ok() {
@@ -85,6 +87,6 @@ mod tests {
         let peer = Peer::new("p".to_owned());
         peer.vanished();
         peer.said_bye(u64::MAX);
-        assert!(matches!(peer.presence(), Presence::Closed { .. }), "a BYE that comes late by a rail is one");
+        assert!(matches!(peer.presence(), Presence::Closed { .. }), "a BYE that arrives late over a rail counts");
     }
 }

@@ -1,5 +1,5 @@
-//! The receiving half of a connection: the data path of `irecv` and of `test` on receives. What it does when a rail is lost is
-//! in `recv/failover.rs`.
+//! Receiving half of a connection: `irecv`, and `test` on receives. `recv/failover.rs` reacts to
+//! lost and returning rails.
 
 mod failover;
 
@@ -30,56 +30,58 @@ use std::time::Duration;
 /// One buffer of a grouped receive.
 #[derive(Clone, Copy)]
 pub struct RecvPart<'a> {
-    /// Where the bytes shall land.
+    /// Address that the bytes are written to.
     pub addr: u64,
-    /// Room there.
+    /// Size of the buffer in bytes.
     pub bytes: usize,
-    /// Which of the sends it is for.
+    /// Tag of the matching send.
     pub tag: i32,
-    /// The registration that holds it.
+    /// Registration that contains the buffer.
     pub memory: &'a Registration,
 }
 
-/// What the data path works on.
+/// State of the receiving data path.
 pub struct RecvPath {
     receives: Receives,
     rails: Rails,
-    /// The entries as they are written, for those too long to travel in the work request.
+    /// Copy of the CTS ring. Entries that do not fit into a work request are written from here.
     shadow: Arc<Region>,
-    /// Where the peer's ring is.
+    /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
-    /// Whose keys each entry has, as it lies in the shadow.
+    /// Source of the keys in each entry of `shadow`.
     memory: Box<[Source; SLOTS * PARTS]>,
-    /// Which of this host's keys new entries have.
+    /// Epoch of new entries. It advances when a device of this host returns with new keys.
     epoch: Epoch,
-    /// From which epoch on entries have keys of use on a lane.
+    /// First epoch whose entries have valid keys for a lane, for each lane.
     since: [Epoch; MAX_RAILS],
-    /// The lane that the last immediate came by, or that was looked at for the next one.
+    /// The lane that the last immediate arrived on. It is polled first.
     hot: LaneId,
     cold: LaneId,
-    /// Whether each lane's number is its rail's number on this host, as it is unless a rail is left out.
+    /// True if each lane's number is its rail's number on this host, which is so unless a rail is
+    /// left out.
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     stall: StallTimer,
 }
 
-/// Whose keys an entry has.
+/// Source of the keys in an entry.
 #[derive(Debug, Clone, Copy, Default)]
 struct Source {
-    /// The registration's number.
+    /// Number of the registration.
     memory: u32,
-    /// Whether those that keep the order of writes.
+    /// True if the keys are those that keep the order of writes, without relaxed ordering.
     strict: bool,
 }
 
-/// Where the source of an entry's keys is kept.
+/// Returns the index of an entry's source in [`RecvPath::memory`].
 #[inline(always)]
 fn source_of(grant: Grant, part: usize) -> usize {
     entry_word(grant.sequence, part) / ENTRY_WORDS
 }
 
 impl RecvPath {
-    /// A path over connected lanes. The region keeps the clear-to-sends that are written into the peer's.
+    /// Creates a data path over connected lanes. The region holds the copy of the CTS entries that
+    /// are written into the peer's region.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
         Self {
@@ -98,11 +100,13 @@ impl RecvPath {
         }
     }
 
-    /// Grants a receive of 1 to [`PARTS`] buffers; its request number, or `None` while there is no room: try
-    /// again. An `optional` receive is reported done at once; its caller looks at the bytes themselves.
+    /// Grants a receive of 1 to [`PARTS`] buffers, and returns its request number. Returns `None`
+    /// if there is no room yet; the caller tries again. An `optional` receive is reported done
+    /// immediately, and its caller checks the received bytes itself.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered or the group too large; else why the connection has failed.
+    /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
+    /// reason why the connection has failed.
     #[inline(always)]
     pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         self.rails.status.check()?;
@@ -115,7 +119,7 @@ impl RecvPath {
             return Ok(None);
         };
         if let Err(error) = self.clear_to_send(lane, grant, parts, optional) {
-            // The rail is lost, and the receive is not: it is granted by another one.
+            // The rail is lost, but not the receive: its grant is sent again over another rail.
             self.lose_by(context, lane, error.to_string());
         }
         Ok(Some(grant.slot.number()))
@@ -128,7 +132,8 @@ impl RecvPath {
 
     #[inline(never)]
     fn make_room(&mut self, context: &PathContext, lane: LaneId) -> Quick<bool> {
-        // That lane first: bytes may keep coming by another one.
+        // Poll that lane first: another lane may deliver bytes without end, and its progress alone
+        // would not free this one's room.
         if self.take_in(context, lane)? == Found::Nothing {
             self.progress(context)?;
         }
@@ -138,13 +143,13 @@ impl RecvPath {
         self.stalled(context, "a receive without a free slot").map(|()| false)
     }
 
-    /// The lane for a clear-to-send: the one used last, unless it is busy.
+    /// Returns the lane for a CTS write: the one used last, unless it is busy.
     #[inline(always)]
     fn cts_lane(&mut self) -> LaneId {
         self.rails.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
     }
 
-    /// Tells the sender where to write: one write into its ring.
+    /// Tells the sender where to write, with one write into its CTS ring.
     #[inline(always)]
     fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
@@ -159,8 +164,8 @@ impl RecvPath {
         slot.write(&write, Some(kept.into()))
     }
 
-    /// As [`RecvPath::clear_to_send`], for a group, for a device whose work requests have no room for an entry,
-    /// and for keys in the order of the lanes.
+    /// Slower version of [`RecvPath::clear_to_send`]: for a group, for a device whose work requests
+    /// have no room for an entry, and for keys that must be put in the order of the lanes.
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
@@ -172,7 +177,8 @@ impl RecvPath {
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
-    /// Writes a receive's entries as they are kept: a single one within the work request, if it has room.
+    /// Writes the entries of a receive from the shadow. A single entry travels inside the work
+    /// request if it fits.
     fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
@@ -194,7 +200,7 @@ impl RecvPath {
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
-    /// The buffer's keys by the connection's lanes.
+    /// Returns the buffer's keys in the order of the connection's lanes.
     fn keys(&self, memory: &Registration, strict: bool) -> PackedKeys {
         if self.lanes_are_rails {
             return memory.packed_keys(strict);
@@ -205,10 +211,12 @@ impl RecvPath {
         }))
     }
 
-    /// Whether a receive is finished; then `tell` is called with the size of each buffer, by its place in the group.
+    /// Returns true if a receive is finished, after calling `tell` with the index and received
+    /// bytes of each buffer of the group.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the reason why the connection has
+    /// failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
@@ -231,9 +239,9 @@ impl RecvPath {
         Ok(moved)
     }
 
-    /// Takes in what has arrived; whether anything had. Looks at the lane that bytes last came by, and only when it
-    /// has nothing at one other, in turn: an idle rail costs nothing while others are busy. What came in part has its
-    /// rest on the others.
+    /// Processes arrivals, and returns true if there were any. Polls the lane that bytes last
+    /// arrived on. If that has none, polls one other lane, in turn, so that idle rails cost nothing
+    /// while others are busy. If part of a message arrived, polls the remaining lanes for the rest.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
@@ -269,7 +277,7 @@ impl RecvPath {
         Ok(())
     }
 
-    /// The lane whose turn comes after this one's.
+    /// Returns the next lane in turn.
     #[inline(always)]
     fn after(&self, lane: LaneId) -> LaneId {
         lane.next(self.rails.lanes.len())
@@ -286,7 +294,7 @@ impl RecvPath {
         }
     }
 
-    /// Takes in what has come on one lane. What is behind a fault there is taken in too.
+    /// Processes the completions of one lane. Those behind a fault are processed as well.
     #[inline(always)]
     fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
         let (mut found, mut fault) = (Found::Nothing, None);
@@ -319,7 +327,7 @@ impl RecvPath {
     #[cold]
     fn waiting(&mut self, context: &PathContext, what: &str, waited: Option<Duration>) -> Quick<()> {
         if !context.peer.is_here() {
-            // What arrived before the peer left may lie on a lane whose turn has not come.
+            // Messages that arrived before the peer left may be on a lane that was not polled yet.
             for lane in LaneId::all(self.rails.lanes.len()) {
                 if self.take_in(context, lane)? != Found::Nothing {
                     self.stall.moved();
@@ -334,10 +342,10 @@ impl RecvPath {
     }
 }
 
-/// Whether a receive may have these buffers.
+/// Checks the buffers of a receive.
 ///
 /// # Errors
-/// [`Error::Argument`] when the memory is not registered or the group too large.
+/// [`Error::Argument`] if the memory is not registered or the group is too large.
 #[inline(always)]
 pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     if parts.is_empty() || parts.len() > PARTS {
@@ -351,16 +359,16 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     Ok(())
 }
 
-/// What a look at a lane found: the last of it is what counts.
+/// Result of polling a lane. The last completion decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
     Something,
-    /// Bytes of a message whose others come by other lanes.
+    /// Bytes of a message that waits for more on other lanes.
     InPart,
 }
 
-/// Acts on one completion of a receiver's lane, which is no fault.
+/// Processes one successful completion of a receiver's lane.
 #[inline(always)]
 fn arrive(
     lane: &mut Lane,
@@ -394,7 +402,8 @@ fn arrive(
     Ok(found)
 }
 
-/// Where the shadow of the ring has the entry of a receive's part, to be written from there now, and once more when its rail is lost.
+/// Returns the place of a receive's entry in the shadow. The entry is written from there now, and
+/// again if its rail is lost.
 #[inline(always)]
 fn kept(shadow: &Region, grant: Grant, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
     shadow.words().get(entry_word(grant.sequence, part)..)?.first_chunk()
@@ -403,7 +412,8 @@ fn kept(shadow: &Region, grant: Grant, part: usize) -> Option<&[AtomicU64; ENTRY
 #[inline(always)]
 fn keep(kept: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
     for (cell, word) in kept.iter().zip(entry.words()) {
-        // Relaxed: the provider orders these before the doorbell that makes the NIC read them, or reads them itself.
+        // Relaxed: the provider orders these stores before the doorbell that makes the NIC read
+        // them, or reads them itself.
         cell.store(*word, Ordering::Relaxed);
     }
 }
@@ -413,7 +423,7 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms
     Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
 }
 
-/// What belongs to an earlier use of its slot: it has used up a receive, and does not count.
+/// Ignores an immediate for an earlier use of its slot. It has still used up a posted receive.
 #[cold]
 #[inline(never)]
 fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std::result::Result<Found, Box<Fault>> {
@@ -422,7 +432,7 @@ fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std
     Ok(Found::Something)
 }
 
-/// What a completion with an error means.
+/// Classifies a completion with an error.
 #[cold]
 #[inline(never)]
 fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Box<Fault> {
@@ -431,13 +441,15 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
         lane.flushed(id.queue());
     }
     match (id.work(), completion.blame()) {
-        // Receives have no memory: what is too long for one was not written but sent.
+        // Posted receives have no memory. A length error means that the peer sent a message instead
+        // of writing.
         (Work::Receive, Blame::Request) => without_immediate(context),
         _ => Fault::of_completion(completion),
     }
 }
 
-/// The peer has sent in place of writing: the receive that this took would be missed, and nothing tells what it was about.
+/// Violation: the peer used SEND instead of RDMA WRITE with immediate data. The posted receive that
+/// this used up would be missing, and nothing identifies the message.
 #[cold]
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {

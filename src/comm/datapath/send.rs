@@ -1,5 +1,5 @@
-//! The sending half of a connection: the data path of `isend` and of `test` on sends. What it does when a rail is lost is in
-//! `send/failover.rs`.
+//! Sending half of a connection: `isend`, and `test` on sends. `send/failover.rs` reacts to lost
+//! and returning rails.
 
 mod failover;
 
@@ -28,41 +28,42 @@ use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A send that the process's bound does not let begin, for messages.
+/// Name in messages of a send that the process-wide limit on bytes in flight holds back.
 const HELD_BACK: &str = "a send (held back by NCCL_SPARK_INFLIGHT_BYTES)";
 
-/// What the data path works on.
+/// State of the sending data path.
 pub struct SendPath {
     sends: Sends,
     rails: Rails,
     ring: Arc<Region>,
     clock: Clock,
-    /// The last reading of the clock.
+    /// Last reading of the clock.
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
-    /// Those of sends that need not ask first: all, or, where the process's sends have a bound, none but empty ones.
+    /// Sizes that may start without reserving in-flight bytes. If the process has a limit on those,
+    /// only empty sends.
     fast: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
-    /// From which epoch on clear-to-sends have keys of use on a lane.
+    /// First epoch whose CTS entries have valid keys for a lane, for each lane.
     since: [Epoch; MAX_RAILS],
-    /// Whether something waits for a lane, since its own was lost.
+    /// True while a share waits for a lane because its own was lost.
     is_stranded: bool,
-    /// When a send whose writes are timed was given to its lanes, by its request number.
+    /// Time when a send with timed writes was given to its lanes, by request number.
     given_ns: Box<[u64; REQUESTS]>,
 }
 
-/// How large sends may be.
+/// Size limits for sends.
 #[derive(Clone, Copy, Default)]
 struct Sizes {
-    /// Up to this size a send is one write on one lane.
+    /// Largest send that is a single write on one lane.
     whole_bytes: u64,
-    /// The largest, as many full chunks as an immediate can name and one more.
+    /// Largest send: one chunk more than an immediate can count ([`MAX_LEADS`]).
     most_bytes: u64,
 }
 
-/// What `isend` was asked to send.
+/// Arguments of `isend`.
 #[derive(Clone, Copy)]
 struct Send<'a> {
     addr: u64,
@@ -72,13 +73,13 @@ struct Send<'a> {
 }
 
 impl Send<'_> {
-    /// Where the bytes are, and what names their memory.
+    /// Returns the address of the bytes and the number of their registration.
     #[inline(always)]
     fn source(&self) -> (u64, u32) {
         (self.addr, self.memory.id)
     }
 
-    /// The memory's key on a lane's rail.
+    /// Returns the memory's local key on a lane's rail.
     #[inline(always)]
     fn lkey(&self, lane: &Lane) -> u32 {
         self.memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey)
@@ -86,7 +87,7 @@ impl Send<'_> {
 }
 
 impl SendPath {
-    /// A path over connected lanes. The peer writes its clear-to-sends into the region.
+    /// Creates a data path over connected lanes. The peer writes its CTS entries into the region.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
@@ -110,12 +111,13 @@ impl SendPath {
         }
     }
 
-    /// Starts to send `bytes` at `addr`; its request number, or `None` when the receiver has not yet granted a
-    /// receive for `tag` or there is no room: try again.
+    /// Starts to send `bytes` at `addr`, and returns the request number. Returns `None` if the
+    /// receiver has not granted a receive for `tag` yet or there is no room; the caller tries
+    /// again.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the memory is not registered; [`Error::Usage`] when the receive is smaller than the
-    /// send; else why the connection has failed.
+    /// [`Error::Argument`] if the memory is not registered. [`Error::Usage`] if the receive is
+    /// smaller than the send. Otherwise the reason why the connection has failed.
     #[inline(always)]
     pub fn isend(
         &mut self,
@@ -126,7 +128,8 @@ impl SendPath {
         memory: &Registration,
     ) -> Quick<Option<u16>> {
         self.rails.status.check()?;
-        // A peer that has closed grants nothing any more, and what it confirms now may be named like a new request.
+        // A peer that has closed sends no more CTS entries. Its late confirmation of an earlier
+        // send could also be taken for one of a new send with the same request number.
         if !context.peer.is_here() {
             return self.not_now(context, bytes);
         }
@@ -149,14 +152,16 @@ impl SendPath {
         }
     }
 
-    /// A send that waits for others, or whose receiver is gone: out of the way of those that go.
+    /// Handles a send that cannot start yet, because all requests are in use or the peer is not
+    /// connected. Kept out of the fast path.
     #[cold]
     #[inline(never)]
     fn not_now(&mut self, context: &PathContext, bytes: usize) -> Quick<Option<u16>> {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// A send for a part of a group, or of a size that is not possible, or that has to ask first.
+    /// Starts a send to a part of a group, or one that has to reserve in-flight bytes. Rejects a
+    /// send whose size is not allowed.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -183,7 +188,7 @@ impl SendPath {
         begun
     }
 
-    /// A send whose receive was searched for.
+    /// Starts a send whose CTS entry was found by a search.
     fn send_granted(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         if LaneId::all(self.rails.lanes.len())
             .any(|lane| self.rails.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
@@ -197,13 +202,13 @@ impl SendPath {
         }
     }
 
-    /// Whether a clear-to-send of this epoch has a key of use on a lane.
+    /// Returns true if a CTS entry of this epoch has a valid key for a lane.
     fn has_key(&self, lane: LaneId, epoch: Epoch) -> bool {
         epoch.is_since(self.since[lane.index()])
     }
 
-    /// A send for a receive that was granted before one of the receiver's devices returned: not by that one's rail, until it is granted
-    /// once more.
+    /// Starts a send whose receive was granted before one of the receiver's devices returned. Until
+    /// the receive is granted again, that device's rail cannot be used.
     #[cold]
     fn send_with_old_keys(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let is_usable = |lane: &LaneId| self.rails.lanes[lane.index()].is_open() && self.has_key(*lane, head.epoch);
@@ -214,7 +219,7 @@ impl SendPath {
         self.send_queued(context, head, send, lane, None)
     }
 
-    /// Sends a small message: one write on one lane.
+    /// Starts a small send: one write on one lane.
     #[inline(always)]
     fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         self.stall.moved();
@@ -225,7 +230,8 @@ impl SendPath {
         if counted {
             by = self.rails.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
-                // Behind others a write's service begins when the one before is confirmed: the last reading will do.
+                // A write that queues behind others is served from the confirmation of the one
+                // before. The last reading of the clock is near enough to that.
                 if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
@@ -255,7 +261,7 @@ impl SendPath {
             let lane = &mut self.rails.lanes[by.index()];
             lane.began(size);
             now = now_ns.map(|now_ns| lane.moment(now_ns));
-            // Of use where it is timed.
+            // Read only if the send is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
         self.rails.striping.given(by, size, now);
@@ -265,7 +271,7 @@ impl SendPath {
         Ok(Some(request))
     }
 
-    /// A small message that finds no room on its lane.
+    /// Starts a small send whose lane has no room, or has no other choice of lane.
     #[inline(never)]
     fn send_queued(
         &mut self,
@@ -284,14 +290,14 @@ impl SendPath {
         self.start_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
     }
 
-    /// A large message: a share for each lane that helps.
+    /// Starts a large send, with a share for each lane that helps.
     #[inline(never)]
     fn send_cut(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
         let shares = self.rails.striping.cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
         if shares.as_slice().iter().any(|share| !self.rails.lanes[share.lane.index()].is_open()) {
-            // Only where none is left is a lost one chosen.
+            // A lost lane is chosen only when no other is left.
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         self.stall.moved();
@@ -303,7 +309,8 @@ impl SendPath {
         self.start_shares(context, head, send, &shares, Some(now_ns))
     }
 
-    /// `now_ns` is there where the shares are timed that are large enough. The lanes know of what is large enough.
+    /// Starts the shares of a send. With `now_ns`, the shares that are large enough are timed. The
+    /// lanes' load counts already include the large shares.
     #[inline(never)]
     fn start_shares(
         &mut self,
@@ -347,7 +354,7 @@ impl SendPath {
         Ok(Some(request))
     }
 
-    /// Posts what a send has not posted, as far as the queue pairs have room.
+    /// Posts the remaining writes of a send, as far as the queue pairs have room.
     #[inline]
     fn post(&mut self, context: &PathContext, request: u16) {
         for share in 0..self.sends.shares_to_post(request) {
@@ -372,10 +379,11 @@ impl SendPath {
         }
     }
 
-    /// The size of a finished send; `None` while it runs.
+    /// Returns the size of a finished send, or `None` while the send runs.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no such request; else why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the reason why the connection has
+    /// failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {
@@ -393,18 +401,18 @@ impl SendPath {
             self.stalled(context, "a posted send", 0)?;
         }
         let known = self.sends.test(request).map_err(not_in_flight)?;
-        // What had no room when it began; another request's test may have made it.
+        // Post what had no room at first. The test of another request may have freed some.
         if known.is_none() && self.sends.shares_to_post(request) > 0 {
             self.post(context, request);
         }
         Ok(known)
     }
 
-    /// Takes in what has completed; whether anything had.
+    /// Processes completions, and returns true if there were any.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut moved = false;
-        // One reading of the clock does for all that is found now.
+        // The clock is read at most once for all completions of this call.
         let mut is_read = false;
         for lane in LaneId::all(self.rails.lanes.len()) {
             if !self.rails.lanes[lane.index()].has_pending() {
@@ -421,7 +429,8 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Takes in what has completed on one lane; whether anything had. What is behind a fault there is taken in too.
+    /// Processes the completions of one lane, and returns true if there were any. Those behind a
+    /// fault are processed as well.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
@@ -457,8 +466,9 @@ impl SendPath {
         }
     }
 
-    /// Nothing can be done now. Every now and then this looks whether the peer is still there, and says so when it
-    /// has taken long. What runs is done when a peer that closed had received it.
+    /// Records that nothing can be done now. Every so often, checks that the peer is connected, and
+    /// logs a warning after a long time. If the peer has closed, completes the running sends that
+    /// its BYE confirms.
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {

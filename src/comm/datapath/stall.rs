@@ -1,4 +1,4 @@
-//! How long nothing has moved, without asking the clock while things move; and what becomes of a request that waits for long.
+//! Detection of requests without progress. The clock is not read while requests make progress.
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
@@ -9,63 +9,67 @@ use crate::counters::{Record, nanos};
 use crate::error::{Error, Quick};
 use std::time::{Duration, Instant};
 
-/// Fruitless looks between two readings of the clock: some milliseconds' worth, so that the clock costs nothing.
+/// Number of idle polls between two readings of the clock. They take some milliseconds, so reading
+/// the clock costs next to nothing.
 const LOOKS: u64 = 1 << 14;
 
-/// A request that makes no progress for so long is counted.
+/// Time without progress after which a request is counted as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
-/// How long completions may still trickle in after a peer has closed or vanished, before what waits has failed.
+/// Time for late completions to arrive after the peer has closed or vanished. After it, waiting
+/// requests fail.
 const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// What is known of the time since something moved last is of this time.
+/// Bit of [`StallTimer::looks`]: `times` belongs to the current period without progress.
 const KNOWN: u64 = 1 << 63;
 
-/// Counts fruitless looks.
+/// Counter of idle polls and timer of the period without progress.
 #[derive(Debug, Default)]
 pub struct StallTimer {
-    /// Looks since something moved, with [`KNOWN`]: one word, so that a move costs one store.
+    /// Idle polls since the last progress, with [`KNOWN`]. One word, so that recording progress
+    /// costs one store.
     looks: u64,
     times: Times,
 }
 
-/// A time in which nothing moves.
+/// Times of one period without progress.
 #[derive(Debug, Default)]
 struct Times {
     since: Option<Instant>,
     warned: bool,
     missed: Option<Instant>,
-    /// How much of it stands in the counters.
+    /// Part of the period that the traffic counters already include.
     counted: Duration,
 }
 
 impl StallTimer {
-    /// Something moved.
+    /// Records progress.
     #[inline(always)]
     pub fn moved(&mut self) {
         self.looks = 0;
     }
 
-    /// Nothing moved; every now and then, for how long that has been so.
+    /// Records an idle poll. On every [`LOOKS`]th call returns the time without progress.
     #[inline(always)]
     pub fn idle(&mut self) -> Option<Duration> {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS) { Some(self.elapsed()) } else { None }
     }
 
-    /// For how long nothing has moved, counted from the first time this is asked.
+    /// Returns the time without progress, measured from the first such call in this period.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
         self.times().since.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// For how long the peer has been away without anything moving, counted from the first time this is asked.
+    /// Returns the time that the peer has been away without any progress, measured from the first
+    /// such call in this period.
     #[cold]
     pub fn away(&mut self) -> Duration {
         self.times().missed.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Whether to say so now: once for each time that things stop for longer than `limit`.
+    /// Returns true once in each period without progress, when it has lasted for `limit`.
     pub fn should_warn(&mut self, waited: Duration, limit: Duration) -> bool {
         let times = self.times();
         let now = waited >= limit && !times.warned;
@@ -73,8 +77,8 @@ impl StallTimer {
         now
     }
 
-    /// Counts a stall once it has lasted for a second, and then its length as it grows. What comes between the last look at the clock and its end
-    /// is not known.
+    /// Adds a stall to the counters after one second, and its length as it grows. The time between
+    /// the last reading of the clock and the end of the stall is not counted.
     fn count(&mut self, waited: Duration, record: &Record) {
         if waited < STALL {
             return;
@@ -96,19 +100,20 @@ impl StallTimer {
 
 /// A request that makes no progress, for messages.
 pub struct Stalled<'a> {
-    /// Its direction.
+    /// Direction of the request.
     pub direction: Direction,
-    /// What waits, with an article: "a posted send".
+    /// Name of the request with an article, such as "a posted send".
     pub what: &'a str,
-    /// Of a send, its bytes; of a receive, how many are pending.
+    /// Bytes of a send, or number of pending receives.
     pub count: usize,
 }
 
 impl Stalled<'_> {
-    /// Logs a request that has waited for long, and fails one whose peer is gone.
+    /// Logs a request that has waited for `stall_warn`. Fails a request whose peer has closed or
+    /// vanished.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], for the connection to end with.
+    /// [`Error::PeerGone`], with which the caller ends the connection.
     #[cold]
     pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
@@ -123,7 +128,7 @@ impl Stalled<'_> {
             Presence::Here => return Ok(()),
             _ if timer.away() < GONE_GRACE => return Ok(()),
             Presence::Closed { .. } => format!("{peer} closed the connection"),
-            // (Where it broke the protocol, the connection has ended with that error before.)
+            // If the peer violated the protocol, the connection has already ended with that error.
             Presence::Gone => format!(
                 "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
             ),

@@ -1,26 +1,27 @@
-//! Data-path status: the rails found lost, those under test, and the connection's failure.
+//! Status of a data path: the rails it lost, the queue pairs under test, and the connection's
+//! failure.
 
 use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Rails that may be lost over possibly wrong requests before one of these counts as wrong. Twice the
-/// rails of a Spark, which may all fail at the same time.
+/// Number of rails that may be lost over possibly wrong requests before such a request counts as
+/// wrong. Twice the number of rails of a Spark, which may all fail at the same time.
 pub const STRIKES: u8 = 8;
 
-/// Result of a fence: the state of a lost lane's NIC.
+/// Result of a fence: state of a lost lane's NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fenced {
     /// The NIC no longer reads or writes the connection's memory.
     Now,
-    /// The NIC was cut off, and may still read and write. The fence has to be tried again.
+    /// The NIC was cut off, and may still read and write. The fence must be tried again.
     NotYet,
 }
 
-/// Part of a request that may have cost a rail by its own fault. Each kind is counted separately.
+/// Part of a request that may have caused the loss of a rail. Each kind is counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// The request.
+    /// The request itself.
     Request,
     /// The request's key of the peer's memory.
     Key,
@@ -29,7 +30,7 @@ pub enum Doubt {
 /// A rail that a data path found lost.
 #[derive(Debug, Clone)]
 pub struct Loss {
-    /// The rail's lane.
+    /// Lane of the rail.
     pub lane: LaneId,
     /// Text of the failure.
     pub why: String,
@@ -37,12 +38,13 @@ pub struct Loss {
     pub fenced: Fenced,
 }
 
-/// Data-path status.
+/// Status of a data path.
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// Queue pairs under test by the peer, and their lanes. The peer's writes by them may land in this
-    /// connection's buffers before LIVE arrives. So a connection that fails destroys them.
+    /// Lanes under test by the peer, with their numbers. Over their queue pairs the peer may write
+    /// into this connection's buffers before LIVE arrives. So a connection that fails destroys
+    /// them.
     on_trial: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
@@ -50,18 +52,19 @@ pub struct Status {
 
 /// Count of rails lost over requests that may be wrong ([`crate::verbs::Blame::Either`]).
 ///
-/// A request that no rail can carry costs each rail that it is posted on, and the rails return. Such a
-/// request never ends. So the losses are counted until a message ends that ran at the first of them.
+/// A request that no rail can carry costs each rail that it is posted on. The rails return, so such
+/// a request would never end. The losses are therefore counted, until the messages that ran at the
+/// first of them have ended.
 #[derive(Debug, Default)]
 pub struct Strikes {
     count: u8,
-    /// Number of the next message to begin, at the first loss.
+    /// Number of the next message to begin, taken at the first loss.
     since: u64,
 }
 
 impl Strikes {
     /// Counts a loss, and returns true if there are more than `most`. `oldest` is the number of the
-    /// oldest running message, `next` that of the next one to begin.
+    /// oldest running message. `next` is the number of the next message to begin.
     #[cold]
     pub fn another(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
@@ -85,8 +88,8 @@ impl Status {
         }
     }
 
-    /// Returns true if the connection has failed. Its caller gets the error now or later, and may then
-    /// use its buffers for something else.
+    /// Returns true if the connection has failed. The caller gets the error now or in a later call,
+    /// and may then reuse its buffers.
     #[inline(always)]
     pub fn has_failed(&self) -> bool {
         self.failed.is_some()
@@ -100,8 +103,8 @@ impl Status {
         self.failed.get_or_insert_with(|| error.into()).clone()
     }
 
-    /// Keeps queue pairs that the peer will test. Returns false, and keeps none, if the connection has
-    /// failed.
+    /// Stores queue pairs that the peer will test. If the connection has failed, stores nothing and
+    /// returns false.
     #[cold]
     pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
@@ -135,14 +138,15 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// Forgets the losses of a lane that is about to carry again. The peer reported them first, so the
-    /// lane was fenced without them. Reported now they would take the new queue pairs for stopped.
+    /// Forgets the losses of a lane that is about to carry again. The peer reported the loss first,
+    /// and the lane was fenced for that. If its losses were reported now, recovery would consider
+    /// the new queue pairs stopped.
     #[cold]
     pub fn regained(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);
     }
 
-    /// Takes the losses since the last call.
+    /// Takes the losses found since the last call.
     pub fn take_losses(&mut self) -> Vec<Loss> {
         std::mem::take(&mut self.losses)
     }
@@ -159,10 +163,10 @@ mod tests {
         for _ in 0..STRIKES {
             assert!(!strikes.another(7, 20, STRIKES));
         }
-        assert!(strikes.another(7, 30, STRIKES), "message 7 has taken them all with it");
+        assert!(strikes.another(7, 30, STRIKES), "too many rails were lost while message 7 ran");
         let mut strikes = Strikes::default();
         for round in 0..100 {
-            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "the messages of the last loss have ended");
+            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "the messages that ran at the last loss have ended");
         }
     }
 

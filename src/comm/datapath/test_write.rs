@@ -1,15 +1,18 @@
-//! The test of new queue pairs, before their lane is used.
+//! Test of new queue pairs before their lane is used.
 //!
-//! Each queue pair writes two packets into the peer's mailbox: one of at most [`SMALL_BYTES`], which
-//! every RoCE path carries, and one as large as the path MTU. A lane carries when all writes are
-//! acknowledged. A switch or port with a smaller MTU on the way passes the first packet and drops
-//! the second, again and again; [`Backoff`] then keeps [`SMALL_BYTES`] as the largest path MTU there.
-//! A path that loses both is silent. A path that begins to carry in the middle of the test
-//! is not mistaken for one with a small MTU: the NIC sends both packets again until the retries are
-//! used up.
+//! Each queue pair writes two packets into the peer's mailbox. The first has at most
+//! [`SMALL_BYTES`], which every RoCE path carries. The second is as large as the path MTU.
 //!
-//! The test posts and polls on the lane alone, and records its result with [`Backoff`]. It waits for
-//! nothing: its owner looks at it again until it has a result, which comes within the limit.
+//! - If all writes are acknowledged, the lane carries.
+//! - A switch or port with a smaller MTU on the path passes the first packet and drops the second
+//!   on every retry. [`Backoff`] then keeps [`SMALL_BYTES`] as the largest path MTU of the path.
+//! - If both are lost, the path is silent.
+//!
+//! A path that begins to carry during the test is not mistaken for one with a small MTU, because
+//! the NIC repeats both packets until its retries are used up.
+//!
+//! The test posts and polls on the lane alone, and records its result with [`Backoff`]. No call
+//! blocks: the owner polls the test until it has a result, at the latest after the time limit.
 
 use super::lane::Lane;
 use super::mailbox::Mailboxes;
@@ -19,48 +22,50 @@ use crate::error::Result;
 use crate::verbs::CompletionBuffer;
 use std::time::{Duration, Instant};
 
-/// Path MTU that needs no more than Ethernet's usual 1500 bytes: InfiniBand's next larger one is
-/// 2048 (IBTA specification, volume 1, section 7.7.8).
+/// Path MTU that fits into Ethernet's usual 1500 bytes. The next larger one of InfiniBand is 2048
+/// (IBTA specification, volume 1, section 7.7.8).
 pub const SMALL_BYTES: u32 = 1024;
 
 /// A lane whose queue pairs are connected and under test.
 pub struct LaneTest {
-    /// The lane.
+    /// Lane under test.
     pub lane: Lane,
-    /// The path that is tested.
+    /// Path under test.
     pub path: PathId,
     mtu_bytes: u32,
-    /// Acknowledged writes of each queue pair.
+    /// Number of acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// Time of the second write. A later packet makes the NIC repeat a lost one immediately, while the
-    /// queue pair's own time-out (4 s and more at NCCL's default) can be longer than the test.
+    /// Time to write the packets a second time. A later packet makes the NIC repeat a lost one
+    /// immediately, while the queue pair's own timeout (4 s and more at NCCL's default) can be
+    /// longer than the test.
     again: Option<Instant>,
-    /// Writes that are not acknowledged by then count as lost.
+    /// Time after which writes without acknowledgement count as lost.
     until: Instant,
-    /// True if small packets alone had been acknowledged by the time of the second write.
+    /// True if only small packets had been acknowledged when the packets were written a second
+    /// time.
     was_narrow: bool,
-    /// The right to test the path for all connections, where it was dead or unknown before.
+    /// Right to test the path on behalf of all connections. Held if the path was dead or untested
+    /// before.
     _trial: Option<Trial>,
 }
 
-/// Result of a test.
+/// Result of polling a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tested {
     /// Some writes are not acknowledged yet.
     UnderWay,
     /// All writes are acknowledged.
     Carries,
-    /// A write was not acknowledged. The reason, for a message.
+    /// A write was not acknowledged. Contains the reason, for messages.
     Silent(String),
-    /// Small packets arrive and large ones do not. The reason, for a message.
+    /// Small packets arrive and large ones do not. Contains the reason, for messages.
     Narrow(String),
-    /// A write has failed otherwise, which says nothing about the path.
+    /// A write failed for a reason that says nothing about the path.
     Failed(String),
 }
 
 impl LaneTest {
-    /// Writes the test packets on each queue pair of a connected lane. `limit` is how long the test
-    /// may take.
+    /// Writes the test packets on each queue pair of a connected lane. The test ends after `limit`.
     ///
     /// # Errors
     /// As [`Lane::write_on_each`].
@@ -81,7 +86,7 @@ impl LaneTest {
         Ok(test)
     }
 
-    /// Takes in what was acknowledged, and records a result with `backoff`.
+    /// Processes acknowledgements, and records a result with `backoff`.
     pub fn look(
         &mut self,
         mailboxes: &Mailboxes,
@@ -136,12 +141,13 @@ impl LaneTest {
         if self.lane.has_pending() { Tested::UnderWay } else { Tested::Carries }
     }
 
-    /// A queue pair's writes are acknowledged in order, so its second one is the first large one.
+    /// Returns true if a queue pair has only its first, small packet acknowledged, and none has
+    /// more. Writes of a queue pair are acknowledged in order.
     fn has_small_alone(&self) -> bool {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }
 
-    /// Result after the NIC has used up its retries of a lost packet, or the limit has passed.
+    /// Result after the NIC has used up its retries of a lost packet, or after the time limit.
     fn unacknowledged(&self, why: String) -> Tested {
         if self.has_small_alone() {
             Tested::Narrow(format!("packets of {} bytes get lost, those of {SMALL_BYTES} bytes arrive", self.mtu_bytes))

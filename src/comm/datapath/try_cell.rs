@@ -1,9 +1,12 @@
-//! One value, one user at a time: the ownership word of a connection's data path.
+//! Cell whose value one thread at a time can use, without waiting. Holds a connection's data path.
 //!
-//! NCCL drives the data path of one connection from one thread, and a thread of ours may have to answer a peer while
-//! NCCL's sleeps. They share the path through one word: an uncontended swap at entry is all that the fast path pays.
-//! There is no waiting: who finds the word taken does something else and comes again, which NCCL's interface allows
-//! everywhere on the data path (no request yet, not done yet).
+//! NCCL drives the data path of a connection from one thread. The service thread may have to answer
+//! a peer meanwhile, because NCCL's thread can be asleep. The two share the path through one
+//! ownership word, which costs the fast path one uncontended swap at entry.
+//!
+//! No thread waits for the word: if it is taken, the caller does something else and tries again.
+//! NCCL's interface allows that in every call of the data path, as "no request yet" or "not done
+//! yet".
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -11,31 +14,35 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Holds a value that one thread at a time may use.
+/// Cell whose value one thread at a time can use.
 #[derive(Debug)]
 pub struct TryCell<T> {
     word: AtomicU8,
     value: UnsafeCell<T>,
 }
 
-/// Nobody holds the value, and nobody has used it since [`TryCell::is_unused`] was last asked.
+/// Free, and not used since the last [`TryCell::is_unused`] call.
 pub const UNUSED: u8 = 0;
-/// Nobody does any more.
+/// Free, and used since the last [`TryCell::is_unused`] call.
 pub const USED: u8 = 1;
-/// Somebody holds it. From here on nobody can take it: one comparison tells.
+/// Held by a thread. The cell cannot be entered at this value or a larger one, so that entry needs
+/// one comparison.
 const TAKEN: u8 = 2;
-/// A panic went through the one who held it: it may be half-changed, and nobody holds it again.
+/// A holder panicked. The value may be half-changed, and is never used again.
 const BROKEN: u8 = 3;
 
-// SAFETY: the value is reached only through `TryCellGuard`, of which there is at most one at a time (`enter` takes the word
-// with a swap and `TryCellGuard` gives it back once), so sharing a `TryCell` only ever moves the use of `T` between threads.
+// SAFETY: the value is reached only through a `TryCellGuard`. At most one exists at a time: `take`
+// acquires the word with a swap, and the guard gives it back once. So sharing a `TryCell` only
+// moves the use of `T` between threads, which `T: Send` allows.
 unsafe impl<T: Send> Sync for TryCell<T> {}
 
-/// The right to use the value; given back when dropped, and `AFTER` ([`USED`] or [`UNUSED`]) is what the word says then.
+/// Exclusive access to the value, given back when dropped. The word is then set to `AFTER`
+/// ([`USED`] or [`UNUSED`]).
 ///
-/// It is `Send` and `Sync` exactly where `&mut T` is: two threads that share it share the value. Made of the [`TryCell`] alone it would
-/// be `Sync` for every `T: Send`, and safe code could race on a `Cell` in the value (rust-lang/rust 41622 was that hole in
-/// `MutexGuard`).
+/// The guard is `Send` and `Sync` exactly where `&mut T` is, because threads that share the guard
+/// share the value. With the [`TryCell`] reference alone it would be `Sync` for every `T: Send`,
+/// and safe code could race on a `Cell` in the value. `MutexGuard` had that hole (rust-lang/rust
+/// 41622).
 #[derive(Debug)]
 pub struct TryCellGuard<'a, T, const AFTER: u8 = USED>(&'a TryCell<T>, PhantomData<&'a mut T>);
 
@@ -45,20 +52,21 @@ impl<T> TryCell<T> {
         Self { word: AtomicU8::new(UNUSED), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the value, unless another thread holds it or it is broken.
+    /// Takes the value. Returns `None` if another thread holds it or a holder panicked.
     #[inline(always)]
     pub fn enter(&self) -> Option<TryCellGuard<'_, T>> {
         self.take()
     }
 
-    /// As [`TryCell::enter`], and does not count as a use of the value.
+    /// Takes the value as [`TryCell::enter`] does, without counting as a use of it.
     pub fn visit(&self) -> Option<TryCellGuard<'_, T, UNUSED>> {
         self.take()
     }
 
     #[inline(always)]
     fn take<const AFTER: u8>(&self) -> Option<TryCellGuard<'_, T, AFTER>> {
-        // Acquire: what the last holder wrote is seen here. Pairs with the release in `TryCellGuard::give_back`.
+        // Acquire: everything that the last holder wrote is visible here. Pairs with the release
+        // store in `TryCellGuard::give_back`.
         match self.word.swap(TAKEN, Ordering::Acquire) {
             found @ TAKEN.. => {
                 self.stay_out(found);
@@ -71,29 +79,31 @@ impl<T> TryCell<T> {
     #[cold]
     fn stay_out(&self, found: u8) {
         if found == BROKEN {
-            // Nobody else came in or left meanwhile: they found it taken.
+            // Restore the word that the swap has overwritten. Since the swap every other thread has
+            // found it taken, so none can have entered.
             self.word.store(BROKEN, Ordering::Relaxed);
         }
     }
 
-    /// Whether nobody has used the value since this was last asked. Nobody uses a broken one.
+    /// Returns true if the value was not used since the last call, or if a holder panicked.
     pub fn is_unused(&self) -> bool {
-        // Relaxed: only a hint; whoever acts on it enters.
+        // Relaxed: the result is only a hint; a caller that acts on it enters the cell.
         let found = self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed);
         matches!(found, Err(UNUSED | BROKEN))
     }
 
-    /// Whether a panic went through the one who held the value: nobody enters again. (For as long as it takes somebody to find that
-    /// out, it may look taken.)
+    /// Returns true if a holder panicked, after which the value is never used again. May briefly
+    /// return false while another thread is finding that out in [`TryCell::enter`].
     #[cold]
     pub fn is_broken(&self) -> bool {
-        // Relaxed: it stays so, and nothing is read on the strength of it.
+        // Relaxed: the state is final, and no other read depends on it.
         self.word.load(Ordering::Relaxed) == BROKEN
     }
 }
 
 impl<T, const AFTER: u8> TryCellGuard<'_, T, AFTER> {
-    /// Gives the value back. As its drop, without the question whether a panic goes through here: for where each instruction counts.
+    /// Gives the value back like a drop, without the check for a panic. For code where each
+    /// instruction counts.
     #[inline(always)]
     pub fn leave(self) {
         self.give_back(AFTER);
@@ -102,7 +112,7 @@ impl<T, const AFTER: u8> TryCellGuard<'_, T, AFTER> {
 
     #[inline(always)]
     fn give_back(&self, word: u8) {
-        // Release: what this holder wrote is seen by the next one's acquire.
+        // Release: everything that this holder wrote is visible after the next holder's acquire.
         self.0.word.store(word, Ordering::Release);
     }
 }
@@ -111,8 +121,9 @@ impl<T, const AFTER: u8> Deref for TryCellGuard<'_, T, AFTER> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this is the only `TryCellGuard` (the word was taken by a swap and is given back when this is dropped), so
-        // no exclusive reference to the value exists elsewhere while this shared one lives.
+        // SAFETY: this is the only `TryCellGuard`, since the word was taken by a swap and is given
+        // back when the guard is dropped. So no exclusive reference to the value exists elsewhere
+        // while this shared one lives.
         unsafe { &*self.0.value.get() }
     }
 }
@@ -120,7 +131,7 @@ impl<T, const AFTER: u8> Deref for TryCellGuard<'_, T, AFTER> {
 impl<T, const AFTER: u8> DerefMut for TryCellGuard<'_, T, AFTER> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; `&mut self` makes it the only reference from this `TryCellGuard` too.
+        // SAFETY: as in `deref`. `&mut self` also makes this the only reference through this guard.
         unsafe { &mut *self.0.value.get() }
     }
 }
@@ -135,8 +146,9 @@ impl<T, const AFTER: u8> Drop for TryCellGuard<'_, T, AFTER> {
 mod tests {
     use super::*;
 
-    /// Compiles only while sharing a [`TryCellGuard`] means sharing its value: `TryCellGuard` of what is not `Sync` would implement both of these
-    /// traits otherwise, and `_` in `AmbiguousIfSync<_>` could be either.
+    /// Compiles only while sharing a [`TryCellGuard`] means sharing its value. Otherwise a guard of
+    /// a value that is not `Sync` would implement both of these traits, and `_` in
+    /// `AmbiguousIfSync<_>` would be ambiguous.
     const _: () = {
         trait AmbiguousIfSync<A> {
             const HOLDS: () = ();

@@ -1,7 +1,7 @@
-//! How a data path wakes the service thread.
+//! Wake-up of the service thread by a data path.
 
-/// Wakes the service thread: a data path has found a rail lost.
+/// Wakes the service thread after a data path has lost a rail.
 pub trait Waker: Send + Sync {
-    /// Returns at once. Any thread may call it, at any time.
+    /// Wakes the service thread, without waiting for it. Any thread may call this at any time.
     fn wake(&self);
 }

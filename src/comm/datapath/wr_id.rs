@@ -1,45 +1,47 @@
-//! What a completion's 64-bit work request number says.
+//! Layout of the 64-bit work request number that a completion returns.
 
 use crate::wire::ids::Slot;
 
-/// The meaning of a work request.
+/// Purpose of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Work {
-    /// The last write of a share of a send.
+    /// Last write of a share of a send.
     Share {
-        /// The send.
+        /// Request number of the send.
         request: u16,
-        /// Its share.
+        /// Number of the share within the send.
         share: u8,
-        /// Whether its time tells how fast the rail is.
+        /// True if the time until its completion is used to measure the rail's rate.
         timed: bool,
     },
-    /// A chunk before the last of a share, confirmed to make room.
+    /// A chunk of a share before its last one. Completes only to free room on the queue pair.
     #[default]
     Lead,
-    /// Clear-to-send entries.
+    /// CTS entries of a receive.
     Cts,
-    /// Clear-to-send entries that went by a rail that was lost, once more.
+    /// CTS entries of a receive, written again because the rail that carried them was lost or their
+    /// keys are no longer valid.
     Repeat {
-        /// The receive's slot.
+        /// Slot of the receive.
         slot: Slot,
     },
-    /// A control frame into the peer's mailbox.
+    /// A control frame, written into the peer's mailbox.
     Control,
-    /// A receive that an immediate used up.
+    /// A posted receive, used up by an immediate or flushed.
     Receive,
-    /// The write that tries a rail: during the handshake, and when it returns.
+    /// A test write, which checks that a rail carries during the handshake and when it returns.
     Probe,
 }
 
-/// A work request number: what it is, its queue pair in the lane, and how many requests its completion retires. It stays packed:
-/// who looks at a completion asks for what it needs, and most of them are shares.
+/// Work request number: the purpose of the request, its queue pair within the lane, and the number
+/// of requests that its completion retires. The fields stay packed, because a completion handler
+/// usually needs [`WrId::share`] alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrId(u64);
 
 impl WrId {
-    /// Of a request on queue pair `queue`. `retires`: the work requests that are done when this one is, itself and the
-    /// unsignaled ones before it.
+    /// Packs the number of a request on queue pair `queue`. `retires` counts the work requests that
+    /// are done when this one completes: itself and the unsignaled ones before it.
     #[inline(always)]
     pub fn new(work: Work, queue: u8, retires: u16) -> Self {
         let (kind, share, request) = match work {
@@ -55,37 +57,38 @@ impl WrId {
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
-    /// As a completion has it; the numbers are all of our own making.
+    /// Unpacks the number from a completion. Any value is accepted, because only numbers made by
+    /// [`WrId::new`] are ever posted.
     #[inline(always)]
     pub fn of(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// For the device.
+    /// Returns the number to post.
     #[inline(always)]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Queue pair in the lane.
+    /// Returns the index of the queue pair within the lane.
     #[inline(always)]
     pub fn queue(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Work requests that are done when this one is.
+    /// Returns the number of work requests that are done when this one completes.
     #[inline(always)]
     pub fn retires(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// The send, its share and whether that is timed, where the request is [`Work::Share`].
+    /// Returns the send, the share, and whether the share is timed, for a [`Work::Share`].
     #[inline(always)]
     pub fn share(self) -> Option<(u16, u8, bool)> {
         (self.kind() < 2).then(|| ((self.0 >> 40) as u16, (self.0 >> 32) as u8, self.kind() == 1))
     }
 
-    /// What it is.
+    /// Returns the purpose of the request.
     #[inline(always)]
     pub fn work(self) -> Work {
         if let Some((request, share, timed)) = self.share() {

@@ -1,4 +1,5 @@
-//! What a receiver does when a rail is lost or returns: it tells what it has, and grants once more what may not have been heard.
+//! Reaction of a receiver to lost and returning rails. It reports the receives that have arrived,
+//! and grants again those whose CTS may be lost.
 
 use super::{Found, RecvPath, Source, keep, kept, source_of};
 use crate::comm::datapath::context::PathContext;
@@ -16,14 +17,14 @@ use crate::wire::ids::LaneId;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a device may take to hand out what it has received when its queue pairs are stopped, until it is asked whether it is still
-/// there. (It takes microseconds.)
+/// Time for a device to return the completions of stopped queue pairs, before the device is checked
+/// for being cut off or removed. It usually takes microseconds.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
-/// And at most, if the device is there.
+/// Total time for a device that answers to return those completions.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
-    /// Takes in what a lane has received, until its queue pairs are flushed.
+    /// Processes everything that a lane has received, until its queue pairs are flushed.
     fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
         let begun = Instant::now();
         let mut asked = begun;
@@ -50,7 +51,7 @@ impl RecvPath {
         Stopped::Flushing
     }
 
-    /// Takes in what a device that is gone had completed.
+    /// Processes the remaining completions of a device that was removed.
     fn take_the_rest(&mut self, context: &PathContext, lane: LaneId) {
         loop {
             match self.absorb(context, lane) {
@@ -65,18 +66,19 @@ impl RecvPath {
         }
     }
 
-    /// Whether a fault of a lane that is being stopped says that its device does not answer. What the peer must not have said ends the
-    /// connection; what else failed there failed because its rail is lost.
+    /// Handles a fault of a lane that is being stopped, and returns true if its device does not
+    /// answer. A protocol violation ends the connection. All other faults are a consequence of the
+    /// lost rail.
     fn is_broken_by(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> bool {
         let is_broken = matches!(fault, Fault::Device(_));
         if let Fault::Violation(_) = fault {
-            // Told to the caller when it asks next.
+            // The caller gets the error from its next call.
             let _ = self.fault(context, lane, fault);
         }
         is_broken
     }
 
-    /// Grants once more what may not have been heard, as far as there is room on the rails.
+    /// Sends again the grants that may be lost, as far as the rails have room.
     fn repay(&mut self, context: &PathContext) {
         if self.rails.status.has_failed() {
             return;
@@ -95,8 +97,8 @@ impl RecvPath {
 }
 
 impl RecvPath {
-    /// Begins a new epoch for a lane whose device has returned, and grants again every receive that
-    /// waits, with the keys of now.
+    /// Starts a new epoch for a lane whose device has returned, and grants every waiting receive
+    /// again with the current keys.
     fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
         self.epoch = self.epoch.next();
         self.since[lane.index()] = self.epoch;
@@ -112,7 +114,7 @@ impl RecvPath {
         Ok(())
     }
 
-    /// Writes the entry of a receive's part into the shadow again, with the keys of now.
+    /// Writes the entry of a receive's part into the shadow again, with the current keys.
     fn renew_entry(&self, context: &PathContext, grant: Grant, part: usize) -> Result<()> {
         let Source { memory: id, strict } = self.memory[source_of(grant, part)];
         let memory = context.registrations.find(id).ok_or_else(|| {
@@ -150,7 +152,8 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        // All that has come by it: the sender may have heard of it, and then it does not come again.
+        // Take in everything that has arrived on the lane. The sender may have seen it
+        // acknowledged, and does not send it again then.
         let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,

@@ -1,4 +1,5 @@
-//! What a sender does when a rail is lost or returns: what is missing at the receiver goes once more, by another rail.
+//! Reaction of a sender to lost and returning rails. Bytes that the receiver does not have are sent
+//! again over another rail.
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
@@ -17,7 +18,7 @@ use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
 impl SendPath {
-    /// Finds lanes for what waits for one.
+    /// Finds new lanes for the shares that wait for one.
     fn reroute(&mut self, context: &PathContext) -> Result<()> {
         if self.rails.status.has_failed() {
             return Ok(());
@@ -25,7 +26,7 @@ impl SendPath {
         let mut deregistered = false;
         let Self { sends, rails: Rails { lanes, striping, .. }, ring, since, .. } = self;
         self.is_stranded = sends.reroute(|Stranded { bytes, memory, sequence, part }| {
-            // It may be being granted once more just now.
+            // No entry is found while the receiver is just writing this grant again.
             let entry = next::granted(ring.words(), sequence, part)?;
             let is_usable = |by: &LaneId| lanes[by.index()].is_open() && entry.epoch().is_since(since[by.index()]);
             let wanted = striping.lane_for(bytes, &Sending(lanes));
@@ -69,7 +70,8 @@ impl DataPath for SendPath {
             return Fenced::NotYet;
         }
         let mut is_read = false;
-        // What fails here fails because the rail was stopped, or was lost before: it is found missing by its receiver.
+        // Errors here have the same cause: the rail was lost or stopped. The receiver reports which
+        // shares are missing.
         loop {
             match self.take_in(lane, &mut is_read) {
                 Ok(false) => break,
@@ -113,7 +115,8 @@ impl DataPath for SendPath {
 
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.since[lane.index()] != epoch {
-            // The peer's device has returned with other keys: those that were refused were of the one that went.
+            // The peer's device has returned with new keys. The refused keys were those from
+            // before.
             self.rails.status.forgive();
         }
         self.since[lane.index()] = epoch;
@@ -124,7 +127,7 @@ impl DataPath for SendPath {
     }
 
     fn is_owing(&mut self) -> bool {
-        // What else waits here is posted when its request is tested.
+        // Other waiting writes are posted when their request is tested.
         self.is_stranded && self.rails.lanes.iter().any(Lane::is_open)
     }
 
