@@ -23,15 +23,13 @@ pub use crate::flow::recovery::Role;
 /// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection. If
 /// each is a group of eight, the writes beyond this depth wait until earlier ones complete.
 const SENDER_DEPTH: u32 = 128;
-/// Largest write whose bytes travel inside the work request. The NIC need not fetch them, which
-/// would take a PCIe round trip. With this size, a work request on mlx5 takes 192 bytes of the
-/// queue.
+/// Largest write whose bytes travel inside the work request: the NIC saves a PCIe round trip to
+/// fetch them. With this size, a work request on mlx5 takes 192 bytes of the queue.
 const SENDER_INLINE_BYTES: u32 = 128;
 /// Writes in flight on a receiver's queue pair: one CTS write for each slot, and room for the
 /// unsignaled ones, which are retired by a later completion.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
-/// A write that would be unsignaled is signaled after this many unsignaled ones, to free their
-/// room.
+/// A write is signaled at the latest after this many unsignaled ones, to free their room.
 const SIGNAL_EVERY: u16 = 16;
 /// Batch size for posting receives again after immediates have used them up.
 const REFILL: u32 = 64;
@@ -60,8 +58,7 @@ pub struct Lane {
     cq: Option<Cq>,
     /// Queue pairs of a device that was cut off. The device may still read and write memory.
     stranded: Option<(Vec<Queue>, Cq)>,
-    /// Registration of this connection's mailbox on this rail's device. Kept until the queue pairs
-    /// are destroyed.
+    /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
     pending: u32,
@@ -77,8 +74,7 @@ struct Queue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
-    /// True once a receive completed as flushed: the queue pair has stopped, and everything
-    /// received before that has been polled.
+    /// True once a receive completed as flushed: the queue pair has stopped and is fully polled.
     is_flushed: bool,
 }
 
@@ -171,8 +167,7 @@ impl Lane {
                 inline_bytes: ENTRY_BYTES as u32,
             },
         };
-        // Room for a full flush: all requests of all queue pairs may complete with an error
-        // together.
+        // Room for a full flush: all requests of all queue pairs may fail together.
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
         if flush > context.limits().max_cqe {
             let (name, most) = (rail.name(), context.limits().max_cqe);
@@ -193,8 +188,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Returns a lane without queue pairs, for a rail that is not connected yet. It looks like a
-    /// lane whose rail was lost.
+    /// Returns a lane without queue pairs, for a rail that is not connected yet or was lost.
     pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, stranded) = Default::default();
@@ -224,8 +218,7 @@ impl Lane {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
     }
 
-    /// Returns true if `cq` is the number of this lane's completion queue, as in the device's
-    /// events.
+    /// Returns true if this lane's completion queue has the number `cq` of the device's events.
     pub fn is_on(&self, cq: usize) -> bool {
         let stranded = self.stranded.as_ref().map(|(_, cq)| cq);
         self.cq.as_ref().or(stranded).is_some_and(|own| own.number() == cq)
@@ -448,8 +441,7 @@ impl Lane {
         }
     }
 
-    /// Returns true if everything that a receiver's stopped queue pairs had received has been
-    /// polled.
+    /// Returns true if everything that a receiver's stopped queue pairs received was polled.
     #[cold]
     pub fn is_drained(&self) -> bool {
         self.queues.iter().all(|queue| queue.is_flushed)
@@ -492,8 +484,7 @@ impl Lane {
         queue.qp.post_receives(REFILL, receive_id(index))
     }
 
-    /// Records a large share that was given to this lane, so that other connections see the rail's
-    /// load.
+    /// Records a large share given to this lane, as load that other connections can see.
     #[inline(always)]
     pub fn began(&mut self, bytes: u64) {
         self.backlog_bytes += bytes;
@@ -527,8 +518,7 @@ impl Lane {
         self.record.add_write(bytes);
     }
 
-    /// Counts the writes of a share before the one with its immediate: `leads` writes of `bytes`
-    /// each.
+    /// Counts the `leads` writes of `bytes` each that precede a share's last write.
     #[inline(never)]
     pub fn count_leads(&mut self, leads: u16, bytes: u64) {
         self.record.add(Word::Bytes, u64::from(leads).wrapping_mul(bytes));
@@ -545,8 +535,7 @@ impl Lane {
 
 impl LaneSlot<'_> {
     /// Posts the write. The bytes of `inline`, at most [`Lane::inline_bytes`], are copied before
-    /// this returns. Without it the device reads the local address at some time before the
-    /// completion.
+    /// this returns. Otherwise the device reads the local address some time before the completion.
     ///
     /// # Errors
     /// [`Error::Os`] if the device refuses.

@@ -166,7 +166,7 @@ mod tests {
         assert!(strikes.another(7, 30, STRIKES), "too many rails were lost while message 7 ran");
         let mut strikes = Strikes::default();
         for round in 0..100 {
-            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "the messages that ran at the last loss have ended");
+            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "messages of the last loss have ended");
         }
     }
 
