@@ -1,5 +1,5 @@
-//! A rail of a connection as its recovery driver has it: its names, the attempts to bring it back, and the queue pairs
-//! of the attempt that is under way.
+//! State of a connection's rail in the recovery driver: its names, the attempts to reconnect it,
+//! and the queue pairs of the current attempt.
 
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
@@ -14,38 +14,39 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// A rail of a connection.
+/// State of one rail of a connection.
 pub struct ManagedRail {
-    /// This host's rail.
+    /// Rail of this host.
     pub rail: Arc<Rail>,
-    /// The peer's, for messages.
+    /// Name of the peer's rail, for messages.
     pub peer_rail: String,
-    /// Counts its losses.
+    /// Counter of the rail's losses.
     pub outages: Outages,
-    /// Queue pairs of the connection on it.
+    /// Number of the connection's queue pairs on the rail.
     pub queue_count: usize,
-    /// Which opening of its device it is used with; none before it is.
+    /// Device generation of the queue pairs in use; `None` until the rail is used.
     pub opening: Option<u32>,
-    /// Of a receiver: which opening its clear-to-sends have keys of. None where its device was away when the connection came up.
+    /// On a receiver: device generation whose keys our CTS entries carry. `None` if the device was
+    /// away when the connection came up.
     pub granted: Option<u32>,
-    /// Accepting side: attempts of the peer to bring it back since it last carried.
+    /// Accepting side: the peer's attempts to reconnect the rail since it last carried.
     pub answers: u32,
-    /// The ways of its last two attempts, the newest first; they may take turns.
+    /// Paths of the last two attempts, the newest first. Attempts may alternate between two paths.
     pub ways: [Option<Way>; 2],
     /// Progress of the newest attempt, for messages.
     pub stage: Stage,
-    /// The failed attempts of a rail that the connection has never had.
+    /// Failed attempts of a rail that this connection has never used.
     pub tries: Vec<Tries>,
-    /// Connecting side: the new queue pairs of an attempt to bring it back. (Those of the accepting side are the data path's:
-    /// [`crate::comm::datapath::status::Status::keep`].)
+    /// Connecting side: new queue pairs of the current attempt. Those of the accepting side are in
+    /// the data path ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
 }
 
-/// New queue pairs on their way into use.
+/// New queue pairs that are not in use yet.
 pub enum Attempt {
-    /// A thread makes or connects them, and gives its result here.
+    /// A thread creates or connects the queue pairs, and sends its result here.
     Working(Receiver<Done>),
-    /// The peer was asked for its own.
+    /// The peer was asked for its queue pairs.
     Asked(Box<Asked>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
@@ -53,41 +54,42 @@ pub enum Attempt {
 
 /// Result of a thread's work on new queue pairs.
 pub enum Done {
-    /// Connecting side: they are made.
+    /// Connecting side: the queue pairs were created.
     Opened(Result<Box<Asked>>),
-    /// Accepting side: the path rests, so none were made.
+    /// Accepting side: no queue pairs were created, because back-off does not allow an attempt on
+    /// the path now.
     PutOff {
-        /// The path.
+        /// Path of the attempt.
         way: Way,
         /// The reason, for a message.
         why: String,
     },
-    /// Accepting side: they are connected to the peer's.
+    /// Accepting side: the queue pairs are connected to those of the peer.
     Answered {
-        /// The path; none where the two sides share none.
+        /// Path of the attempt; `None` if the two ends share no subnet.
         way: Option<Way>,
-        /// The right to try the path for all connections, where it was dead before.
+        /// Right to test the path on behalf of all connections. Held if the path was dead before.
         trial: Option<Trial>,
-        /// The queue pairs, and the answer to the peer.
+        /// The queue pairs, and the answer for the peer.
         outcome: Result<Box<(Lane, Answer)>>,
     },
-    /// Connecting side: they are connected to the peer's, unless `outcome` says otherwise.
+    /// Connecting side: `outcome` says whether the queue pairs are connected to those of the peer.
     Connected {
         /// The queue pairs.
         lane: Box<Lane>,
-        /// The path.
+        /// Path of the attempt.
         way: Way,
-        /// The right to try the path for all connections, where it was dead before.
+        /// Right to test the path on behalf of all connections. Held if the path was dead before.
         trial: Option<Trial>,
         /// Result of `ibv_modify_qp`.
         outcome: Result<()>,
     },
 }
 
-/// A way to the peer's rail.
+/// A path to the peer's rail, as one attempt uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// The peer's address.
+    /// Address of the peer's rail.
     pub peer_gid: [u8; 16],
     /// Path MTU in bytes.
     pub mtu_bytes: u32,
@@ -96,44 +98,46 @@ pub struct Way {
 /// Progress of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stage {
-    /// The way is not chosen yet.
+    /// The path is not chosen yet.
     #[default]
     Begun,
-    /// The attempt goes by the newest way.
+    /// The attempt uses the newest path in [`ManagedRail::ways`].
     OnItsWay,
-    /// Back-off put the attempt off, so it is none.
+    /// Back-off has put the attempt off, so it does not count.
     PutOff,
 }
 
-/// The failed attempts on one way.
+/// Failed attempts on one path.
 #[derive(Debug, Clone)]
 pub struct Tries {
-    /// The way; none for attempts that ended before it was chosen.
+    /// Path of the attempts; `None` if they ended before it was chosen.
     way: Option<Way>,
     count: u32,
-    /// Reason of the first one.
+    /// Reason for the first failure.
     why: String,
 }
 
-/// Largest number of ways in a message. A rail rarely has more combinations of address and path MTU.
+/// Largest number of paths in a message. A rail rarely has more combinations of address and path
+/// MTU.
 const MOST_TRIES: usize = 6;
 
-/// New queue pairs, with what they are to be connected by.
+/// New queue pairs, with the data to connect them.
 pub struct Asked {
     /// The queue pairs, not connected.
     pub lane: Lane,
-    /// The rail as it was when they were made.
+    /// State of the rail when the queue pairs were created.
     pub look: Look,
-    /// The rail, as the peer is told of it.
+    /// Description of the rail for the peer.
     pub advert: RailAdvert,
 }
 
 impl ManagedRail {
-    /// The rail of a lane of a new connection, which has `queue_count` queue pairs there, now or later.
+    /// Returns the state for a lane of a new connection, which has `queue_count` queue pairs on it
+    /// now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
-        // The first grants will carry the keys of the devices that are present now.
+        // The first CTS entries will carry the keys of the devices that are present now.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // A rail that does not carry has had its first attempt in the handshake.
         let answers = u32::from(opening.is_none());
@@ -142,27 +146,28 @@ impl ManagedRail {
         Self { rail, peer_rail, outages, queue_count, opening, granted, answers, ways, stage, tries, attempt }
     }
 
-    /// The path of a way.
+    /// Returns the back-off key of a path.
     pub fn path(&self, way: Way) -> PathId {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
-    /// True if the device of the rail's queue pairs is away, or has been since they were made.
+    /// Returns true if the device of the rail's queue pairs is away, or has been since they were
+    /// created.
     pub fn is_away(&self) -> bool {
         self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != Presence::Here)
     }
 
-    /// Notes that an attempt begins, whose way is not chosen yet.
+    /// Records the start of an attempt, whose path is not chosen yet.
     pub fn begins_attempt(&mut self) {
         self.stage = Stage::Begun;
     }
 
-    /// Notes the way of the attempt.
+    /// Records the path of the attempt.
     pub fn goes_by(&mut self, way: Way) {
         (self.ways, self.stage) = ([Some(way), self.ways[0]], Stage::OnItsWay);
     }
 
-    /// Notes that the attempt failed.
+    /// Records the failure of the attempt.
     pub fn failed(&mut self, why: &str) {
         if self.stage == Stage::PutOff {
             return;
@@ -175,18 +180,18 @@ impl ManagedRail {
         }
     }
 
-    /// This host's rail and the peer's, for messages.
+    /// Returns the names of both rails, for messages.
     pub fn name(&self) -> String {
         format!("{} to {}", self.rail.name(), self.peer_rail)
     }
 
-    /// This host's rail and its failed attempts, for messages.
+    /// Returns the name of this host's rail and its failed attempts, for messages.
     pub fn tries_text(&self) -> String {
         let tries: Vec<String> = self.tries.iter().map(Tries::text).collect();
         format!("{} ({})", self.rail.name(), tries.join("; "))
     }
 
-    /// The rail and its state, for messages.
+    /// Returns the names of both rails and their state, for messages.
     pub fn text(&self, state: Option<&State>) -> String {
         let text = match state {
             Some(State::Up { .. }) => "up",

@@ -1,8 +1,9 @@
-//! This host's devices, as the service thread watches over them: events, questions and answers, and the return of devices that were away.
+//! This host's devices, as seen by the service thread: events, queries, and returning devices.
 //!
-//! No round waits for a device: an answer is taken in the round in which it is there
-//! ([`crate::comm::rail::device`] says what becomes of a device that gives none). An event that needs an answer is settled by a question that was
-//! put after it. A device that returns is opened, and given the memory that is registered, by a thread of its own too.
+//! No round of the service thread waits for a device. The answer to a query is processed in the
+//! round that finds it; [`crate::comm::rail::device`] handles a device that never answers. An event
+//! does not show the current state, so a query sent after the event decides. A returning device is
+//! opened by a thread of its own, which also registers the memory there.
 
 use super::driver::PortChange;
 use crate::comm::process::Process;
@@ -19,27 +20,27 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct Devices(Vec<Watch>);
 
-/// News of a device, for every connection.
+/// A change of a device, for all connections.
 pub enum News {
     /// A port of this host went down or came back, or its device is away.
     Port(Arc<Rail>, PortChange),
-    /// A completion queue is in error.
+    /// The completion queue with this number is in error.
     CompletionsLost(usize),
 }
 
-/// A rail's device.
+/// State of one rail's device.
 struct Watch {
     rail: Arc<Rail>,
     was_there: bool,
-    /// Events that the next question settles.
+    /// Events that the next query settles.
     events: Events,
-    /// The question under way, and the events that it settles.
+    /// The query in progress, and the events that it settles.
     question: Option<(Events, Receiver<Result<PortInfo>>)>,
-    /// The attempt under way to open a device that is gone.
+    /// The attempt in progress to open a device that was removed.
     returning: Option<Receiver<bool>>,
 }
 
-/// Events about a port, which may be over by the time they are read.
+/// Events of a port. The state that they report may have passed when they are read.
 #[derive(Clone, Copy, Default)]
 struct Events {
     port_error: bool,
@@ -47,7 +48,7 @@ struct Events {
 }
 
 impl Devices {
-    /// Takes what the devices say, and asks them what is to be asked.
+    /// Processes events and answers, and sends the queries that are due.
     pub fn round(&mut self, process: &Arc<Process>, now: Instant) -> Vec<News> {
         if self.0.is_empty() {
             self.0 = process.rails.iter().map(Watch::new).collect();
@@ -61,12 +62,13 @@ impl Devices {
         news
     }
 
-    /// True while an answer is awaited that should come soon.
+    /// Returns true while an answer is pending that should arrive soon.
     pub fn is_busy(&self) -> bool {
         self.0.iter().any(|watch| watch.question.is_some() && watch.was_there)
     }
 
-    /// Where events come from, to be waited for. Of a device that was cut off, events are always there: rounds read them anyway.
+    /// Returns the event sources to poll. A device that was cut off is left out, because its event
+    /// source is always readable; each round reads its events anyway.
     pub fn event_sources(&self) -> Vec<Arc<Pd>> {
         let here = self.one_of_each().filter(|rail| rail.device.presence() == Presence::Here);
         here.filter_map(|rail| rail.device.source_of_events()).collect()
@@ -126,7 +128,7 @@ impl Watch {
         Self { rail: Arc::clone(rail), was_there, events, question, returning }
     }
 
-    /// Takes the answer if it is there, and asks what is to be asked.
+    /// Processes an answer, and sends a query if one is due.
     fn go_on(&mut self, now: Instant) -> Option<PortChange> {
         let device = &self.rail.device;
         device.check_patience(now);
@@ -152,7 +154,8 @@ impl Watch {
         settled.flatten()
     }
 
-    /// Has a device that was away and is there again taken into use.
+    /// Starts to open a device that was away and is back, and returns the result of the last
+    /// attempt.
     fn look_for_return(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
         if let Some(returning) = &self.returning {
             let is_back = match returning.try_recv() {
@@ -166,7 +169,7 @@ impl Watch {
             let (tell, returning) = sync_channel(1);
             let (process, rail) = (Arc::clone(process), Arc::clone(&self.rail));
             threads::detach("spark-device", move || {
-                // If the service thread has ended, the device's state has what was found.
+                // If the service thread has ended, the device's own state has the result.
                 let _ = tell.send(process.look_for_return(&rail, now));
             });
             self.returning = Some(returning);
@@ -180,14 +183,14 @@ impl Events {
         self.port_error || self.device_fatal
     }
 
-    /// The change that they and the answer to a later question make. A refused question (`None`) says nothing of the port
-    /// unless an event does.
+    /// Returns the change that the events and the answer to a later query amount to. A refused
+    /// query (`None`) says nothing about the port; the events decide then.
     fn settle(self, port: Option<PortState>) -> Option<PortChange> {
         let is_down = match port {
             Some(state) => state != PortState::Active,
             None => self.port_error,
         };
-        // A device whose firmware has failed and works again has lost its queue pairs.
+        // A device whose firmware has failed has lost its queue pairs, even if it works again.
         (self.device_fatal || is_down).then_some(PortChange::Down)
     }
 }

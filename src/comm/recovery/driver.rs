@@ -1,11 +1,11 @@
-//! The recovery driver of one connection: executes what recovery decides.
+//! Recovery driver of one connection: executes the decisions of [`crate::flow::recovery`].
 //!
-//! What is done when a rail is lost and when it returns is decided by [`crate::flow::recovery`]. This tells it what the data path,
-//! the ports, the peer and the clock say, and does what it asks for: it stops queue pairs, makes, connects and tries new ones, and sends
-//! control frames. It owns the queue pairs of the connecting side that are being made and tried.
+//! The driver passes events to recovery, and executes the actions that recovery requests. It stops
+//! queue pairs, creates, connects and tests new ones, and sends control frames. On the connecting
+//! side it owns new queue pairs until they carry.
 //!
-//! All this is the service thread's. It borrows the data path for moments ([`crate::comm::datapath::path::DataPath`]). Whatever asks a device
-//! or the kernel, and so may block, is done by threads of its own (`reconnect`).
+//! All of it runs on the service thread, which borrows the data path for moments ([`DataPath`]).
+//! Calls that may block have their own threads (`reconnect`).
 
 mod first_rail;
 mod reconnect;
@@ -34,34 +34,34 @@ use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a path that closes is looked at for what has come: more often than all its receives could ask for.
+/// Rounds in which a closing data path takes in arrivals: more than its receives could need.
 const MOST_ROUNDS: usize = 256;
-/// Control frames that are taken in at a time.
+/// Largest number of control frames taken from the mailbox at a time.
 const FRAMES: usize = 4;
 
-/// What became of a port of this host.
+/// Change of a port of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortChange {
-    /// It came up.
+    /// The port came up.
     Up,
-    /// It went down.
+    /// The port went down.
     Down,
-    /// Its device is no longer on the bus, or does not answer.
+    /// The port's device is no longer on the bus, or does not answer.
     Removed,
 }
 
 /// Terms of a new connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// This side.
+    /// Role of this end.
     pub role: Role,
     /// Priority of the connection's packets.
     pub priority: Priority,
-    /// How long the connection may be without its first rail.
+    /// Time for the connection to get its first rail.
     pub first_rail: Duration,
 }
 
-/// One connection's rails, and the control messages about them.
+/// Recovery state of one connection.
 pub struct Driver {
     process: Arc<Process>,
     context: Arc<PathContext>,
@@ -71,23 +71,22 @@ pub struct Driver {
     mailboxes: Mailboxes,
     rails: Vec<ManagedRail>,
     recovery: Recovery,
-    /// What recovery's clock counts from: the first time that was told.
+    /// Zero of recovery's clock: the time of the first event.
     origin: Option<Instant>,
-    /// For one log line an outage.
+    /// Membership in the log lines about rail outages: one line for each outage.
     outages: Member,
-    /// For one log line of the bootstrap's TCP.
+    /// Membership in the log lines about lost TCP.
     tcp: tcp::Member,
     /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
     is_owing: bool,
-    /// How many warnings have said that there is no rail yet.
+    /// Number of warnings so far that the connection has no rail yet.
     warnings: u32,
-    /// When NCCL was last seen to ask for the connection, which has no rail yet, on recovery's clock.
+    /// Time of NCCL's last call for a connection that has no rail yet, on recovery's clock.
     asked_at: u64,
 }
 
 impl Driver {
-    /// Watches over the rails of a connection that has just come up. Rails that are not open do not carry yet. Where none does,
-    /// the connection fails unless one carries in time.
+    /// Starts to watch a new connection. If no rail is open, it fails unless one carries in time.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -129,45 +128,45 @@ impl Driver {
         }
     }
 
-    /// The other end.
+    /// Returns the peer at the other end.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.context.peer
     }
 
-    /// Whether all is as it should be: nothing lost, nothing unheard.
+    /// Returns true if no rail is lost and no control message is unacknowledged.
     pub fn is_whole(&self) -> bool {
         self.recovery.is_whole()
     }
 
-    /// Whether something is under way that is worth looking after often.
+    /// Returns true while work is in progress that needs frequent rounds.
     pub fn is_busy(&self) -> bool {
         self.is_owing || self.recovery.is_busy()
     }
 
-    /// Returns the next time at which this end has something to do if nothing else happens.
+    /// Returns the next time at which this end has work even if nothing else happens.
     pub fn next_due(&self) -> Option<Instant> {
         Some(self.origin? + Duration::from_nanos(self.recovery.poll_timeout()?))
     }
 
-    /// Whether something that was said has not been heard.
+    /// Returns true if a control message to the peer is not acknowledged yet.
     pub fn is_waiting(&self) -> bool {
         self.recovery.is_waiting()
     }
 
-    /// Whether a rail carries, as far as this side knows.
+    /// Returns true if a rail carries, as far as this end can tell.
     pub fn has_rail(&self) -> bool {
         self.recovery.rails_up().next().is_some()
     }
 
-    /// The rails and where they stand, for messages.
+    /// Returns the rails and their states, for messages.
     pub fn text(&self) -> String {
         let text = |(lane, managed): (LaneId, &ManagedRail)| managed.text(self.recovery.state(lane));
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Says BYE.
+    /// Takes in what has arrived, and sends BYE.
     pub fn close(&mut self) {
-        // What has come and nobody asked after counts too.
+        // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
             if !self.take_losses(Instant::now()) {
                 break;
@@ -181,7 +180,7 @@ impl Driver {
         self.recovery.close(delivered);
     }
 
-    /// A port of this host went down or came back, or its device was removed.
+    /// Handles a port of this host that went down or came back, or whose device was removed.
     pub fn port_changed(&mut self, rail: &Rail, change: PortChange, now: Instant) {
         let at = self.clock(now);
         for lane in self.lanes() {
@@ -200,7 +199,7 @@ impl Driver {
         self.act(now);
     }
 
-    /// The peer's end of the bootstrap's TCP was closed, without a BYE unless the peer had said it before.
+    /// Handles the close of the bootstrap TCP by the peer, without a BYE unless one arrived before.
     pub fn suspect(&mut self, now: Instant) {
         let at = self.clock(now);
         if self.recovery.recovers() {
@@ -209,56 +208,57 @@ impl Driver {
         self.recovery.bootstrap_closed(at);
     }
 
-    /// The bootstrap's TCP has failed. The rails may work all the same, and they carry control messages too.
+    /// Handles the failure of TCP. The rails may still work, and carry control messages too.
     pub fn lost_channel(&mut self, why: &str, now: Instant) {
         self.tcp.lost(why, now);
     }
 
-    /// Whether another TCP connection is wanted, where the one that there is has not failed (`is_open`), or none is there.
+    /// Returns how urgently TCP is needed. `is_open`: there is a connection that has not failed.
     pub fn channel_need(&mut self, is_open: bool, now: Instant) -> Need {
         let at = self.clock(now);
         self.recovery.bootstrap_need(is_open, at)
     }
 
-    /// There is no TCP: the peer is asked by the rails now and then, and at once where it could not be dialled.
+    /// Handles a round without TCP: asks the peer over the rails now and then, and immediately if
+    /// `is_unreachable`.
     pub fn channel_away(&mut self, is_unreachable: bool, now: Instant) {
         let at = self.clock(now);
         self.recovery.bootstrap_away(is_unreachable, at);
     }
 
-    /// There is a new TCP connection: what is unheard is sent by it when this is tended next.
+    /// Handles a new TCP connection. The next [`Driver::tend`] repeats unacknowledged messages.
     pub fn channel_opened(&mut self) {
         self.recovery.bootstrap_opened();
     }
 
-    /// The peer uses the new TCP connection too.
+    /// Records that the peer uses the new TCP connection.
     pub fn channel_carries(&mut self, now: Instant) {
         self.tcp.returned(now);
     }
 
-    /// What comes by the bootstrap's TCP is no message: the connection has failed, and nothing more is heard of the peer.
+    /// Handles bytes on TCP that are no message: fails the connection and counts the peer as gone.
     pub fn broken_channel(&mut self, why: &dyn std::fmt::Display, now: Instant) {
         self.recovery.breach(why.to_string());
         self.recovery.peer_gone();
         self.act(now);
     }
 
-    /// A completion queue of this process is in error: this connection is lost, or a rail of it, if it is one of its own.
+    /// Handles an error of a completion queue. Loses the rail that uses it, or the connection.
     pub fn completions_lost(&mut self, cq: usize, now: Instant) {
-        // An error that ends the connection is met below.
+        // An error that ends the connection is handled in `take_losses`.
         self.on_path(|path, context| _ = path.lose_completions(context, cq));
         self.take_losses(now);
     }
 
-    /// Goes on as far as it can. Control frames for the peer's mailbox are written here; those for the channel are handed to `send`, which
-    /// says whether there is one. A data path that is in use is left alone, unless `has_news`: it looks after itself, and says so when
-    /// it finds a rail lost.
+    /// Does one round of work. Writes control frames into the peer's mailbox, and gives those for
+    /// TCP to `send`, which returns false if there is none. A data path in use is left alone unless
+    /// `has_news` or work is in progress, because it wakes the service thread when it loses a rail.
     pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.hear(&frame, now);
             if frame.asks {
-                // The path that it came by carries: the answer goes back by it too. (To what asks nothing there is none.)
+                // The rail of this frame carries, so the answer goes over the rails too.
                 self.mail(&self.recovery.frame());
             }
         }
@@ -293,10 +293,11 @@ impl Driver {
         }
     }
 
-    /// A control frame came in.
+    /// Handles a control frame from the peer.
     pub fn hear(&mut self, frame: &ControlFrame, now: Instant) {
-        // How many receives have begun to be sent; to a receiver nothing can be said of any. Of a broken data path nothing is known, and
-        // nothing that the peer says can hurt it.
+        // Sends that have begun, which limits the receives that the peer can claim; 0 on a
+        // receiver. No limit if the data path is broken: it is not used again, so no claim can harm
+        // it.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
             && frame.asks
@@ -309,7 +310,7 @@ impl Driver {
         self.act(now);
     }
 
-    /// Writes a control frame into the peer's mailbox, by every rail that carries.
+    /// Writes a control frame into the peer's mailbox over every rail that carries.
     fn mail(&mut self, frame: &ControlFrame) {
         let bytes = self.mailboxes.put_frame(frame);
         let Some(mut path) = self.path.borrow() else { return };
@@ -319,7 +320,7 @@ impl Driver {
         }
     }
 
-    /// What the data path found lost, and what it finds when it is looked after; whether something had come.
+    /// Takes in arrivals and losses of the data path. Returns true if anything arrived.
     fn take_losses(&mut self, now: Instant) -> bool {
         let found = self.on_path(|path, context| {
             let found = path.tend(context);
@@ -357,7 +358,7 @@ impl Driver {
         moved
     }
 
-    /// Does what recovery asks for.
+    /// Executes the actions that recovery requests.
     fn act(&mut self, now: Instant) {
         let at = self.clock(now);
         while let Some(action) = self.recovery.poll_action() {
@@ -381,7 +382,8 @@ impl Driver {
                 }
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
-                    // First: NCCL's thread must not see that the peer has left before it can see why.
+                    // Before `said_bye`, so that NCCL's thread sees the reason before it sees the
+                    // peer leave.
                     self.ends_without_rail();
                     self.context.peer.said_bye(delivered);
                 }
@@ -396,7 +398,7 @@ impl Driver {
         }
     }
 
-    /// Stops a rail. Where its device was cut off, this is to be called again.
+    /// Stops a rail. If its device was cut off, this must be called again.
     fn fence(&mut self, lane: LaneId, at: u64) {
         let fenced = self.on_path(|path, context| match path.lose(context, lane) {
             Fenced::Now => Some(path.received()),
@@ -407,14 +409,14 @@ impl Driver {
         }
     }
 
-    /// A device may have been removed, and even have returned, without a word to this connection.
+    /// Detects a device that was removed, and perhaps has returned, without an event.
     fn look_at_devices(&mut self, at: u64) {
         for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
             self.recovery.port_down(lane, managed.rail.device.why_away(), at);
         }
     }
 
-    /// Asks again whether the devices that were cut off are gone.
+    /// Fences again the rails whose devices were cut off, which succeeds once a device was removed.
     fn fence_what_was_cut_off(&mut self, at: u64) {
         for lane in self.lanes() {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -429,10 +431,10 @@ impl Driver {
         }
     }
 
-    /// Uses a rail from here on, with the new queue pairs.
+    /// Uses a rail from now on, with its new queue pairs.
     fn activate(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         let has_failed = || "the connection has failed".to_owned();
-        // A data path that has failed destroys its new queue pairs.
+        // A data path that has failed has destroyed its new queue pairs.
         let new = self.take_new(lane).ok_or_else(has_failed)?;
         let opening = new.opening();
         match self.on_path(|path, context| path.regain(context, lane, new)) {
@@ -447,14 +449,13 @@ impl Driver {
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
         if let Some(way) = managed.ways[0] {
-            // The accepting side hears of it by LIVE.
+            // The accepting side learns that the path carries from LIVE.
             self.process.backoff.carried(managed.path(way), now);
         }
         Ok(())
     }
 
-    /// Logs and counts a change of a rail's state. All lines and counters of losses and recoveries
-    /// come from here.
+    /// Logs and counts a change of a rail's state. All such lines and counts are made here.
     fn changed(&mut self, Changed { lane, from, to, cause, at }: Changed, now: Instant) {
         let (peer, name) = (Arc::clone(&self.context.peer), self.rails[lane.index()].rail.name());
         tracing::trace!("rail {name} to {}: {from:?}, then {to:?}, {cause}", peer.name);
@@ -483,7 +484,7 @@ impl Driver {
 
     fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
         let managed = &mut self.rails[lane.index()];
-        // If the port went down while the rail was tested, no event says so any more.
+        // If the port went down during the test, its event has already been consumed.
         managed.rail.device.ask_soon();
         if managed.is_away() {
             let why = managed.rail.device.why_away();
@@ -513,7 +514,7 @@ impl Driver {
         }
     }
 
-    /// Recovery has given the connection up.
+    /// Ends a connection that recovery has given up.
     fn fail(&mut self, failure: &Failure) {
         let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
         let error = match failure {
@@ -538,7 +539,7 @@ impl Driver {
         self.end(error);
     }
 
-    /// The connection has failed: the data path tells its caller when it is asked next.
+    /// Ends the connection. The data path returns the error from the next call.
     pub fn give_up(&mut self, error: Error) {
         if self.recovery.has_failed() {
             self.end_path(error);
@@ -559,7 +560,7 @@ impl Driver {
         self.show_failure();
         self.outages.ended();
         self.tcp.ended();
-        // The call that meets it next writes the warning.
+        // The call that gets the error writes the warning.
         if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
             tracing::info!("{error}");
         } else {
@@ -586,7 +587,7 @@ impl Driver {
         LaneId::all(self.rails.len())
     }
 
-    /// The time as recovery counts it.
+    /// Converts a time to recovery's clock.
     fn clock(&mut self, now: Instant) -> u64 {
         nanos(now.saturating_duration_since(*self.origin.get_or_insert(now)))
     }

@@ -1,9 +1,12 @@
-//! Where peers dial again: the listener of this process for peers whose TCP connection was given up.
+//! Listener of this process where peers dial again after they have given up their TCP connection.
 //!
-//! One for all connections that were accepted, at the address by which their peers reached this host. It is opened when the first of them
-//! comes up, and closed when none is left. Who dials has to show the token that GO carried, and the connection that it names has to
-//! expect it; everybody else is treated as at a listener of the handshake ([`crate::comm::unauthenticated`]). The service thread looks
-//! at it in its rounds and is not woken by it, so that whoever dials a thousand times makes it no busier; nor does he fill the log.
+//! It serves all accepted connections, at the address where their peers reached this host. It is
+//! opened with the first of them and closed with the last.
+//!
+//! A peer that dials must send the token from its connection's GO message, and that connection must
+//! expect it. Any other caller is treated as at a listener of the handshake
+//! ([`crate::comm::unauthenticated`]). The service thread polls the listener once per round and is
+//! not woken by it, so repeated dialling adds neither load nor log lines.
 
 use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};
@@ -17,21 +20,22 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the listener is looked at, at most: the service thread's rounds are shorter while a rail is on its way back.
+/// Shortest interval between two polls of the listener. The service thread's rounds are shorter
+/// while a rail is being reconnected.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The listener as those who set connections up know it.
+/// The listener as connection set-up sees it.
 #[derive(Default)]
 pub struct Standing {
-    /// Where it listens, while it does.
+    /// Address of the listener while it is open.
     at: Option<SocketAddr>,
-    /// Opened, and not yet with the service thread.
+    /// A new listener that the service thread has not taken yet.
     opened: Option<RedialListener>,
-    /// Whether the user knows that there is none.
+    /// True once a warning has reported that the listener cannot be opened.
     was_reported: bool,
 }
 
-/// The listener as the service thread knows it.
+/// The listener as the service thread sees it.
 pub struct RedialListener {
     unauthenticated: Unauthenticated,
     descriptors: Arc<DescriptorWarning>,
@@ -39,8 +43,9 @@ pub struct RedialListener {
 }
 
 impl Standing {
-    /// How an accepted connection gets another TCP connection, and what its peer has to know for that. Without a listener it gets none, and
-    /// a line in the log says why.
+    /// Returns how an accepted connection gets another TCP connection, and the data that its peer
+    /// needs for that. If the listener cannot be opened, the connection gets none, and the log says
+    /// why.
     pub fn invite(
         &mut self,
         channel: &Channel,
@@ -87,19 +92,20 @@ impl Standing {
         Ok(at)
     }
 
-    /// For the service thread: the listener, where it was just opened.
+    /// Takes a listener that was just opened, for the service thread.
     pub fn take_opened(&mut self) -> Option<RedialListener> {
         self.opened.take()
     }
 
-    /// The service thread closes its listener, if it has one.
+    /// Forgets the listener. The service thread closes its own part.
     pub fn close(&mut self) {
         (self.at, self.opened) = (None, None);
     }
 }
 
 impl RedialListener {
-    /// The new TCP connections that `expects` lets in, each with what its peer said, in the order in which they came.
+    /// Returns the new TCP connections that `expects` accepts, each with its peer's message, in
+    /// order of arrival.
     pub fn look(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
         if now < self.next_look {
             return Vec::new();
@@ -117,9 +123,10 @@ impl RedialListener {
             _ => Verdict::Reject,
         });
         let redialled = |Admitted { mut channel, message }| match (message, channel.receive()) {
-            // The peer says nothing more before it is answered.
+            // The peer sends nothing more before it gets an answer.
             (Message::Redial(redial), Ok(Received::Nothing)) => Some((channel, redial)),
-            // It waited for this thread for longer than its attempt may take: what the connection has meanwhile may work.
+            // The peer gave up this attempt after waiting too long for the service thread. The
+            // connection's present TCP connection may work, so it is kept.
             _ => {
                 tracing::debug!("{} dialled again and has given that up", channel.peer());
                 None

@@ -1,9 +1,11 @@
-//! The thread that watches over the connections: their peers' channels, their rails, and those that were closed until their
-//! peers have closed too; of connections over streams, those that were closed.
+//! The service thread. It watches the process's connections: their TCP, their rails, and closed
+//! connections until their peers have closed too. For connections over streams it handles only the
+//! close.
 //!
-//! It runs while there is anything to watch, and borrows a data path for moments only ([`crate::comm::datapath::path`]). A closed connection's
-//! queue pairs linger: the peer may still wait for the acknowledgement of its last write, or write a clear-to-send that nobody
-//! needs.
+//! The thread runs while there is something to watch, and borrows a data path for moments only
+//! ([`crate::comm::datapath::path`]). Queue pairs of a closed connection are kept for a while: the
+//! peer may still wait for the acknowledgement of its last write, or write a CTS entry that is no
+//! longer used.
 
 use super::devices::{Devices, News};
 use super::driver::Driver;
@@ -25,21 +27,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a closed connection waits for its peer to close: beyond a few retransmissions of its last write.
+/// Time that a closed connection waits for its peer to close. This is longer than a few
+/// retransmissions of the last write.
 const LINGER: Duration = Duration::from_secs(10);
-/// How often a connection is looked after whose rails all carry: it bounds how late a silent loss is detected, and a control frame that came
-/// by a rail.
+/// Interval between rounds while all rails carry. Limits how late a silent loss is noticed, and how
+/// late a control frame that arrived over a rail is read.
 const CALM: Duration = Duration::from_millis(50);
-/// The same for a connection with something under way.
+/// Interval between rounds while work is in progress.
 const BUSY: Duration = Duration::from_millis(5);
-/// Shortest pause before a deadline.
+/// Shortest wait for a deadline.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Names a watched connection.
+/// Identifier of a watched connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchId(u64);
 
-/// The service thread of a process, and the orders for it.
+/// The service thread of a process, and its queue of orders.
 pub struct Service {
     process: Arc<Process>,
     shared: Arc<Mutex<Shared>>,
@@ -50,16 +53,16 @@ struct Shared {
     orders: Vec<Order>,
     next_id: u64,
     waker: Option<UnixStream>,
-    /// Where peers dial again.
+    /// State of the listener where peers dial again.
     standing: Standing,
 }
 
 enum Order {
     Watch(Box<Watched>),
     Close(WatchId),
-    /// A connection over streams was closed.
+    /// Closes the streams of a connection.
     Part(Farewell),
-    /// A data path has news.
+    /// A data path has lost a rail.
     Look,
 }
 
@@ -71,16 +74,17 @@ struct Watched {
 }
 
 impl Service {
-    /// A service without connections. Its thread starts with the first one.
+    /// Creates a service without connections. Its thread starts with the first one.
     pub fn new(process: Arc<Process>) -> Self {
         Self { process, shared: Arc::default() }
     }
 
-    /// Watches a connection, after `first` has said to the peer what comes before that: that the connection is there, which is
-    /// said only where somebody looks after it. `first` knows how the connection gets another TCP connection.
+    /// Watches a connection. `first` sends the peer the message that the connection is up, once the
+    /// service thread is known to run, and returns how the connection gets another TCP connection.
     ///
     /// # Errors
-    /// [`Error::Os`] when the thread cannot be started, and what `first` says. Nothing is watched then.
+    /// [`Error::Os`] if the thread cannot be started, and the errors of `first`. The connection is
+    /// not watched then.
     pub fn watch(
         &self,
         mut channel: Channel,
@@ -88,8 +92,9 @@ impl Service {
         first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
     ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
-        // The order comes last: left behind by a failure it would be obeyed later, and the connection, which nobody has, never closed.
-        // The thread sees it, because it takes its orders under the lock.
+        // The order is added last. If `first` failed after it, the thread would watch a connection
+        // that has no owner and is never closed. The thread cannot miss the order, because it takes
+        // its orders under the lock.
         self.start_or_wake(&mut shared)?;
         let redialling = first(&mut channel, &mut shared.standing)?;
         shared.next_id += 1;
@@ -99,7 +104,7 @@ impl Service {
         Ok(id)
     }
 
-    /// Says BYE, and keeps what the peer may still reach until it has closed too.
+    /// Sends BYE, and keeps the connection's queue pairs until the peer has closed too.
     pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
         shared.orders.push(Order::Close(id));
@@ -108,9 +113,10 @@ impl Service {
         }
     }
 
-    /// Keeps a closed connection's streams until the peer has closed them too.
+    /// Keeps the streams of a closed connection until the peer has closed them too.
     pub fn part(&self, mut farewell: Farewell) {
-        // Most are over soon, and what is unread of a process that ends now is read.
+        // Most closes finish in this first call. It also reads the unread bytes if this process
+        // ends before the thread runs.
         if farewell.tend(Instant::now()) {
             return;
         }
@@ -121,10 +127,10 @@ impl Service {
         }
     }
 
-    /// Wakes the thread, or starts one where none runs.
+    /// Wakes the thread, or starts one if none runs.
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
         if let Some(waker) = &mut shared.waker {
-            // A full pipe is as good: the thread has not yet looked.
+            // A full pipe is as good, because the thread has not read it yet.
             return match waker.write(&[1]) {
                 Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => {
                     Err(Error::os("cannot wake the service thread", &e))
@@ -148,7 +154,7 @@ impl Waker for Service {
     fn wake(&self) {
         let mut shared = lock(&self.shared);
         if shared.waker.is_none() {
-            // Nothing is watched, so there is nobody to wake.
+            // Nothing is watched, so no thread runs.
             return;
         }
         shared.orders.push(Order::Look);
@@ -159,7 +165,7 @@ impl Waker for Service {
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // A panic in a holder leaves a list of orders, whole.
+    // A panic while the lock is held leaves the list of orders intact.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -188,7 +194,8 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
                 listener = None;
             }
             if is_idle && !has_orders {
-                // Whoever comes next starts a new thread; nobody can have written to this one's pipe meanwhile.
+                // The next order starts a new thread. No order can have come in since the check,
+                // under the same lock.
                 shared.waker = None;
                 return;
             }
@@ -210,7 +217,8 @@ fn look_after(
     devices: &mut Devices,
 ) {
     let (mut closed, mut has_news) = (Vec::new(), false);
-    // All that is to be watched comes first, before anything that can have a fault: `abandon` tells those in `watched`.
+    // Add all new connections before anything that may panic: `abandon` fails the connections in
+    // `watched`.
     for order in orders {
         match order {
             Order::Watch(new) => watched.push(*new),
@@ -238,32 +246,32 @@ fn look_after(
     watched.retain(|each| !each.is_over());
 }
 
-/// Lets in peers that have dialled again.
+/// Hands TCP connections that peers have dialled again to their connections.
 fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     let expects = |redial: &Redial| watched.iter().any(|each| each.tcp.expects(redial, &each.driver));
     for (channel, redial) in listener.look(expects, Instant::now()) {
-        // Of two that a peer has dialled the later one stays.
+        // If a peer has dialled twice, the later attempt stays.
         if let Some(each) = watched.iter_mut().find(|each| each.tcp.expects(&redial, &each.driver)) {
             each.tcp.replace(channel, &redial, &mut each.driver);
         }
     }
 }
 
-/// A fault of this thread: nobody looks after the connections any more, so each of them says so and fails, rather than hang when
-/// a rail is lost.
+/// Handles a panic of this thread. The connections are no longer watched, so each of them fails
+/// rather than hang when it loses a rail.
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
     for mut each in watched.drain(..) {
         let error = Error::Internal(format!("internal error in the service thread: {fault}"));
-        // What failed once may fail again, and the others are to hear of it too.
+        // A second panic must not keep the other connections from failing.
         if catch_unwind(AssertUnwindSafe(|| each.driver.give_up(error))).is_err() {
             tracing::warn!("could not fail the connection with {}: it may hang", each.driver.peer().name);
         }
     }
 }
 
-/// Waits for something to happen.
+/// Waits for an event or for the next round.
 fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
     let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
     let due = watched.iter().filter_map(|each| each.driver.next_due()).min();
@@ -289,7 +297,7 @@ fn drain(wakened: &mut UnixStream) {
 }
 
 impl Watched {
-    /// Whether it was closed, and the peer has closed too, or took too long.
+    /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
         let Some(until) = self.closing else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::Presence::Here;

@@ -1,13 +1,19 @@
-//! A running connection's TCP: control frames go over it until it is given up, and the connecting side dials for another one.
+//! The bootstrap TCP connection of a running connection. It carries control frames until it is
+//! given up. Then the connecting side dials another one.
 //!
-//! What it promises:
-//! - It never waits: dialling and answers are states, and each attempt has a limit ([`crate::flow::redial`]).
-//! - The accepting side takes a new TCP connection in place of the old one whatever it thinks of that: the connecting side has given the
-//!   old one up (it need not be closed: a child that the process forked may hold it open), and only who knows the token can dial. A late
-//!   attempt does not replace a later one, and one far ahead of its time is refused ([`is_timely`]).
-//! - A new TCP connection that is closed before a control frame came by it may be an attempt that was given up, or a peer that has died: a
-//!   peer that is there answers over a rail. Without a rail it says nothing about the peer.
-//! - Frames that the old one lost are sent once more by the new one ([`Driver::channel_opened`]).
+//! - Nothing here blocks: dialling and waiting for answers are states, and each attempt has a time
+//!   limit ([`crate::flow::redial`]).
+//! - The accepting side replaces its TCP connection by a new one without checking whether the old
+//!   one still works. The connecting side has given the old one up, and only a caller that knows
+//!   the token can dial. The old one may still be open, for example in a child process that has
+//!   inherited it.
+//! - A late attempt does not replace a newer one. An attempt far ahead of its time is refused
+//!   ([`is_timely`]).
+//! - A new TCP connection may close before a control frame arrives on it, because the attempt was
+//!   given up or the peer has died. A live peer answers over a rail then. Without a rail, the close
+//!   says nothing about the peer.
+//! - Frames that the old TCP connection lost are sent again over the new one
+//!   ([`Driver::channel_opened`]).
 
 use super::driver::Driver;
 use crate::comm::channel::{Channel, Received};
@@ -24,10 +30,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Messages of one peer that are taken in at a time.
+/// Largest number of messages processed per peer and round.
 const MESSAGES: usize = 16;
 
-/// A running connection's TCP.
+/// Bootstrap TCP of a running connection.
 pub struct Tcp {
     line: Line,
     redialling: Redialling,
@@ -35,53 +41,53 @@ pub struct Tcp {
 
 enum Line {
     Open(Channel),
-    /// Taken in place of another, and no control frame has come by it yet.
+    /// Replaces an earlier connection, and no control frame has arrived on it yet.
     New(Channel),
-    /// The network under it, or the peer's end of it, is gone.
+    /// The network failed, or the peer closed its end.
     GivenUp,
 }
 
-/// How a connection gets another TCP connection.
+/// Method of getting another TCP connection.
 pub enum Redialling {
-    /// This side dials.
+    /// This end dials.
     Dials(Box<Dialler>),
     /// The peer dials.
     Awaits {
-        /// What it has to show.
+        /// Token that the peer must send.
         token: [u8; TOKEN_BYTES],
-        /// Its last attempt that was let in.
+        /// Number of the peer's last accepted attempt.
         attempt: u64,
-        /// When the connection came up.
+        /// Time when the connection came up.
         since: Instant,
     },
-    /// Not at all: the accepting side has no listener.
+    /// None: the accepting side has no listener.
     Never,
 }
 
-/// The connecting side's attempts.
+/// Attempts of the connecting side.
 pub struct Dialler {
-    /// The peer's address, as it was reached when the connection was made.
+    /// Address at which the peer was reached during set-up.
     address: SocketAddr,
     token: [u8; TOKEN_BYTES],
     attempts: Attempts,
-    /// What the times of `attempts` count from: when the connection came up.
+    /// Zero for the times in `attempts`: when the connection came up.
     origin: Instant,
     descriptors: Arc<DescriptorWarning>,
-    /// What was dialled, and waits for its answer.
+    /// New TCP connection that waits for the peer's answer.
     dialled: Option<Channel>,
 }
 
-/// What came of a look at the attempts.
+/// Result of polling the attempts.
 enum Progress {
     Nothing,
-    /// The attempt was in vain.
+    /// The attempt failed.
     Failed,
-    /// The peer has taken the new TCP connection.
+    /// The peer has accepted the new TCP connection.
     Taken(Channel),
 }
 
 impl Redialling {
-    /// Of the connecting side, by what the accepting side's GO says.
+    /// Returns the method of the connecting side, from the data in the peer's GO.
     pub fn dials(channel: &Channel, redial: Option<RedialAt>, descriptors: &Arc<DescriptorWarning>) -> Self {
         let (Some(RedialAt { port, token }), Ok([_, mut address])) = (redial, channel.addresses()) else {
             tracing::debug!("{} cannot be dialled again", channel.peer());
@@ -93,29 +99,29 @@ impl Redialling {
         Self::Dials(Box::new(Dialler { address, token, attempts, origin, descriptors, dialled }))
     }
 
-    /// Of the accepting side.
+    /// Returns the method of the accepting side.
     pub fn awaits(token: [u8; TOKEN_BYTES]) -> Self {
         Self::Awaits { token, attempt: 0, since: Instant::now() }
     }
 }
 
 impl Tcp {
-    /// Of a connection that has just come up.
+    /// Wraps the TCP connection of a connection that has just come up.
     pub fn new(channel: Channel, redialling: Redialling) -> Self {
         Self { line: Line::Open(channel), redialling }
     }
 
-    /// Whether control frames may come by it.
+    /// Returns true if control frames may arrive over TCP.
     pub fn is_open(&self) -> bool {
         !matches!(self.line, Line::GivenUp)
     }
 
-    /// Whether the peer may dial.
+    /// Returns true if the peer may dial.
     pub fn is_awaited(&self) -> bool {
         matches!(self.redialling, Redialling::Awaits { .. })
     }
 
-    /// What to wait for.
+    /// Returns the descriptors to poll for input.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let dialled = match &self.redialling {
             Redialling::Dials(dialler) => dialler.dialled.as_ref(),
@@ -128,7 +134,7 @@ impl Tcp {
         open.into_iter().chain(dialled).map(AsFd::as_fd)
     }
 
-    /// Sends a control frame; whether it was taken.
+    /// Sends a control frame. Returns false if it could not be sent.
     pub fn send(&mut self, frame: ControlFrame) -> bool {
         let (Line::Open(channel) | Line::New(channel)) = &mut self.line else { return false };
         match channel.offer(&Message::Control(frame)) {
@@ -140,7 +146,7 @@ impl Tcp {
         }
     }
 
-    /// Takes in what has come, and dials where that is called for.
+    /// Processes received messages, and dials if necessary.
     pub fn tend(&mut self, driver: &mut Driver, now: Instant) {
         self.listen(driver, now);
         let is_unreachable = self.dial(driver, now);
@@ -149,7 +155,7 @@ impl Tcp {
         }
     }
 
-    /// Dials where that is called for; whether an attempt has failed.
+    /// Dials if necessary. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now: Instant) -> bool {
         let need = driver.channel_need(self.is_open(), now);
         let Redialling::Dials(dialler) = &mut self.redialling else { return false };
@@ -165,10 +171,10 @@ impl Tcp {
         }
     }
 
-    /// Whether a peer that dials with these words is let in.
+    /// Returns true if a peer that sends this REDIAL may replace the TCP connection.
     pub fn expects(&self, redial: &Redial, driver: &Driver) -> bool {
         match &self.redialling {
-            // A peer that counts as gone is not back: its connection has failed.
+            // After `Presence::Gone` the connection has failed, so the peer cannot return.
             Redialling::Awaits { token, attempt, since } => {
                 *token == redial.token
                     && is_timely(redial.attempt, *attempt, nanos(since.elapsed()))
@@ -178,20 +184,20 @@ impl Tcp {
         }
     }
 
-    /// Takes what the peer has dialled in place of what there is.
+    /// Replaces the TCP connection by one that the peer has dialled.
     pub fn replace(&mut self, mut channel: Channel, redial: &Redial, driver: &mut Driver) {
         if let Redialling::Awaits { attempt, .. } = &mut self.redialling {
             *attempt = redial.attempt;
         }
         if let Err(error) = channel.send(&Message::Resumed) {
-            // What there is, if anything, is what the peer has given up.
+            // Keep the new connection all the same: the peer has given up any other.
             tracing::debug!("{error}");
         }
         self.line = Line::New(channel);
         driver.channel_opened();
     }
 
-    /// Hears what came over the channel.
+    /// Processes the messages that have arrived.
     fn listen(&mut self, driver: &mut Driver, now: Instant) {
         for _ in 0..MESSAGES {
             let is_new = matches!(self.line, Line::New(_));
@@ -209,7 +215,8 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Nothing but another attempt could answer, which may take long; the limit of a connection without a rail is running.
+                // Only another attempt could bring an answer. The time limit of a connection
+                // without a rail applies meanwhile.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.lost_channel("a TCP connection that was dialled again closed at once", now);
                     self.line = Line::GivenUp;
@@ -230,7 +237,7 @@ impl Tcp {
         }
     }
 
-    /// The peer uses the new TCP connection.
+    /// Records that the peer uses the new TCP connection.
     fn prove(&mut self) {
         self.line = match std::mem::replace(&mut self.line, Line::GivenUp) {
             Line::New(channel) => Line::Open(channel),
@@ -240,7 +247,7 @@ impl Tcp {
 }
 
 impl Dialler {
-    /// Dials when it is time, and hears the answer.
+    /// Dials when an attempt is due, and checks for the peer's answer.
     fn go_on(&mut self, need: Need, now: Instant) -> Progress {
         let at = nanos(now.saturating_duration_since(self.origin));
         if let Some(mut dialled) = self.dialled.take() {
@@ -279,7 +286,8 @@ impl Dialler {
         Progress::Failed
     }
 
-    /// What is to be said first is sent when the TCP connection is there: until then the kernel takes nothing, and it waits here.
+    /// Starts to dial. The channel keeps the first message until the TCP connection is established,
+    /// because the kernel does not accept it before.
     fn dial(&self, attempt: u64) -> Result<Channel> {
         let mut channel = Channel::dial(self.address)?;
         channel.send(&Message::Redial(Redial { token: self.token, attempt }))?;
@@ -287,7 +295,7 @@ impl Dialler {
     }
 }
 
-/// Whether the peer has taken the TCP connection.
+/// Returns true if the peer has accepted the TCP connection.
 fn heard(dialled: &mut Channel) -> Result<bool> {
     match dialled.receive()? {
         Received::Message(Message::Resumed) => Ok(true),

@@ -1,4 +1,4 @@
-//! A connection that has not had a rail yet: its warnings, and its end where none comes up.
+//! Connections that have not had a rail yet: their warnings, and their failure if no rail comes up.
 
 use super::Driver;
 use crate::comm::log::once::Subject;
@@ -6,12 +6,13 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::Error;
 use std::time::Duration;
 
-/// Time without a rail before the first warning, and between later ones.
+/// Time without a rail until the first warning. [`NEXT_WARNING`] is the interval of later ones.
 const FIRST_WARNING: Duration = Duration::from_secs(5);
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
-/// Time without a call from NCCL after which a connection without a rail counts as abandoned. NCCL asks in a loop; after an abort it
-/// never asks again, and does not close what it has not got.
+/// Time without a call from NCCL after which a connection without a rail counts as abandoned. NCCL
+/// calls in a loop. After an abort it never calls again, and it does not close a connection that it
+/// has not received.
 const ABANDONED: Duration = Duration::from_secs(60);
 
 impl Driver {
@@ -48,21 +49,22 @@ impl Driver {
         }
     }
 
-    /// The pairs of rails, and their failed attempts. All names come first, because NCCL cuts a line of its log at 1024
-    /// characters (`ncclDebugLog` in debug.cc).
+    /// Returns the pairs of rails and their failed attempts. All names come first, because NCCL
+    /// cuts a log line at 1024 characters (`ncclDebugLog` in debug.cc).
     fn tries_text(&self) -> String {
         let text = |of: fn(&ManagedRail) -> String| self.rails.iter().map(of).collect::<Vec<_>>().join(", ");
         format!("{}; {}", text(ManagedRail::name), text(ManagedRail::tries_text))
     }
 
-    /// No rail has carried within the limit.
+    /// Returns the error of a connection on which no rail has carried within the limit.
     pub(super) fn no_first_rail(&self) -> Error {
         let (peer, limit) = (&self.context.peer.name, self.process.config.connect_timeout.as_secs());
         let tries = self.tries_text();
         Error::Network(format!("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"))
     }
 
-    /// The peer leaves a connection, which has failed unless a rail has carried before.
+    /// Handles a peer that leaves the connection. The connection has failed unless a rail has
+    /// carried.
     pub(super) fn ends_without_rail(&mut self) {
         if !self.recovery.has_carried() && !self.recovery.has_failed() {
             let (peer, tries) = (&self.context.peer.name, self.tries_text());

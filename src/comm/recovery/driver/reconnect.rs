@@ -1,9 +1,12 @@
 //! New queue pairs for a rail that returns.
 //!
-//! The connecting side makes its own and asks. The accepting side makes its own, connects them and answers. Then the
-//! connecting side connects its own and tests them. Each step asks the device, whose firmware may not answer, or the
-//! kernel, which may look for an address for a second. So a thread of its own does it (a [`Job`]), and the driver
-//! takes the result when it is there. If the attempt has ended by then, the thread drops what it made.
+//! The connecting side creates queue pairs and sends a request. The accepting side creates its own,
+//! connects them to those of the request and answers. The connecting side then connects its own and
+//! tests them.
+//!
+//! Each step asks the device, whose firmware may not answer, or the kernel, which may take a second
+//! to resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
+//! when it is there. If the attempt has ended by then, the result is dropped with its queue pairs.
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -25,7 +28,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::Instant;
 
-/// A thread's copy of what it needs for one step of an attempt.
+/// Copy of the data that a thread needs for one step of an attempt.
 struct Job {
     process: Arc<Process>,
     rail: Arc<Rail>,
@@ -33,20 +36,22 @@ struct Job {
     role: Role,
     priority: Priority,
     queue_count: usize,
-    /// The memory of this side's mailbox.
+    /// Memory of this end's mailbox.
     region: Arc<Region>,
-    /// Largest path MTU in bytes of the paths that the last attempts went by, where one is known.
+    /// Largest path MTU in bytes that the paths of the last attempts are known to carry, if any is
+    /// known to lose larger packets.
     largest_mtu: Option<u32>,
 }
 
 impl Driver {
-    /// Begins the connecting side's new queue pairs. [`Self::look_at_attempts`] takes the result.
+    /// Starts to create the connecting side's new queue pairs. [`Self::look_at_attempts`] takes the
+    /// result.
     ///
     /// # Errors
     /// The reason why the attempt is put off.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
-        // Before queue pairs are made on either side that have nowhere to go.
+        // Checked before either side creates queue pairs that could not be connected.
         if let Err(error) = self.is_due(lane, now) {
             self.rails[lane.index()].stage = Stage::PutOff;
             return Err(error.to_string());
@@ -55,7 +60,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Begins the accepting side's new queue pairs, for those of the peer's.
+    /// Starts to create the accepting side's new queue pairs and to connect them to those of the
+    /// peer.
     pub(super) fn answer_qps(&mut self, lane: LaneId, theirs: Box<RailAdvert>, end: LaneEnd, now: Instant) {
         let managed = &mut self.rails[lane.index()];
         managed.answers += 1;
@@ -64,10 +70,10 @@ impl Driver {
         self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now));
     }
 
-    /// Begins to connect the connecting side's new queue pairs to those of the peer's answer.
+    /// Starts to connect the connecting side's new queue pairs to those of the peer's answer.
     ///
     /// # Errors
-    /// The reason why this cannot be.
+    /// The reason why the attempt has failed.
     pub(super) fn connect_qps(
         &mut self,
         lane: LaneId,
@@ -89,7 +95,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes the results of the threads, and looks at the tests of new queue pairs.
+    /// Takes the results of the threads, and polls the tests of new queue pairs.
     pub(super) fn look_at_attempts(&mut self, now: Instant, at: u64) {
         let mut buffer = CompletionBuffer::new();
         for lane in self.lanes() {
@@ -98,7 +104,8 @@ impl Driver {
         }
     }
 
-    /// The new queue pairs of a rail, which this or the data path keeps. Those that a thread works on are its own to drop.
+    /// Takes the new queue pairs of a rail from this driver or from the data path. A thread that
+    /// still works on queue pairs destroys them itself.
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Working(_)) => None,
@@ -125,7 +132,7 @@ impl Driver {
         self.rails[lane.index()].attempt = Some(Attempt::Working(done));
         // If the attempt has ended, the result is dropped here.
         threads::detach("spark-connect", move || drop(tell.send(step(&job))));
-        // If no thread could be started, the step is done.
+        // If no thread could be started, the step has already run.
         let at = self.clock(now);
         self.take_result(lane, now, at);
     }
@@ -159,7 +166,7 @@ impl Driver {
                 managed.stage = Stage::PutOff;
                 self.recovery.answered(lane, Err(why), at);
             }
-            // The right to try the path ends here, when the others can see the result.
+            // The right to test the path ends here, when other connections can see the result.
             Done::Answered { way, trial: _trial, outcome } => {
                 if let Some(way) = way {
                     managed.goes_by(way);
@@ -181,7 +188,7 @@ impl Driver {
         }
     }
 
-    /// Gives the accepting side's new queue pairs to the data path to keep.
+    /// Gives the accepting side's new queue pairs to the data path, which keeps them.
     fn keep(&mut self, lane: LaneId, (new, mut answer): (Lane, Answer)) -> std::result::Result<Answer, String> {
         let has_failed = || "the connection has failed".to_owned();
         let opening = new.opening();
@@ -219,8 +226,9 @@ impl Driver {
         self.recovery.probed(lane, outcome, at);
     }
 
-    /// Whether one of the paths that the rail's attempts go by may be tried now; else why the newest may not. Of one path alone nothing is
-    /// concluded: the next attempt may go by another address, which the accepting side chooses.
+    /// Checks that one of the last two paths may be tested now; the error is the reason why the
+    /// newest may not. A single path is not enough for a verdict, because the accepting side may
+    /// choose another address for the next attempt.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
@@ -230,15 +238,16 @@ impl Driver {
 }
 
 impl Job {
-    /// Makes queue pairs to ask the peer with.
+    /// Creates the queue pairs for a request to the peer.
     fn ask(&self) -> Result<Asked> {
         let (look, mut advert) = self.look()?;
-        // The accepting side chooses the address, and takes the smaller path MTU of the two sides.
+        // The accepting side chooses the address, and uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
         Ok(Asked { lane: self.open()?, look, advert })
     }
 
-    /// Makes queue pairs for those of the peer's, and connects them, unless the path rests.
+    /// Creates queue pairs and connects them to those of the peer. Makes none if back-off forbids
+    /// an attempt on the path.
     fn answer(&self, theirs: &RailAdvert, end: &LaneEnd, answers: u32, now: Instant) -> Done {
         let (look, pair) = match self.pair(theirs, answers) {
             Ok(found) => found,
@@ -288,7 +297,7 @@ impl Job {
         (lane, outcome)
     }
 
-    /// The addresses to use with the peer's rail.
+    /// Returns the addresses to use with the peer's rail.
     fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(Look, Pair)> {
         let (look, ours) = self.look()?;
         let pair = pairing::pair_again(theirs, &ours, answers).ok_or_else(|| {
@@ -298,7 +307,7 @@ impl Job {
         Ok((look, pair))
     }
 
-    /// The rail as it is now.
+    /// Returns the current state of the rail.
     fn look(&self) -> Result<(Look, RailAdvert)> {
         let look = self.rail.look(&self.process.config, &interfaces::all()?)?;
         let advert = self.rail.advert(&look);
@@ -313,7 +322,7 @@ impl Job {
     }
 }
 
-/// The right to try a path for all connections, where it was dead until now.
+/// Returns the right to test a path on behalf of all connections, if the path was dead until now.
 fn right_to_try(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
     process.backoff.retry(path, SEARCH + process.config.probe_timeout, now)
 }
