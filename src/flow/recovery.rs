@@ -1,20 +1,21 @@
-//! Recovery: the rails of one connection, from the loss of one to its return.
+//! Recovery of the rails of one connection, from the loss of a rail to its return.
 //!
-//! A state machine without I/O, locks and a clock. Its caller (`comm::recovery::driver`) reports
-//! events with their time, and executes the [`Action`]s in their order. Two of them can run against
-//! each other without a queue pair: `recovery/tests/search.rs` does so, through every order of the
-//! events that its budget allows.
+//! A state machine without I/O, locks or a clock. Its caller (`comm::recovery::driver`) reports
+//! events with their time, and executes the [`Action`]s in order. Two of these state machines can
+//! run against each other without queue pairs. `recovery/tests/search.rs` does that through every
+//! order of the events that its budget allows.
 //!
-//! Its promises, for each rail:
-//! - [`Recovery::transition`] alone writes the state, and emits a [`Changed`] for the log and the
+//! Promises for each rail:
+//! - Only [`Recovery::transition`] writes the state. It emits a [`Changed`] for the log and the
 //!   counters.
-//! - [`Action::Fence`] is the first step after a loss. Only then the peer gets FENCED.
-//! - [`Action::Resend`] comes only after the peer's FENCED: nothing that was posted there can land
-//!   any more.
-//! - The connecting side uses new queue pairs after its test writes were confirmed, and says LIVE.
-//!   The accepting side uses its own after LIVE.
-//! - A connection may begin without any rail. It has one within [`Limits::first_rail`], or fails.
-//! - Every state except [`State::Up`] and [`State::Down`] has a limit, here or at the peer.
+//! - [`Action::Fence`] is the first step after a loss. The peer gets FENCED only after it.
+//! - [`Action::Resend`] comes only after the peer's FENCED. From then on nothing that was posted on
+//!   the rail can land.
+//! - The connecting side uses new queue pairs once its test writes are acknowledged, and then sends
+//!   LIVE. The accepting side uses its own after LIVE.
+//! - A connection may begin without any rail. It fails unless a rail carries within
+//!   [`Limits::first_rail`].
+//! - Every state except [`State::Up`] and [`State::Down`] has a time limit, here or at the peer.
 //!
 //! All times are nanoseconds of one clock. If time goes backwards, no time has passed.
 #![doc = ""]
@@ -39,27 +40,27 @@ use std::collections::VecDeque;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// Pause before the connecting side asks for a lost rail. A port that comes up ends it. Each loss
-/// soon after a recovery, and each failed attempt, doubles it.
+/// Pause before the connecting side tries to reconnect a lost rail. A port that comes up ends the
+/// pause. Each loss soon after a recovery and each failed attempt doubles it.
 const RETRY: u64 = 500 * MILLISECOND;
 /// Largest number of doublings.
 const DOUBLED_AT_MOST: u32 = 2;
-/// Largest number of doublings for a rail that the connection never had, which makes 32 s. Its cause
-/// (a wrong VLAN, a missing route) does not pass soon, and every connection asks.
+/// Largest number of doublings for a rail that the connection never had; the pause is then 32 s.
+/// The cause (a wrong VLAN, a missing route) does not pass soon, and every connection tries.
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
-/// Time in use after which the attempts of a rail count from zero again.
+/// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
-/// Time for the peer to answer a JOIN. Its kernel may have to look for a neighbour.
+/// Time for the peer to answer a JOIN. Its kernel may have to resolve a neighbour's address first.
 const ANSWER: u64 = 10 * SECOND;
-/// Time until a frame that the peer has not acknowledged is sent again, by every rail.
+/// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
-/// Number of queued messages from which on no attempt is started.
+/// Number of queued messages at which no more attempts are started.
 const CROWDED: usize = 32;
-/// Number of queued messages at which a peer that sends, and acknowledges nothing, breaks the
-/// protocol.
+/// Number of queued messages above which a peer that sends frames but acknowledges none violates
+/// the protocol.
 const MOST_UNHEARD: usize = 4 * CROWDED;
 
-/// The rails of one connection, and the control messages about them.
+/// Rails of one connection, and the control messages about them.
 #[derive(Debug, Clone)]
 pub struct Recovery {
     role: Role,
@@ -68,13 +69,13 @@ pub struct Recovery {
     peer: Peer,
     has_failed: bool,
     link: ControlLink,
-    /// Time at which the frame under way was last sent.
+    /// Time at which the current frame was last sent.
     sent_at: u64,
-    /// Number of the frame under way, and the time at which it was first sent.
+    /// Number of the current unacknowledged frame, and the time at which it was first sent.
     unheard: Option<(u64, u64)>,
-    /// Time of the last question to the peer over the rails, while there is no TCP.
+    /// Time of the last ARE YOU THERE sent because TCP is away.
     asked_at: Option<u64>,
-    /// Time since which no rail is up.
+    /// Time since when no rail has been up.
     dark_since: Option<u64>,
     actions: VecDeque<Action>,
 }
@@ -84,18 +85,17 @@ struct Rail {
     state: State,
     /// Losses and failed attempts since the rail was last in use for [`STEADY`].
     attempts: u32,
-    /// Number of the last JOIN, sent or received.
+    /// Number of the last JOIN that was sent or received.
     request: u8,
     /// True once the connection has used the rail.
     has_carried: bool,
 }
 
-/// The peer's process.
+/// State of the peer's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Here,
-    /// Its end of the TCP connection was closed without a BYE, at this time. It is asked for a sign
-    /// of life.
+    /// TCP was closed without a BYE at this time. The peer must show that it is alive.
     Suspected(u64),
     Closed,
     Gone,
@@ -120,8 +120,8 @@ impl Recovery {
         }
     }
 
-    /// Makes a rail of a new connection one that does not carry yet. Nothing was posted there, and
-    /// the connecting side asks for it later. The handshake was the first attempt.
+    /// Marks a rail of a new connection as not carrying yet. Nothing was posted on it, so no fence
+    /// is needed. The handshake was its first attempt, and the connecting side tries again later.
     pub fn begins_without(&mut self, lane: LaneId) {
         if let Some(rail) = self.rails.get_mut(lane.index()) {
             (rail.attempts, rail.has_carried) = (1, false);
@@ -137,16 +137,16 @@ impl Recovery {
         (self.recovers() && !self.has_carried()).then_some(waited)
     }
 
-    /// Returns the next action. Its result has to be reported before the next call.
+    /// Returns the next action. The caller must report the action's result before the next call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Returns the frame to send now. To be called when no action is left.
+    /// Returns the frame to send now. Called when no action is left.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
-            // No process reads. A NIC may accept frames all the same, which must not pass for a sign of
-            // life.
+            // No process reads the frames. A NIC may still acknowledge them, which must not pass
+            // for a sign of life.
             return None;
         }
         self.note_unheard(now);
@@ -177,28 +177,30 @@ impl Recovery {
         self.lanes().zip(&self.rails).filter_map(is_up)
     }
 
-    /// True if every rail is up and every message acknowledged.
+    /// Returns true if every rail is up and every message is acknowledged.
     pub fn is_whole(&self) -> bool {
         !self.link.is_waiting() && self.rails_up().count() == self.rails.len()
     }
 
-    /// True while a message is not acknowledged.
+    /// Returns true while a message is not acknowledged.
     pub fn is_waiting(&self) -> bool {
         self.link.is_waiting()
     }
 
-    /// True while a frame or an attempt is under way whose next event raises no wake-up.
+    /// Returns true while a frame or an attempt is in progress whose next event does not wake the
+    /// service thread.
     pub fn is_busy(&self) -> bool {
         let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
         self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
     }
 
-    /// True while lost rails are brought back: the peer is there, and the connection works.
+    /// Returns true while lost rails are to be recovered: the peer is there, and the connection
+    /// works.
     pub fn recovers(&self) -> bool {
         matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
     }
 
-    /// True once the connection has failed.
+    /// Returns true once the connection has failed.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
@@ -215,9 +217,9 @@ impl Recovery {
         self.link.say(ControlMessage::Bye { delivered });
     }
 
-    /// Reports a loss that the data path has found, after it fenced the rail by itself.
+    /// Reports a loss that the data path has found. The data path has already fenced the rail.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
-        // In another state the loss is known already.
+        // In any other state the loss is already known.
         if matches!(self.state(lane), Some(State::Up { .. })) {
             self.transition(lane, State::fencing(now, None), Cause::Lost(why.to_owned()), now);
             self.fenced(lane, received, now);
@@ -249,7 +251,7 @@ impl Recovery {
         self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }
 
-    /// Reports that the peer is gone.
+    /// Treats the peer as gone: its process has ended, or TCP delivered bytes that are no message.
     pub fn peer_gone(&mut self) {
         if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
             self.peer = Peer::Gone;
@@ -258,12 +260,13 @@ impl Recovery {
         }
     }
 
-    /// Fails the connection because the peer broke the protocol.
+    /// Fails the connection because of a protocol violation by the peer.
     pub fn breach(&mut self, why: String) {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame of the peer's. `begun` is the number of sends that have begun; 0 for a receiver.
+    /// Reports a frame from the peer. `begun` is the number of sends that have begun; 0 for a
+    /// receiver.
     pub fn heard(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.hear(frame) {
             Ok(None) => {}
@@ -272,7 +275,8 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::OpenQps`]: the rail as it is now, and the new queue pairs.
+    /// Reports the result of [`Action::OpenQps`]: the rail's current description and the new queue
+    /// pairs.
     pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
         if self.state(lane) != Some(&State::Opening) {
             return;
@@ -289,7 +293,7 @@ impl Recovery {
                 let attempt = rail.request;
                 self.link.say(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
-            // The peer knows nothing of this attempt.
+            // The peer has not heard of this attempt, so it needs no NOT NOW.
             Err(why) => self.set_down(lane, Cause::Failed(why), now),
         }
     }
@@ -306,7 +310,7 @@ impl Recovery {
         }
     }
 
-    /// Reports that all test writes were confirmed, or that one has failed.
+    /// Reports that all test writes were acknowledged, or that one has failed.
     pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
         if !matches!(self.state(lane), Some(State::Probing { .. })) {
             return;
@@ -357,7 +361,7 @@ impl Recovery {
         }
     }
 
-    /// Obeys a message.
+    /// Acts on a message from the peer.
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
         self.log(LogEntry::Heard(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
@@ -415,7 +419,7 @@ impl Recovery {
         }
     }
 
-    /// Checks that a message is one for this side, and that its numbers are possible.
+    /// Checks that a message is valid for this side and that its numbers are possible.
     fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
         if self.link.backlog() > MOST_UNHEARD {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
@@ -442,7 +446,7 @@ impl Recovery {
         self.stop_attempts();
     }
 
-    /// Puts a rail into another state. No other function does, once the connection is made.
+    /// Changes a rail's state. After set-up no other function does.
     fn transition(&mut self, lane: LaneId, to: State, cause: Cause, at: u64) {
         let rail = &mut self.rails[lane.index()];
         match (&rail.state, &to) {
@@ -455,7 +459,7 @@ impl Recovery {
         self.actions.push_back(Action::Changed(Box::new(Changed { lane, from, to, cause, at })));
     }
 
-    /// Stops a rail that is up.
+    /// Starts the fence of a rail that is up.
     fn fence(&mut self, lane: LaneId, cause: Cause, peer_has: Option<Received>, now: u64) {
         if matches!(self.state(lane), Some(State::Up { .. })) {
             self.transition(lane, State::fencing(now, peer_has), cause, now);
@@ -463,7 +467,7 @@ impl Recovery {
         }
     }
 
-    /// Both sides have stopped a rail.
+    /// Resends the missing shares of a rail that both sides have fenced.
     fn resend(&mut self, lane: LaneId, received: Received, now: u64) {
         self.set_down(lane, Cause::StoppedByBoth, now);
         self.actions.push_back(Action::Resend(lane, received));
@@ -479,7 +483,7 @@ impl Recovery {
         self.not_now(lane, cause, now);
     }
 
-    /// Ends an attempt and notifies the peer.
+    /// Ends an attempt, and notifies the peer.
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
         let (attempt, why) = (self.rails[lane.index()].request, cause.to_string());
         self.set_down(lane, cause, now);
@@ -505,7 +509,7 @@ impl Recovery {
         }
     }
 
-    /// True once a rail has carried.
+    /// Returns true once a rail has carried.
     pub fn has_carried(&self) -> bool {
         self.rails.iter().any(|rail| rail.has_carried)
     }

@@ -1,4 +1,4 @@
-//! Actions that recovery asks its caller for, and its reports.
+//! Actions that recovery requests from its caller, and the data in them.
 
 use super::Changed;
 use crate::wire::control::{ControlFrame, ControlMessage, Received};
@@ -6,7 +6,7 @@ use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
-/// The accepting side's part of a reconnection.
+/// The accepting side's answer to a JOIN.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// Address of the connecting side.
@@ -17,42 +17,42 @@ pub struct Answer {
     pub mtu_bytes: u32,
     /// The accepting side's queue pairs.
     pub end: LaneEnd,
-    /// First epoch whose clear-to-sends have keys of use on the rail.
+    /// First epoch whose CTS entries have valid keys for the rail.
     pub epoch: Epoch,
 }
 
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Stop the rail's queue pairs, take in what has come, and destroy them; then call
+    /// Stop the rail's queue pairs, process their completions, and destroy them. Then call
     /// [`fenced`](super::Recovery::fenced).
     Fence(LaneId),
-    /// Both sides have stopped the rail, and the peer has these receives: send the missing shares by
-    /// other rails.
+    /// Both sides have stopped the rail, and the peer has these receives. Send the missing shares
+    /// over other rails.
     Resend(LaneId, Received),
-    /// Make new queue pairs; then call [`opened`](super::Recovery::opened).
+    /// Create new queue pairs. Then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
-    /// Make new queue pairs and connect them to these of the peer's; then call
+    /// Create new queue pairs and connect them to these of the peer. Then call
     /// [`answered`](super::Recovery::answered).
     AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
-    /// Connect the new queue pairs and post a test write on each; then call
+    /// Connect the new queue pairs and post a test write on each. Then call
     /// [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when the
-    /// result is known.
+    /// result of the test is known.
     ConnectQps(LaneId, Answer),
-    /// Use the rail from here on, with the new queue pairs; then call
+    /// Use the rail with the new queue pairs from now on. Then call
     /// [`activated`](super::Recovery::activated).
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
-    /// The peer closes, and has delivered this number of receives.
+    /// The peer has closed the connection, after receiving this number of messages completely.
     PeerClosed(u64),
-    /// The peer is gone.
+    /// The peer is gone; see [`peer_gone`](super::Recovery::peer_gone).
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
-    /// A rail's state has changed: count and log it.
+    /// Count and log the change of a rail's state.
     Changed(Box<Changed>),
-    /// Log this.
+    /// Write a log entry.
     Log(LogEntry),
 }
 
@@ -61,36 +61,36 @@ pub enum Action {
 pub enum Failure {
     /// No rail has ever carried, within the limit for the first one.
     NoFirstRail,
-    /// No rail is left, for this number of nanoseconds.
+    /// No rail has been up for this number of nanoseconds.
     NoRail(u64),
-    /// The peer does not acknowledge the loss of this rail.
+    /// The peer did not acknowledge the loss of this rail.
     NotAcknowledged(LaneId),
-    /// This rail was lost, and its device does not stop.
+    /// This rail was lost, and its device did not stop.
     NotStopped(LaneId),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     Protocol(String),
 }
 
-/// An entry for the log.
+/// A log entry.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LogEntry {
-    /// A message of the peer's.
+    /// A message from the peer.
     Heard(Box<ControlMessage>),
-    /// A frame that is not readable.
+    /// An unreadable frame.
     Malformed(String),
     /// A message about a rail that does not exist.
     NoSuchRail(LaneId),
     /// A message that does not fit the rail's state.
     OutOfTurn(LaneId),
-    /// The peer, whose TCP was closed, answers.
+    /// The peer answered after its TCP was closed.
     PeerAnswers,
 }
 
 /// A control frame to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// By the bootstrap's TCP; by every rail that is up if there is no TCP.
+    /// First transmission: over TCP, or over every rail that is up if there is no TCP.
     First(ControlFrame),
-    /// Again, by every rail that is up.
+    /// Repetition, over every rail that is up.
     Repeated(ControlFrame),
 }

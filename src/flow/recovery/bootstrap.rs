@@ -1,21 +1,25 @@
-//! What the bootstrap's TCP connection says of the peer, and when another one is wanted.
+//! Conclusions about the peer from the bootstrap's TCP connection, and the need for another one.
 
 use super::{ANSWER, LogEntry, Peer, Recovery, SECOND};
 use crate::flow::redial::Need;
 use crate::wire::control::ControlMessage;
 
-/// How long a peer whose TCP was closed may take to show that it is there: by a rail, or by a new TCP connection.
+/// Time for a peer whose TCP was closed to show that it is alive, over a rail or a new TCP
+/// connection.
 pub(super) const SIGN_OF_LIFE: u64 = 2 * SECOND;
-/// How long a frame may be unheard, while TCP alone carries frames, before another TCP connection is dialled: one that lost packets while the
-/// network was away waits longer and longer before it tries again (RFC 6298, 5.5), and one that the peer has given up does so in silence.
+/// Time that a frame may be unacknowledged, while only TCP carries frames, before another TCP
+/// connection is dialled. A TCP connection that lost packets while the network was away retries at
+/// growing intervals (RFC 6298, 5.5). One that the peer has given up stays silent.
 const DOUBT: u64 = 2 * SECOND;
 
-/// How often the peer is asked whether it is there while there is no TCP: the kernel asks by TCP about as often (15 s).
+/// Interval between questions to the peer while there is no TCP. The kernel's keepalive asks about
+/// as often (15 s).
 pub(super) const ASK: u64 = 10 * SECOND;
 
 impl Recovery {
-    /// The peer's end of the bootstrap's TCP was closed without a BYE: its process is gone, or its kernel knows nothing more of a
-    /// connection that had timed out there. It is asked, over its rails and by a new TCP connection.
+    /// Reports that the peer closed TCP without a BYE. Its process has ended, or its kernel no
+    /// longer knows a connection that had timed out there. So the peer is asked, over its rails and
+    /// over a new TCP connection.
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             self.peer = Peer::Suspected(now);
@@ -23,15 +27,18 @@ impl Recovery {
         }
     }
 
-    /// There is a new TCP connection: the frame of now is sent by it, because what went by the one before may be lost.
+    /// Reports a new TCP connection. The current frame is sent over it, because it may have been
+    /// lost with the earlier one.
     pub fn bootstrap_opened(&mut self) {
         (self.unheard, self.asked_at) = (None, None);
         self.link.send_again();
     }
 
-    /// There is no TCP. Nobody says when the peer's process ends, and where both ends wait for each other nothing is posted that could fail: so
-    /// the peer is asked over the rails, at once, now and then, and when it could not be dialled (`is_unreachable`). No answer says nothing
-    /// (it may be busy for long); but a rail is lost whose writes are not acknowledged, and without any the connection's limit runs.
+    /// Reports that there is no TCP. Then no kernel reports the end of the peer's process, and two
+    /// ends that wait for each other post nothing that could fail. So the peer is asked over the
+    /// rails: immediately, at intervals, and after a failed attempt to dial (`is_unreachable`). A
+    /// missing answer proves nothing, since the peer may be busy for long. But writes that are not
+    /// acknowledged cost the rails, and without rails the connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
         let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
@@ -40,12 +47,15 @@ impl Recovery {
         }
     }
 
-    /// Whether another TCP connection is wanted by a connection that has one which has not failed (`is_open`), or none.
+    /// Returns how urgently another TCP connection is needed. `is_open` is true if the connection
+    /// has one that has not failed.
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let is_dark = self.rails_up().next().is_none();
-        // A rail that counts as up may be lost already, or take its time to send again what it lost: the peer's time runs meanwhile.
+        // Rails that count as up may be lost already, or may be slow to retransmit. The peer's time
+        // limit runs meanwhile.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
-        // Before the first rail the peer may be slow to answer: its kernel looks for a second for each address that does not resolve.
+        // Before the first rail the peer may answer slowly: its kernel takes a second for each
+        // address that does not resolve.
         let doubt = if self.has_carried() { DOUBT } else { ANSWER };
         let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
@@ -57,7 +67,7 @@ impl Recovery {
         }
     }
 
-    /// Notes since when the frame under way is unheard.
+    /// Records the time since when the current frame has been unacknowledged.
     pub(super) fn note_unheard(&mut self, now: u64) {
         let under_way = self.link.under_way();
         if self.unheard.map(|(number, _)| number) != under_way {

@@ -1,19 +1,19 @@
-//! The two sides of a connection, and the states of its rails.
+//! Roles of the two sides of a connection, and states of its rails.
 
 use crate::wire::control::Received;
 use crate::wire::ids::LaneId;
 use std::fmt;
 
-/// A side of a connection.
+/// Role of one side of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The connecting side. It writes data, and gets clear-to-send entries.
+    /// The connecting side. Writes data, and receives CTS entries.
     Sender,
-    /// The accepting side. It writes clear-to-send entries, and gets data.
+    /// The accepting side. Writes CTS entries, and receives data.
     Receiver,
 }
 
-/// Limits of a connection, in nanoseconds.
+/// Time limits of a connection, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Time without any rail, and time for the peer to acknowledge a loss.
@@ -24,32 +24,32 @@ pub struct Limits {
     pub first_rail: u64,
 }
 
-/// State of a rail of a connection. Times are those of recovery's clock.
+/// State of one rail of a connection. Times are in nanoseconds of recovery's clock.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum State {
     /// In use.
     Up { since: u64 },
-    /// [`Action::Fence`](super::Action::Fence) is under way, which takes long if the device was cut
-    /// off. `peer_has` are the receives that the peer's FENCED lists, if it came first.
+    /// [`Action::Fence`](super::Action::Fence) is in progress. It takes long if the device was cut
+    /// off. `peer_has` has the receives of the peer's FENCED, if that came first.
     Fencing { since: u64, peer_has: Option<Received> },
-    /// This side has stopped the rail and said so. The peer has not answered.
+    /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },
-    /// Both sides have stopped it. The connecting side asks for it again at `retry_at`.
+    /// Both sides have stopped the rail. The connecting side tries to reconnect it at `retry_at`.
     Down { retry_at: u64 },
-    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) is under way.
+    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) is in progress.
     Opening,
-    /// Connecting side: JOIN was sent. The peer answers until `until`.
+    /// Connecting side: JOIN was sent. The peer has until `until` to answer.
     Requested { until: u64 },
-    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) is under way.
+    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) is in progress.
     Connecting,
-    /// Connecting side: a test write is under way on each new queue pair, until `until`.
+    /// Connecting side: the test write on each new queue pair has until `until` to be acknowledged.
     Probing { until: u64 },
-    /// Accepting side: [`Action::AnswerQps`](super::Action::AnswerQps) is under way.
+    /// Accepting side: [`Action::AnswerQps`](super::Action::AnswerQps) is in progress.
     Answering,
-    /// Accepting side: new queue pairs are connected, and unused until the peer says LIVE.
+    /// Accepting side: new queue pairs are connected, and unused until the peer sends LIVE.
     AwaitingLive,
-    /// [`Action::Activate`](super::Action::Activate) is under way.
+    /// [`Action::Activate`](super::Action::Activate) is in progress.
     Activating,
 }
 
@@ -62,7 +62,7 @@ impl State {
 /// A change of a rail's state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changed {
-    /// The rail's lane.
+    /// Lane of the rail.
     pub lane: LaneId,
     /// State before.
     pub from: State,
@@ -77,23 +77,23 @@ pub struct Changed {
 /// Cause of a change of a rail's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// A failure on this side: of a work request, a queue pair, a port or a device.
+    /// A failure on this side, of a work request, a queue pair, a port or a device.
     Lost(String),
-    /// The peer's FENCED.
+    /// The peer sent FENCED.
     LostByPeer,
     /// This side's queue pairs have stopped.
     Stopped,
     /// Both sides' queue pairs have stopped.
     StoppedByBoth,
-    /// The pause before the next attempt is over.
+    /// The pause before the next attempt has ended.
     Due,
-    /// The step of the attempt that was under way is done, here or at the peer.
+    /// The current step of the attempt succeeded, here or at the peer.
     Done,
     /// The peer did not answer JOIN in time.
     NoAnswer,
-    /// The test writes were not confirmed in time.
+    /// The test writes were not acknowledged in time.
     NotConfirmed,
-    /// The connection ends, so the attempt does too.
+    /// The connection ends, and the attempt with it.
     Ends,
     /// The attempt failed here.
     Failed(String),

@@ -1,4 +1,4 @@
-//! One end alone: what it asks for, and when.
+//! Tests of one end alone: the actions that it requests, and when.
 
 mod search;
 mod world;
@@ -40,7 +40,7 @@ fn joined(at: usize, attempt: u8) -> ControlMessage {
     }
 }
 
-/// An end, and the numbers of the peer's messages.
+/// An end under test, and the number of its peer's last message.
 struct End {
     recovery: Recovery,
     number: u64,
@@ -51,7 +51,7 @@ impl End {
         Self { recovery: Recovery::new(role, LIMITS, 2), number: 0 }
     }
 
-    /// A message of the peer's, who has heard all that was sent.
+    /// Delivers a message of a peer that has acknowledged everything sent so far.
     fn hears(&mut self, message: &ControlMessage, now: u64) {
         self.number += 1;
         let frame = ControlFrame {
@@ -63,7 +63,7 @@ impl End {
         self.recovery.heard(&frame, 0, now);
     }
 
-    /// Returns the actions to execute, without those that are only for the log.
+    /// Returns the requested actions without those for the log.
     fn actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.recovery.poll_action())
             .filter(|action| !matches!(action, Action::Log(_) | Action::Changed(_)))
@@ -79,7 +79,7 @@ impl End {
         }
     }
 
-    /// Rail 0 is lost at `now`, and both ends have stopped it.
+    /// Loses rail 0 at `now`, up to the point where both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
         self.recovery.lost(lane(0), "loss", Received::default(), now);
         assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() }));
@@ -140,10 +140,11 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.hears(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
-    // The JOIN is heard only by this answer, so the peer hears the NOT NOW after it and gives up its new queue pairs.
+    // The late JOINED acknowledges the JOIN. So the NOT NOW after it is sent now, and makes the
+    // peer give up its new queue pairs.
     assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
     end.hears(&ControlMessage::AreYouThere, now);
-    assert_eq!(end.says(now), None, "once");
+    assert_eq!(end.says(now), None, "sent only once");
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     assert_eq!(end.actions(), []);
     end.recovery.tick(2 * RETRY);
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
-    // Nothing was posted there, so the peer need not say that it has stopped.
+    // Nothing was posted on that rail, so no FENCED is needed.
     assert_eq!(end.says(2 * RETRY), None);
 }
 
@@ -275,7 +276,7 @@ fn a_peer_whose_tcp_closed_may_answer_by_another_one_where_no_rail_is_left() {
         end.recovery.tick(now + SIGN_OF_LIFE);
         assert_eq!(end.actions(), []);
         if answers {
-            // What was said before and got lost is said once more, until the peer has heard all.
+            // Messages that were lost with TCP are repeated until the peer has acknowledged all.
             while end.recovery.is_waiting() {
                 end.recovery.bootstrap_opened();
                 assert!(end.says(now).is_some());
@@ -301,7 +302,7 @@ fn without_tcp_the_peer_is_asked_now_and_then_over_the_rails() {
             says.is_some()
         };
         assert!(asks(&mut end, false, now));
-        // What is under way asks already.
+        // The unacknowledged question is still in progress.
         assert!(!asks(&mut end, true, now));
         end.hears(&ControlMessage::AreYouThere, now);
         assert!(!asks(&mut end, false, now + ASK - 1));
@@ -309,7 +310,7 @@ fn without_tcp_the_peer_is_asked_now_and_then_over_the_rails() {
         end.hears(&ControlMessage::AreYouThere, now + ASK);
         assert!(asks(&mut end, false, now + 2 * ASK));
         end.hears(&ControlMessage::AreYouThere, now + 2 * ASK);
-        // At once where TCP is lost once more.
+        // Asked immediately after TCP is lost again.
         end.recovery.bootstrap_opened();
         assert!(end.says(now + 2 * ASK).is_none());
         assert!(asks(&mut end, false, now + 2 * ASK + 1));
@@ -330,7 +331,7 @@ fn tcp_that_says_nothing_is_in_doubt_where_it_alone_carries_frames() {
     end.recovery.lost(lane(1), "loss", Received::default(), now);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
-    // A new one has its time.
+    // A new TCP connection gets the full time again.
     end.recovery.bootstrap_opened();
     assert!(end.recovery.poll_frame(now + 3 * SECOND).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND), Need::No);
@@ -343,7 +344,7 @@ fn tcp_that_says_nothing_is_in_doubt_where_it_alone_carries_frames() {
 fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Calm);
-    // Both rails count as up, and may be lost all the same.
+    // Both rails count as up, but may already be lost.
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
     assert!(end.says(now).is_some());
@@ -370,7 +371,7 @@ fn what_the_peer_must_not_say_fails_the_connection() {
 fn a_frame_that_nobody_confirms_goes_once_more() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
-    let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("nothing is said") };
+    let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("no frame to send") };
     assert_eq!(end.recovery.poll_frame(now + REPEAT - 1), None);
     assert_eq!(end.recovery.poll_frame(now + REPEAT), Some(Frame::Repeated(first)));
 }

@@ -1,4 +1,4 @@
-//! Time in recovery: attempts, repeated frames and limits.
+//! Time in recovery: starts of attempts, repeated frames, and limits.
 
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::wire::ids::LaneId;
 
 impl Recovery {
-    /// Reports the time.
+    /// Reports the time. Starts attempts that are due, and enforces the limits.
     pub fn tick(&mut self, now: u64) {
         self.look_for_a_sign_of_life(now);
         if !self.recovers() {
@@ -20,19 +20,19 @@ impl Recovery {
         self.watch_the_dark(now);
     }
 
-    /// Returns the next time at which [`Recovery::tick`] or [`Recovery::poll_frame`] acts if nothing
-    /// else happens.
+    /// Returns the time of the next action of [`Recovery::tick`] or [`Recovery::poll_frame`] if
+    /// nothing else happens.
     pub fn poll_timeout(&self) -> Option<u64> {
         let attempts = self.rails.iter().filter(|_| self.asks()).filter_map(Rail::timeout);
         attempts.chain(self.repeat_timeout()).chain(self.limit()).min()
     }
 
-    /// True if this side asks for lost rails now.
+    /// Returns true if this side may start attempts now.
     pub(super) fn asks(&self) -> bool {
         self.role == Role::Sender && self.recovers() && self.link.backlog() < CROWDED
     }
 
-    /// Returns the time at which the current frame is sent again.
+    /// Returns the time at which the current frame is repeated.
     pub(super) fn repeat_timeout(&self) -> Option<u64> {
         (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT)
     }
@@ -55,7 +55,8 @@ impl Recovery {
         limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()
     }
 
-    /// Connecting side: asks for a lost rail, or ends an attempt that takes too long.
+    /// Connecting side: starts an attempt to reconnect a lost rail, or ends one that takes too
+    /// long.
     fn bring_back(&mut self, lane: LaneId, now: u64) {
         match self.rails[lane.index()].state {
             State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
@@ -68,7 +69,8 @@ impl Recovery {
         }
     }
 
-    /// Fails the connection if no rail is left for too long, or if the peer does not acknowledge a loss.
+    /// Fails the connection if no rail has been up for too long, or if the fence of a rail takes
+    /// too long, here or at the peer.
     fn watch_the_dark(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
             self.dark_since = None;
@@ -93,21 +95,22 @@ impl Recovery {
         }
     }
 
-    /// Returns the pause before the next attempt on a rail.
+    /// Returns the pause before the next attempt on a rail, in nanoseconds.
     pub fn pause(&self, lane: LaneId) -> u64 {
         let rail = &self.rails[lane.index()];
         RETRY
             << match rail.has_carried {
                 true => rail.attempts.min(DOUBLED_AT_MOST),
                 false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
-                // The caller waits for the first rail. The handshake was the first attempt.
+                // The caller waits for the first rail. The handshake was the first attempt and does
+                // not count.
                 false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
             }
     }
 }
 
 impl Rail {
-    /// Returns the end of the current wait of a rail of the connecting side.
+    /// Returns the end of the current wait of a rail on the connecting side.
     pub(super) fn timeout(&self) -> Option<u64> {
         match self.state {
             State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => Some(at),

@@ -13,8 +13,8 @@ impl World {
         sides.filter_map(|side| self.deadline(side)).min()
     }
 
-    /// Returns the time of the next thing that this end does if nothing else happens. A repeated
-    /// frame that does not arrive counts for nothing.
+    /// Returns the time of this end's next action if nothing else happens. Repeated frames that do
+    /// not arrive are ignored.
     fn deadline(&self, side: usize) -> Option<u64> {
         let end = &self.ends[side];
         let rails = end.rails.iter().filter(|_| end.asks()).filter_map(Rail::timeout);
