@@ -54,8 +54,9 @@ pub struct RecvPath {
     epoch: Epoch,
     /// First epoch whose entries have valid keys for a lane, for each lane.
     since: [Epoch; MAX_RAILS],
-    /// The lane that the last immediate arrived on. It is polled first.
+    /// Lane that the last immediate arrived on. It is polled first.
     hot: LaneId,
+    /// Lane that was polled last because `hot` had no completions.
     cold: LaneId,
     /// True if each lane's number is its rail's number on this host, which is so unless a rail is
     /// left out.

@@ -49,7 +49,7 @@ impl StallTimer {
         self.looks = 0;
     }
 
-    /// Records an idle poll. On every [`LOOKS`]th call returns the time without progress.
+    /// Records an idle poll. On every `LOOKS`th call returns the time without progress.
     #[inline(always)]
     pub fn idle(&mut self) -> Option<Duration> {
         self.looks = self.looks.wrapping_add(1);

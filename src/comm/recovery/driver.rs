@@ -86,7 +86,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts to watch a new connection. If no rail is open, it fails unless one carries in time.
+    /// Starts to watch a new connection. Rails that are not open do not carry yet. If none is open,
+    /// the connection fails unless one carries in time.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -219,8 +220,7 @@ impl Driver {
         self.recovery.bootstrap_need(is_open, at)
     }
 
-    /// Handles a round without TCP: asks the peer over the rails now and then, and immediately if
-    /// `is_unreachable`.
+    /// Handles a round without TCP: asks the peer over the rails if it is due or `is_unreachable`.
     pub fn channel_away(&mut self, is_unreachable: bool, now: Instant) {
         let at = self.clock(now);
         self.recovery.bootstrap_away(is_unreachable, at);
@@ -243,7 +243,8 @@ impl Driver {
         self.act(now);
     }
 
-    /// Handles an error of a completion queue. Loses the rail that uses it, or the connection.
+    /// Handles an error of a completion queue of this process. If it belongs to this connection, a
+    /// rail is lost or the connection fails.
     pub fn completions_lost(&mut self, cq: usize, now: Instant) {
         // An error that ends the connection is handled in `take_losses`.
         self.on_path(|path, context| _ = path.lose_completions(context, cq));
