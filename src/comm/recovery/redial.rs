@@ -5,7 +5,7 @@
 //!
 //! A peer that dials must send the token from its connection's GO message, and that connection must
 //! expect it. Any other caller is treated as at a listener of the handshake
-//! ([`crate::comm::unauthenticated`]). The service thread polls the listener once per round and is
+//! ([`crate::comm::unauthenticated`]). The service thread polls the listener in its rounds and is
 //! not woken by it, so repeated dialling adds neither load nor log lines.
 
 use super::tcp::Redialling;
