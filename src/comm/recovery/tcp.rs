@@ -215,8 +215,8 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Only another attempt could bring an answer, which may take long. The time limit of a
-                // connection without a rail applies meanwhile.
+                // Only another attempt could bring an answer, and that may take long. The time
+                // limit of a connection without a rail applies meanwhile.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.lost_channel("a TCP connection that was dialled again closed at once", now);
                     self.line = Line::GivenUp;
