@@ -118,6 +118,7 @@ pub struct LaneWrite {
     pub bytes: u32,
     /// Remote address and key.
     pub remote: Remote,
+    /// Immediate data.
     pub immediate: Option<u32>,
     /// True if the caller needs the completion.
     pub signaled: bool,
