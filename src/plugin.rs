@@ -209,8 +209,8 @@ impl Plugin {
     }
 }
 
-/// Opens this host's rails as the settings require. `init` does so once for the process; tests do
-/// it several times.
+/// Opens this host's rails as the settings require. `init` does so once for the process, tests
+/// repeatedly.
 ///
 /// # Errors
 /// As [`init`].

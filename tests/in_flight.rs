@@ -54,7 +54,6 @@ impl Stage {
         self.pairs[at].as_mut().unwrap()
     }
 
-    /// Grants a receive on a connection and returns its request.
     fn grant(&mut self, at: usize) -> u16 {
         let place = self.granted % 16 * ROOM;
         self.granted += 1;
@@ -66,12 +65,10 @@ impl Stage {
         request.expect("a free slot")
     }
 
-    /// Lets grants arrive.
     fn settle(&mut self) {
         (0..100).for_each(|_| self.fabric().pass(10_000));
     }
 
-    /// Returns the bytes that both connections have posted.
     fn posted_bytes(&self) -> u64 {
         let fabric = self.fabric.as_ref().unwrap();
         self.pairs.iter().flatten().map(|pair| fabric.posted_bytes(pair)).sum()
@@ -131,7 +128,6 @@ impl Stage {
     }
 }
 
-/// A message in progress.
 struct Running {
     at: usize,
     send: u16,

@@ -45,7 +45,6 @@ fn the_document_has_every_message_and_no_other() {
     assert!(wrong.is_empty(), "{DOCUMENT} and src/ differ in {} texts:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Place of a text.
 #[derive(Debug, Default)]
 struct Found {
     file: String,

@@ -100,7 +100,6 @@ impl Scene {
         self.until(|network| network.resumed() >= times);
     }
 
-    /// Finishes the stream's messages, so that no transfer is active.
     fn finish(&mut self) {
         until(|| self.stream.finish_step(&self.bed).unwrap().then_some(()));
     }
@@ -264,7 +263,6 @@ fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
     assert!(back.len() == 2 && back.iter().all(|line| line.starts_with(&returned)), "{back:?}");
 }
 
-/// Returns true if the other end has closed the connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     match stream.read(&mut [0; 64]) {

@@ -22,7 +22,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A process has one fabric and one virtual clock, so the tests run one at a time.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
-/// Connections between the two hosts.
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pairs: Vec<Pair>,

@@ -93,7 +93,6 @@ impl Bed {
         self.both(Action::Up);
     }
 
-    /// Returns the log lines of one level so far.
     fn lines(&self, of: Level) -> Vec<String> {
         self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
     }
@@ -123,7 +122,6 @@ impl Pair {
         Self { listener, handle, send: None, recv: None }
     }
 
-    /// Continues both ends.
     fn step(&mut self, bed: &Bed) -> Result<bool> {
         if self.send.is_none() {
             self.send = bed.hosts[0].connect(&mut self.handle, None)?;

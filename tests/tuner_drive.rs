@@ -53,7 +53,6 @@ fn count(said: &str, line: &str) -> usize {
     said.lines().filter(|one| one.contains(line)).count()
 }
 
-/// Returns the program's standard error.
 fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {
     let Output { status, stdout, stderr } = Command::new(common::c_program("tuner", &["tuner.c", "log.c"]))
         .arg(common::plugin_library())

@@ -126,7 +126,6 @@ impl Comm for StreamRecvComm {
     const REQUESTS: usize = RECV_REQUESTS;
 }
 
-/// Hands a send comm of either kind to NCCL.
 pub(super) fn send_into_raw(comm: SendComm) -> *mut c_void {
     match comm {
         SendComm::Rails(comm) => CommHandle::into_raw(*comm),
@@ -134,7 +133,6 @@ pub(super) fn send_into_raw(comm: SendComm) -> *mut c_void {
     }
 }
 
-/// Hands a receive comm of either kind to NCCL.
 pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
     match comm {
         RecvComm::Rails(comm) => CommHandle::into_raw(*comm),
@@ -433,7 +431,6 @@ static CONTEXTS: [u8; 258] = [0; 258];
 const NONE_CHOSEN: usize = 256;
 const NOT_A_CLASS: usize = 257;
 
-/// Returns the context for a traffic class.
 pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     let index = match u8::try_from(traffic_class) {
         Ok(class) => usize::from(class),

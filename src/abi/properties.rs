@@ -7,7 +7,6 @@ use std::ptr;
 
 /// Properties, or the additional properties of a version.
 pub(super) trait Described {
-    /// Describes device `dev`.
     fn new(dev: c_int, of: &plugin::Properties) -> Self;
 }
 

@@ -24,9 +24,7 @@ use std::time::Instant;
 /// One end of a connection, with the data path of one direction. Calls of the data path come from
 /// one thread at a time, `register` from any thread.
 pub struct Endpoint<P> {
-    /// Context of the data path.
     pub(super) context: Arc<PathContext>,
-    /// State shared by all connections of this process.
     pub(super) process: Arc<Process>,
     /// The service thread, which watches the connection.
     pub(super) service: Arc<Service>,
@@ -34,7 +32,6 @@ pub struct Endpoint<P> {
     pub(super) watch: WatchId,
     /// The data path, shared with the service thread.
     pub(super) path: Arc<TryCell<P>>,
-    /// Counter records of the connection's lanes.
     pub(super) counted: CountedConnection,
 }
 
@@ -46,9 +43,7 @@ pub type RailRecvComm = Endpoint<RecvPath>;
 /// One end of a connection over TCP streams, for a peer that no rail reaches. Used like
 /// [`Endpoint`].
 pub struct StreamEndpoint<P> {
-    /// Context of the data path.
     pub(super) context: StreamContext,
-    /// State shared by all connections of this process.
     pub(super) process: Arc<Process>,
     /// The service, which takes over the streams of a closed connection.
     pub(super) service: Arc<Service>,

@@ -107,7 +107,6 @@ impl Rail {
         format!("{}:{}", self.info.device, self.info.port)
     }
 
-    /// Queries the port.
     fn port(&self) -> Result<PortInfo> {
         let port = self.info.port;
         self.device.query(move |context| context.port(port))

@@ -166,7 +166,6 @@ impl Device {
         self.guid
     }
 
-    /// Returns the library that listed the device.
     pub(super) fn library(&self) -> &'static Library {
         self.list.library
     }

@@ -207,7 +207,6 @@ impl Qp {
         self.modify("ERR", attributes(IBV_QPS_ERR), 0)
     }
 
-    /// Returns the device's name, for error texts.
     pub(super) fn device(&self) -> &str {
         self.pd.context().name()
     }

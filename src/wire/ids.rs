@@ -97,7 +97,6 @@ impl LaneId {
         1 << self.0 as u8
     }
 
-    /// Returns the number for a message.
     pub(super) const fn byte(self) -> u8 {
         self.0 as u8
     }
@@ -128,12 +127,10 @@ impl RailId {
         self.0 as usize
     }
 
-    /// Returns the rail with the number in a message.
     pub(super) const fn of_byte(byte: u8) -> Self {
         Self(byte)
     }
 
-    /// Returns the number for a message.
     pub(super) const fn byte(self) -> u8 {
         self.0
     }

@@ -14,7 +14,6 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// The kernel's device for latency requests.
 const DEVICE: &str = "/dev/cpu_dma_latency";
 
 /// State of the process's request.
@@ -26,7 +25,6 @@ pub enum CpuLatency {
     Wanted(Wish),
     /// In effect until the descriptor is closed.
     Held {
-        /// The request.
         wish: Wish,
         /// Kept only to be closed later.
         _descriptor: File,
@@ -105,7 +103,6 @@ mod tests {
         (folder, device)
     }
 
-    /// Returns true if this process has the file open.
     fn is_open(device: &PathBuf) -> bool {
         let open = std::fs::read_dir("/proc/self/fd").unwrap();
         open.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == *device))

@@ -15,7 +15,6 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-/// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HardwareAddress([u8; 6]);
 

@@ -25,7 +25,6 @@ const LEAST: f64 = 1e-3;
 pub struct PathQuality {
     /// The fraction in millionths; 0 without a sample.
     kept: AtomicU32,
-    /// Confirmed bytes.
     carried_bytes: AtomicU64,
 }
 

@@ -37,7 +37,6 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// Text of an internal error: READY is sent when every rail is either connected or left out.
 const UNDECIDED: &str = "a rail was neither connected nor left out";
 
-/// A connection being made.
 struct Connecting {
     started: Instant,
     progress: Progress,
@@ -49,7 +48,6 @@ enum Progress {
     AwaitingRail(AwaitingRail<SendPath>),
 }
 
-/// The handshake of a connection.
 struct Handshake {
     channel: Channel,
     started: Instant,
@@ -63,7 +61,6 @@ enum Stage {
     Redialling(Instant),
     Dialling,
     AwaitingOffer(Rails),
-    /// This side's queue pairs are being connected.
     Joining(Box<Connected>),
     AwaitingGo(Box<Connected>),
     /// No rail reaches the peer, so TCP streams are being opened.
@@ -81,7 +78,6 @@ struct Connected {
     left_out: Vec<(RailId, String)>,
 }
 
-/// A pair of the offer, on this side.
 struct OfferedPair {
     rail: Arc<Rail>,
     /// Both ends, this side's first.
@@ -94,9 +90,7 @@ struct OfferedPair {
 
 /// A lane of this side, with its key of the mailbox.
 enum Made {
-    /// The lane is being connected.
     Joining(Joining),
-    /// The lane is connected.
     Lane(Lane),
     /// This side cannot use the lane now.
     NotYet(NotYet),

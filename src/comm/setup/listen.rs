@@ -88,7 +88,6 @@ struct OfferMade {
     left_out: Vec<(RailId, String)>,
 }
 
-/// A pair that was offered.
 struct OpenedPair {
     pair: Pair,
     /// Both ends, this side's first.
@@ -104,7 +103,6 @@ struct Probing {
     chunk_bytes: u32,
     priority: Priority,
     mailboxes: Mailboxes,
-    /// The peer's rails.
     theirs: Vec<RailAdvert>,
     pairs: Vec<ProbedPair>,
     left_out: Vec<(RailId, String)>,
@@ -113,7 +111,6 @@ struct Probing {
 struct ProbedPair {
     rail: Arc<Rail>,
     pair: Pair,
-    /// Both ends, this side's first.
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
@@ -121,9 +118,7 @@ struct ProbedPair {
 }
 
 enum Probed {
-    /// The queue pairs are being connected.
     Joining(Joining),
-    /// The queue pairs are under test.
     Testing(LaneTest),
     Carries(Lane),
     NotYet(NotYet),
@@ -428,7 +423,6 @@ fn open(
     }
 }
 
-/// Warns if the two ports have different path MTUs.
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
     let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
     if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
@@ -440,7 +434,6 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 }
 
 impl ProbedPair {
-    /// Starts the test of connected queue pairs.
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
         let Way { peer_gid, mtu_bytes } = way(&self.pair);
         let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.probe_timeout);
