@@ -207,7 +207,7 @@ fn results() -> Vec<(&'static str, Value)> {
     let message = json!({"bytes": 8, "wrong": 0, "first_wrong": null, "beyond": 0});
     let moved = json!({"moved": {"written_by": "?", "checked_by": "?", "messages": [message]}});
     let read = json!({"path": "writer_to_cpu", "lines": 1, "torn": 0, "old_pieces": [], "lines_per_s": 1.0});
-    let ran = json!({"written_by": "?", "read_by": "?", "stand_in": false, "seconds": 1.0, "messages": 1,
+    let ran = json!({"written_by": "?", "read_by": "?", "seconds": 1.0, "messages": 1,
         "sizes_bytes": [128], "missing": 0, "reads": [read]});
     let gpu = json!({"number": 0, "name": "?", "integrated": true, "pageable_memory_access": true,
         "managed_memory": true, "concurrent_managed_access": true});

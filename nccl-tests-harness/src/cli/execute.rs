@@ -48,7 +48,7 @@ impl Command {
             }
             Self::Memory(options) => {
                 let plan = options.plan(&program, variable("NCCL_IBVERBS_LIB"))?;
-                check_settings(&plan.plugin, &program)?;
+                check_settings(&plan.setup.plugin, &program)?;
                 memory::run(&plan, &program).map(Outcome::from)
             }
             Self::Fabric(options) => options.run().map(Outcome::from),

@@ -1,8 +1,9 @@
 //! GPUs that write and check memory of every kind: CUDA's driver without CUDA's toolkit.
 //!
-//! Promises: a machine without libcuda or without a GPU is a plain answer; every error names the driver's call; what a GPU
-//! does here is done when the call returns; memory is freed before its context is let go. Knows nothing of the plugin: memory
-//! becomes a `net::Buffer`, which keeps GPU, processor and network out of each other's way.
+//! Promises: a machine without libcuda or without a GPU is an answer and no error; every error names the
+//! driver's call; a GPU's work is done when the call returns; memory is freed before its context is
+//! released. This room knows nothing of the plugin: memory becomes a `net::Buffer`, which lets only one of
+//! GPU, processor and network use it at a time.
 
 #[allow(unsafe_code)]
 mod cuda;
@@ -11,18 +12,68 @@ mod pattern;
 
 pub use cuda::Driver;
 pub(crate) use cuda::lines::Lines;
-pub(crate) use cuda::{About, Block, Gpu, Kind};
+pub(crate) use cuda::{About, Block, Gpu};
 pub(crate) use pattern::{Pattern, Wrong};
 
-use crate::net::Words;
+use crate::net::{Pointer, Words};
 use anyhow::{Result, ensure};
 use lines::{FLAG, Round, Tally, WORDS, word};
+use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Shows that this GPU writes what the processor computes, and counts what the processor changes: a check that never finds
-/// anything would pass whatever a network does.
+/// A kind of memory, and how it is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    /// The allocator's, pageable (`malloc`).
+    Malloc,
+    /// Pinned by CUDA (`cudaHostAlloc`), portable and mapped.
+    HostAlloc,
+    /// The allocator's, pinned by CUDA afterwards (`cudaHostRegister`).
+    HostRegister,
+    /// Shared by processor and GPU, moved on use (`cudaMallocManaged`).
+    Managed,
+    /// The GPU's own (`cudaMalloc`), registered as if it were the host's.
+    Device,
+    /// The GPU's own, registered as CUDA memory.
+    DeviceAsCuda,
+}
+
+impl Kind {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 6] =
+        [Self::Malloc, Self::HostAlloc, Self::HostRegister, Self::Managed, Self::Device, Self::DeviceAsCuda];
+
+    /// The function that allocates it, as CUDA's users know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malloc => "malloc",
+            Self::HostAlloc => "cudaHostAlloc",
+            Self::HostRegister => "cudaHostRegister",
+            Self::Managed => "cudaMallocManaged",
+            Self::Device => "cudaMalloc",
+            Self::DeviceAsCuda => "cudaMalloc, as CUDA",
+        }
+    }
+
+    /// True for the kinds of NCCL's buffers, which NCCL needs.
+    pub fn must_register(self) -> bool {
+        matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
+    }
+
+    /// The pointer type for regMr.
+    pub fn pointer(self) -> Pointer {
+        match self {
+            Self::DeviceAsCuda => Pointer::Cuda,
+            _ => Pointer::Host,
+        }
+    }
+}
+
+/// Proves that this GPU writes the bytes that the processor computes, and counts the bytes that the
+/// processor changes: a check that never finds anything would pass whatever a network does.
 pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -45,9 +96,10 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Shows the same of the kernels of the litmus test: that all words of a line are stored and no others, and that a line with an old
-/// word and one that does not come are counted. It also makes the driver load both kernels one after the other: a kernel that is
-/// loaded at its first launch may wait for all that run, and in the test one of them runs until the other has stored its lines.
+/// Proves the kernels of the litmus test: all words of a line are stored and no others, and a line with an
+/// old word and a line that does not come are counted. It also makes the driver load both kernels one after
+/// the other: a kernel that is loaded at its first launch may wait for all running kernels, and in the test
+/// one kernel runs until the other has stored its lines.
 pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Neither a multiple of a warp's four lines, nor from the start.
@@ -79,7 +131,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     }
     let round = Round { sequence: 10, ..ROUND };
     let whole = Tally { lines: 133, ..Tally::default() };
-    // The changes add up: the tally does too.
+    // The changes add up, as the tally does.
     let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
     let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
     let old = |line: u32, index: usize| {
@@ -101,7 +153,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// On a machine with a GPU this runs the kernels; on others it is the answer that is looked at.
+    /// On a machine with a GPU this runs the kernels; on others it checks the answer.
     #[test]
     fn every_gpu_that_is_there_is_proven_and_every_kind_of_memory_freed() {
         let driver = match Driver::load() {
@@ -112,8 +164,14 @@ mod tests {
         let gpu = Rc::new(Gpu::open(&driver, 0).unwrap());
         prove(&gpu).unwrap();
         prove_lines(&gpu).unwrap();
-        for kind in [Kind::HostAlloc, Kind::HostRegister, Kind::Managed, Kind::Device] {
-            if kind == Kind::Managed && !gpu.about().managed_memory {
+        for kind in Kind::ALL {
+            let about = gpu.about();
+            let is_absent = match kind {
+                Kind::Malloc => !about.pageable_memory_access,
+                Kind::Managed => !about.managed_memory,
+                _ => false,
+            };
+            if is_absent {
                 continue;
             }
             let block = gpu.allocate(kind, 5001).unwrap();
@@ -122,7 +180,8 @@ mod tests {
             assert_eq!(gpu.check(&block, 0..5001, pattern).unwrap(), Wrong::default(), "{kind:?}");
             let other = Pattern { seed: 9, flip: 0xff };
             assert_eq!(gpu.check(&block, 1..5001, other).unwrap(), Wrong { count: 5000, first: Some(1) }, "{kind:?}");
-            assert_eq!(block.buffer().with_bytes(|_| ()).is_ok(), kind != Kind::Device, "{kind:?}");
+            let is_host = !matches!(kind, Kind::Device | Kind::DeviceAsCuda);
+            assert_eq!(block.buffer().with_bytes(|_| ()).is_ok(), is_host, "{kind:?}");
         }
     }
 }

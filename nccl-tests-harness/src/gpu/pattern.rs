@@ -1,4 +1,5 @@
-//! What GPUs and the processor write into memory and look for there: the same pattern as in `kernels.ptx`.
+//! The pattern that GPUs and the processor write into memory and check there: the same as in
+//! `kernels.ptx`.
 
 use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
@@ -6,23 +7,23 @@ use std::ops::Range;
 /// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
-    /// Which one.
+    /// Seed of the bytes.
     pub seed: u32,
     /// Bits that are inverted in each byte.
     pub flip: u8,
 }
 
-/// How bytes differ from a pattern.
+/// Differences between bytes and a pattern.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wrong {
-    /// How many are wrong.
+    /// Number of wrong bytes.
     pub count: u32,
-    /// The place of the first of them in the pattern.
+    /// The place of the first wrong byte in the pattern.
     pub first: Option<u32>,
 }
 
 impl Pattern {
-    /// The byte at a place.
+    /// Returns the byte at a place.
     pub fn byte(self, place: u32) -> u8 {
         let mut word = place.wrapping_mul(0x9e37_79b1) ^ self.seed;
         word ^= word >> 15;
@@ -31,12 +32,12 @@ impl Pattern {
         word as u8 ^ self.flip
     }
 
-    /// Writes it into `bytes`, from the place `first` on.
+    /// Writes the pattern into `bytes`, from the place `first` on.
     pub fn fill(self, first: u32, bytes: &mut [u8]) {
         bytes.iter_mut().zip(first..).for_each(|(byte, place)| *byte = self.byte(place));
     }
 
-    /// Compares `bytes` with it, from the place `first` on.
+    /// Compares `bytes` with the pattern, from the place `first` on.
     pub fn compare(self, first: u32, bytes: &[u8]) -> Wrong {
         let mut wrong = Wrong::default();
         for (_, place) in bytes.iter().zip(first..).filter(|(byte, place)| **byte != self.byte(*place)) {
@@ -47,7 +48,7 @@ impl Pattern {
     }
 }
 
-/// A stretch of memory as the kernels take it: where in the pattern it begins, and how many bytes it has.
+/// Returns a stretch of memory as the kernels take it: its first place in the pattern, and its bytes.
 pub fn span(range: &Range<usize>, bytes: usize) -> Result<(u32, u32)> {
     ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
     let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;

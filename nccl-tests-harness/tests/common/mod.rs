@@ -42,6 +42,11 @@ impl Fakes {
         Self { plugin }
     }
 
+    /// The folder of the fake driver, for `LD_LIBRARY_PATH`.
+    pub fn folder(&self) -> &Path {
+        self.plugin.folder()
+    }
+
     /// Runs memory with `arguments` and `environment`, in the form "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> Said {
         let mut command = nccl_spark();

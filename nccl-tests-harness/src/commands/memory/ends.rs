@@ -1,4 +1,4 @@
-//! The two ends between which memory is tried: what is sent from and received into, who writes and checks it, and the connection.
+//! The two ends between which memory is tried, with their memory and their actor, and the connection.
 
 use crate::gpu::{Block, Gpu, Pattern, Wrong};
 use crate::net::{RecvComm, Registration, Request, SendComm};
@@ -6,22 +6,22 @@ use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// As NCCL's tags: any number, the same on both sides.
+/// The tag of all messages: any number, the same on both sides.
 pub const TAG: i32 = 7;
 
-/// Memory, and who writes and checks it.
+/// Memory, and the actor that writes and checks it.
 pub struct End {
     pub block: Block,
     pub actor: Actor,
 }
 
-/// What is sent from, and what is received into.
+/// The sending and the receiving end.
 pub struct Ends {
     pub from: End,
     pub into: End,
 }
 
-/// Who writes and checks.
+/// A writer and checker of memory.
 pub enum Actor {
     Gpu(Rc<Gpu>),
     Processor,
@@ -56,7 +56,7 @@ impl End {
     }
 }
 
-/// The connection, and the memory as it is registered with either end.
+/// The connection, and the memory registered with either end.
 pub struct Wire {
     // In the order in which NCCL closes them: registrations, comms.
     pub from: Rc<Registration>,
@@ -65,7 +65,7 @@ pub struct Wire {
     pub recv: RecvComm,
 }
 
-/// A request from before it was taken until it is done.
+/// A request, from before the plugin takes it until it is done.
 pub enum Step {
     Asking,
     Going(Request),
@@ -93,7 +93,7 @@ impl Step {
 }
 
 impl Wire {
-    /// Moves a message from one end's memory into the other's. The command limits how long that may take.
+    /// Moves a message from one end's memory into the other's. The command limits the time.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
         let (mut receiving, mut sending) = (Step::Asking, Step::Asking);
         loop {

@@ -1,71 +1,12 @@
-//! The kinds of memory, and the messages between the command and the process that tries one.
+//! The messages between the command and the process that tries a kind of memory.
 
 use super::litmus::{self, Found};
-use crate::gpu::About;
-use crate::net::Pointer;
+use crate::gpu::{About, Kind};
 use crate::ranks::device::Network;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A kind of memory, and what the plugin registers it as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The allocator's: pageable.
-    Malloc,
-    /// Pinned by CUDA, portable and mapped.
-    HostAlloc,
-    /// The allocator's, pinned by CUDA after the fact.
-    HostRegister,
-    /// Shared by processor and GPU.
-    Managed,
-    /// The GPU's own, by its address, as if it were the host's.
-    Device,
-    /// The GPU's own, said to be that.
-    DeviceAsCuda,
-}
-
-impl Kind {
-    /// All of them, in the order of the table.
-    pub const ALL: [Self; 6] =
-        [Self::Malloc, Self::HostAlloc, Self::HostRegister, Self::Managed, Self::Device, Self::DeviceAsCuda];
-
-    /// By the function that allocates it, as CUDA's users know it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => "malloc",
-            Self::HostAlloc => "cudaHostAlloc",
-            Self::HostRegister => "cudaHostRegister",
-            Self::Managed => "cudaMallocManaged",
-            Self::Device => "cudaMalloc",
-            Self::DeviceAsCuda => "cudaMalloc, as CUDA",
-        }
-    }
-
-    /// Whether NCCL needs it: its buffers are of these kinds.
-    pub fn must_register(self) -> bool {
-        matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
-    }
-
-    /// The pointer type for regMr.
-    pub fn pointer(self) -> Pointer {
-        match self {
-            Self::DeviceAsCuda => Pointer::Cuda,
-            _ => Pointer::Host,
-        }
-    }
-}
-
-/// From the command to the process.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Order {
-    /// First of all: the kind of memory and the messages.
-    Setup(Setup),
-    /// Do the next thing: register, then move.
-    Go,
-}
-
-/// The set-up of the process.
+/// The only order to the process: the kind of memory, and the messages or the test in it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
     /// The kind of memory.
@@ -78,11 +19,11 @@ pub struct Setup {
     pub sizes: Vec<usize>,
     /// The GPU that writes, and the one that checks.
     pub gpus: [u32; 2],
-    /// In place of messages of these sizes: the litmus test of LL128, in buffers of the greatest size.
+    /// The litmus test of LL128, in buffers of the largest size, in place of messages.
     pub litmus: Option<litmus::Order>,
 }
 
-/// The answers of the process: one to the set-up, then one to each [`Order::Go`].
+/// The answers of the process: first `Ready`, then `Registered`, then the result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     /// The plugin is up and connected with itself.
@@ -134,29 +75,29 @@ pub enum Fate {
 /// The result of moving.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// Who wrote the sender's memory.
+    /// The writer of the sender's memory.
     pub written_by: String,
-    /// Who checked the receiver's.
+    /// The checker of the receiver's memory.
     pub checked_by: String,
-    /// One for each size.
+    /// The messages, one for each size.
     pub messages: Vec<Message>,
 }
 
 /// A message that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Its size.
+    /// Size of the message.
     pub bytes: usize,
     /// Wrong bytes.
     pub wrong: u32,
-    /// The first of them.
+    /// The place of the first wrong byte.
     pub first_wrong: Option<u32>,
-    /// Bytes after it that were changed.
+    /// Bytes after the message that were changed.
     pub beyond: u32,
 }
 
 impl Message {
-    /// Describes its errors, if it has any.
+    /// Describes the errors of the message, if it has any.
     pub fn fault(&self) -> Option<String> {
         let Self { bytes, wrong, first_wrong, beyond } = self;
         let first = first_wrong.map(|first| format!(", the first at {first}")).unwrap_or_default();
@@ -170,7 +111,7 @@ impl Message {
 }
 
 impl Moved {
-    /// Wrong bytes of all messages, and changed ones after them.
+    /// Counts the wrong bytes of all messages, and the changed ones after them.
     pub fn wrong(&self) -> u64 {
         self.messages.iter().map(|message| u64::from(message.wrong) + u64::from(message.beyond)).sum()
     }

@@ -1,11 +1,12 @@
-//! `nccl-spark memory`: which kinds of memory the plugin registers, and whether data that it moves between two buffers of one kind
-//! arrives, written by one GPU and checked by another or the same.
+//! `nccl-spark memory`: tests which kinds of memory the plugin registers, and whether data that it moves
+//! between two buffers of one kind arrives, written by one GPU and checked by another or the same.
 //!
 //! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
 //!
-//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that the fabric cannot
-//! reach fails one row of the table and not the command. Promises: a row says what was done and never what should have been;
-//! a GPU's check counts only after it has counted what the CPU changed; no process is left behind.
+//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that
+//! the fabric cannot reach fails one row of the table and not the command. Promises: a row has what was
+//! done and never what should have been; a GPU's check counts only after the GPU has found the bytes that
+//! the CPU changed; no process is left behind.
 
 pub mod ends;
 pub mod litmus;
@@ -15,7 +16,7 @@ pub mod rank;
 mod show;
 
 use crate::fabric::{self, Fabric, Kind as FabricKind};
-use crate::gpu::About;
+use crate::gpu::{About, Kind};
 use crate::output::report;
 use crate::output::watch::Watch;
 use crate::ranks::control::answer;
@@ -24,7 +25,7 @@ use crate::ranks::job::Job;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use litmus::{Outcome, Verdict};
-use messages::{Answer, Fate, Kind, Order, Ready, Setup};
+use messages::{Answer, Fate, Ready, Setup};
 use options::Plan;
 use rank::Memory;
 use serde::Serialize;
@@ -40,7 +41,7 @@ struct Report {
     fabric: &'static str,
     fabric_text: String,
     network: Option<Network>,
-    /// What the plugin logged about its connection with itself.
+    /// The plugin's log lines about its connection with itself.
     connections: Vec<String>,
     /// The GPU that wrote and the one that checked; null where there is none.
     gpus: Option<[About; 2]>,
@@ -55,17 +56,17 @@ struct Row {
     kind: Kind,
     name: &'static str,
     outcome: Fate,
-    /// Why it counts as a failure.
+    /// The reason why it counts as a failure.
     fault: Option<String>,
 }
 
-/// Tries all kinds; false when one fails that must not. `program` is this program's file.
+/// Tries all kinds, and returns false when one fails that must not. `program` is this program's file.
 ///
 /// # Errors
-/// When the plugin does not come up, or the output cannot be written.
+/// The plugin does not start, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     let version = env!("CARGO_PKG_VERSION");
-    let report = Report { command: "memory", version, sizes_bytes: plan.sizes.clone(), ..Report::default() };
+    let report = Report { command: "memory", version, sizes_bytes: plan.setup.sizes.clone(), ..Report::default() };
     report::of_run(plan.json.as_ref(), report, |mut out, report| lead(plan, program, &mut out, report))
 }
 
@@ -73,7 +74,7 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     let fabric = fabric::set_up(&plan.fabric, 1, plan.verbs_library.as_deref())?;
     report.fabric = if fabric.kind == FabricKind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
-    let largest = plan.sizes.iter().max().unwrap_or(&0);
+    let largest = plan.setup.sizes.iter().max().unwrap_or(&0);
     writeln!(out, "# nccl-spark {} memory: messages of up to {largest} bytes", report.version)?;
     writeln!(out, "# fabric: {}", fabric.about)?;
     let mut absent = None;
@@ -93,7 +94,7 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
         report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
     }
     if let Some(order) = plan.litmus {
-        let outcome = judge_lines(plan, program, &fabric, order, report.gpus.is_some());
+        let outcome = judge_lines(plan, program, &fabric, order);
         litmus::show::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
         let fault = outcome.fault();
         report.litmus = Some(Verdict { planted: order.planted, outcome, fault });
@@ -109,7 +110,8 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     Ok(faults.is_empty())
 }
 
-/// Prints the network and the GPUs, once, and starts the table; returns why there is no GPU, if so.
+/// Prints the network and the GPUs, and starts the table. Returns the reason why there is no GPU, if there
+/// is none.
 fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
     let Ready { network, connections, gpus } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
@@ -127,7 +129,7 @@ fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut R
             report.gpus = Some(gpus);
             None
         }
-        Err(reason) if plan.needs_gpu => bail!("--gpu and --receiver-gpu need a GPU: {reason}"),
+        Err(reason) if plan.needs_gpu => bail!("--gpu, --receiver-gpu and --litmus need a GPU: {reason}"),
         Err(reason) => {
             writeln!(out, "# no GPU: {reason}")?;
             Some(reason)
@@ -150,10 +152,11 @@ fn describe(gpu: &About) -> String {
     )
 }
 
-/// Tries one kind in a process of its own: the network and GPUs, if the process started, and the result.
+/// Tries one kind in a process of its own. Returns the network and GPUs, if the process started, and the
+/// result.
 ///
 /// # Errors
-/// When it fails to start with `malloc`: then it would with every kind.
+/// The process does not start with `malloc`: then it would not start with any kind.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
@@ -174,23 +177,23 @@ fn start(
     litmus: Option<litmus::Order>,
 ) -> Result<(Job<Memory>, Ready)> {
     let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
-    let sizes = if litmus.is_some() { vec![litmus::rounds::BUFFER_BYTES] } else { plan.sizes.clone() };
-    let (plugin, job_number) = (plan.plugin.clone(), u64::from(std::process::id()));
-    let setup = Setup { kind, plugin, job: job_number, sizes, gpus: plan.gpus, litmus };
-    let ready = ask(&mut job, &Order::Setup(setup), answer!(Answer::Ready(ready) => ready))?;
-    Ok((job, ready))
+    let mut setup = Setup { kind, litmus, ..plan.setup.clone() };
+    if litmus.is_some() {
+        setup.sizes = vec![litmus::rounds::BUFFER_BYTES];
+    }
+    let ready = job.ask(|_| setup.clone(), answer!(Answer::Ready(ready) => ready))?;
+    Ok((job, ready.into_iter().next().context("no answer from its process")?))
 }
 
-/// Runs the litmus test: in memory pinned by CUDA, as NCCL's buffers are, or without a GPU in memory of `malloc`.
-fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order, has_gpu: bool) -> Outcome {
-    let kind = if has_gpu { Kind::HostAlloc } else { Kind::Malloc };
+/// Runs the litmus test in memory pinned by CUDA, as NCCL's buffers are.
+fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order) -> Outcome {
     let run = || -> Result<Outcome> {
-        let (mut job, _) = start(plan, program, fabric, kind, Some(order))?;
-        let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
+        let (mut job, _) = start(plan, program, fabric, Kind::HostAlloc, Some(order))?;
+        let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
         if let Err(Fate::Refused { reason } | Fate::NotTried { reason }) = registered {
             return Ok(Outcome::Failed { reason });
         }
-        let found = ask(&mut job, &Order::Go, answer!(Answer::Litmus(found) => found))?;
+        let found = next(&mut job, answer!(Answer::Litmus(found) => found))?;
         // After lines that did not arrive the process cannot close normally.
         if found.missing == 0 {
             job.finish().context("close")?;
@@ -204,26 +207,27 @@ fn failed(registered: bool, error: &anyhow::Error) -> Fate {
     Fate::Failed { registered, reason: words_of(error) }
 }
 
-/// There is only one rank, so its number is left out.
+/// Returns an error's text without the rank's number: there is only one rank.
 fn words_of(error: &anyhow::Error) -> String {
     format!("{error:#}").replace("rank 0: ", "its process: ")
 }
 
-/// Has a started process register memory and move messages.
+/// Follows a started process that registers memory and moves messages.
 fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
-    let registered = ask(&mut job, &Order::Go, answer!(Answer::Registered(registered) => registered))?;
+    let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
     let fate = match registered {
         Err(fate) => fate,
         Ok(()) => {
             *is_registered = true;
-            Fate::Moved(ask(&mut job, &Order::Go, answer!(Answer::Moved(moved) => moved))?)
+            Fate::Moved(next(&mut job, answer!(Answer::Moved(moved) => moved))?)
         }
     };
     job.finish().context("close")?;
     Ok(fate)
 }
 
-fn ask<T>(job: &mut Job<Memory>, order: &Order, answer: fn(Answer) -> Option<T>) -> Result<T> {
-    let answers = job.ask(|_| order.clone(), answer)?;
-    answers.into_iter().next().context("its process did not answer")
+/// Waits for the next answer of the process.
+fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {
+    let answers = job.ask_some(0..1, |_| None, answer)?;
+    answers.into_iter().next().context("no answer from its process")
 }

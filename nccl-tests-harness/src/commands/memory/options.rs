@@ -1,8 +1,10 @@
 //! The command line of `nccl-spark memory`, checked before anything starts.
 
 use super::litmus::Order;
+use super::messages::Setup;
 use crate::fabric::Wish;
 use crate::fabric::options::FabricOptions;
+use crate::gpu::Kind;
 use crate::output::report::{JsonOption, Target};
 use crate::places;
 use crate::sizes;
@@ -24,7 +26,7 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     receiver_gpu: Option<u32>,
     /// Seconds to test whether LL128 is safe on this machine: whether lines of 128 bytes become visible as a whole, both those that a
-    /// GPU stores and those that the NIC stores [default: 0, no test].
+    /// GPU stores and those that the NIC stores; needs a GPU [default: 0, no test].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86400))]
     litmus: Option<u64>,
     /// Make the writer of that test tear its lines, to see that they are found.
@@ -42,39 +44,37 @@ pub struct Options {
     fabric: FabricOptions,
 }
 
-/// What to try.
+/// A checked run.
 #[derive(Debug)]
 pub struct Plan {
-    /// The sizes of the messages, the largest last.
-    pub sizes: Vec<usize>,
-    /// The GPU that writes, and the one that checks.
-    pub gpus: [u32; 2],
-    /// The user named one, so its absence is an error.
+    /// The order to the processes, except for the kind of memory and the litmus test.
+    pub setup: Setup,
+    /// True if the options need a GPU, so that its absence is an error.
     pub needs_gpu: bool,
     /// The litmus test of LL128, if it is to run.
     pub litmus: Option<Order>,
-    /// How long there may be no progress.
+    /// Time without progress after which a kind counts as hung.
     pub timeout: Duration,
-    /// The plugin's library.
-    pub plugin: PathBuf,
     /// The fabric asked for.
     pub fabric: Wish,
     /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// Where the JSON goes.
+    /// The place of the JSON.
     pub json: Option<Target>,
 }
 
-/// Managed memory may move to the GPU as a whole, and must leave room for others there.
+/// Managed memory may move to the GPU as a whole, and must leave room for other programs there.
 const MAX_BYTES: usize = 64 << 20;
-/// Sizes below the largest: within a work request, above it, a page, and sizes that are not multiples of words or of pages.
+/// Sizes below the largest: within a work request, above it, a page, and sizes that are not multiples of
+/// words or of pages.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {
-    /// What to try; `program` is this program's file, `verbs_library` what the user's environment names.
+    /// Returns the run that these options ask for; `program` is this program's file, `verbs_library` the one
+    /// that the user's environment names.
     ///
     /// # Errors
-    /// When an option is out of bounds, or contradicts another.
+    /// An option that is out of bounds, or contradicts another.
     pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         if !(1..=MAX_BYTES).contains(&self.bytes) {
             return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)));
@@ -82,16 +82,19 @@ impl Options {
         let mut sizes: Vec<usize> = SIZES.into_iter().filter(|size| *size < self.bytes).collect();
         sizes.push(self.bytes);
         let gpu = self.gpu.unwrap_or(0);
+        let litmus = self.litmus.filter(|seconds| *seconds > 0);
         Ok(Plan {
-            sizes,
-            gpus: [gpu, self.receiver_gpu.unwrap_or(gpu)],
-            needs_gpu: self.gpu.or(self.receiver_gpu).is_some(),
-            litmus: self
-                .litmus
-                .filter(|seconds| *seconds > 0)
-                .map(|seconds| Order { seconds, planted: self.litmus_plant }),
+            setup: Setup {
+                kind: Kind::Malloc,
+                plugin: places::library(self.plugin, program)?,
+                job: u64::from(std::process::id()),
+                sizes,
+                gpus: [gpu, self.receiver_gpu.unwrap_or(gpu)],
+                litmus: None,
+            },
+            needs_gpu: self.gpu.or(self.receiver_gpu).is_some() || litmus.is_some(),
+            litmus: litmus.map(|seconds| Order { seconds, planted: self.litmus_plant }),
             timeout: Duration::from_secs(self.timeout),
-            plugin: places::library(self.plugin, program)?,
             fabric: self.fabric.wish(program)?,
             verbs_library,
             json: self.json.target,
@@ -119,24 +122,25 @@ mod tests {
     #[test]
     fn sizes_go_up_to_the_one_asked_for_and_some_are_odd() {
         let told = plan(&[]).unwrap();
-        assert_eq!(told.sizes, [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]);
-        assert_eq!((told.gpus, told.needs_gpu), ([0, 0], false));
-        assert_eq!(plan(&["-b", "8"]).unwrap().sizes, [8]);
-        assert_eq!(plan(&["--bytes", "5000"]).unwrap().sizes, [8, 13, 300, 4096, 5000]);
-        assert_eq!(plan(&["-b", "64M"]).unwrap().sizes.last(), Some(&MAX_BYTES));
+        assert_eq!(told.setup.sizes, [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]);
+        assert_eq!((told.setup.gpus, told.needs_gpu), ([0, 0], false));
+        assert_eq!(plan(&["-b", "8"]).unwrap().setup.sizes, [8]);
+        assert_eq!(plan(&["--bytes", "5000"]).unwrap().setup.sizes, [8, 13, 300, 4096, 5000]);
+        assert_eq!(plan(&["-b", "64M"]).unwrap().setup.sizes.last(), Some(&MAX_BYTES));
     }
 
     #[test]
     fn the_litmus_test_runs_when_it_has_time() {
         let litmus = |arguments: &[&str]| plan(arguments).unwrap().litmus;
         assert_eq!((litmus(&[]), litmus(&["--litmus", "0"])), (None, None));
+        assert!(plan(&["--litmus", "1"]).unwrap().needs_gpu && !plan(&["--litmus", "0"]).unwrap().needs_gpu);
         assert_eq!(litmus(&["--litmus", "86400"]), Some(Order { seconds: 86_400, planted: false }));
         assert_eq!(litmus(&["--litmus", "1", "--litmus-plant"]), Some(Order { seconds: 1, planted: true }));
     }
 
     #[test]
     fn the_receivers_gpu_is_the_senders_by_default() {
-        let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.gpus, plan.needs_gpu)).unwrap();
+        let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.setup.gpus, plan.needs_gpu)).unwrap();
         assert_eq!(gpus(&["--gpu", "1"]), ([1, 1], true));
         assert_eq!(gpus(&["--receiver-gpu", "1"]), ([0, 1], true));
         assert_eq!(gpus(&["--gpu", "2", "--receiver-gpu", "1"]), ([2, 1], true));

@@ -2,14 +2,14 @@
 
 use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::{Found, rounds};
-use super::messages::{Answer, Fate, Kind, Message, Moved, Order, Ready, Setup};
-use crate::gpu::{self, Block, Driver, Gpu, Pattern};
+use super::messages::{Answer, Fate, Message, Moved, Ready, Setup};
+use crate::gpu::{self, Block, Driver, Gpu, Kind, Pattern};
 use crate::net::{Context, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
 use crate::ranks::control::Work;
 use crate::ranks::device::{self, DEVICE};
 use crate::ranks::log;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -23,15 +23,15 @@ pub struct Memory;
 
 impl Work for Memory {
     const COMMAND: &'static str = "memory-rank";
-    type Order = Order;
+    type Order = Setup;
     type Answer = Answer;
 
     fn work(
         library: Option<&Path>,
-        orders: &mpsc::Receiver<Order>,
+        orders: &mpsc::Receiver<Setup>,
         answer: &dyn Fn(Answer) -> Result<()>,
     ) -> Result<()> {
-        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        let setup = orders.recv()?;
         activity::stage("starting the GPU");
         let gpus = look(setup.gpus)?;
         activity::stage("connecting");
@@ -41,10 +41,9 @@ impl Work for Memory {
         let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
         answer(Answer::Ready(Ready { network, connections: log::take_rail_lines(), gpus: about }))?;
 
-        wait_for_go(orders)?;
         let ends = match allocate(&setup, gpus)? {
             Ok(ends) => ends,
-            Err(reason) => return last(Answer::Registered(Err(Fate::NotTried { reason })), orders, answer),
+            Err(reason) => return answer(Answer::Registered(Err(Fate::NotTried { reason }))),
         };
         activity::stage(format!("registering {}", setup.kind.name()));
         let pointer = setup.kind.pointer();
@@ -55,12 +54,11 @@ impl Work for Memory {
             Ok(registered) => registered,
             Err(error) => {
                 let reason = format!("{error:#}");
-                return last(Answer::Registered(Err(Fate::Refused { reason })), orders, answer);
+                return answer(Answer::Registered(Err(Fate::Refused { reason })));
             }
         };
         answer(Answer::Registered(Ok(())))?;
 
-        wait_for_go(orders)?;
         let wire = Wire { send, recv, from, into };
         let told = match &setup.litmus {
             Some(order) => rounds::run(&ends, &wire, order).map(Answer::Litmus),
@@ -72,7 +70,7 @@ impl Work for Memory {
             // missing messages may still arrive.
             std::mem::forget((wire, ends));
         }
-        last(told?, orders, answer)
+        answer(told?)
     }
 }
 
@@ -86,23 +84,8 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// Gives the last answer, and waits for the end.
-fn last(told: Answer, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
-    answer(told)?;
-    match orders.recv() {
-        Ok(other) => bail!("unexpected order {other:?}"),
-        Err(_) => Ok(()),
-    }
-}
-
-fn wait_for_go(orders: &mpsc::Receiver<Order>) -> Result<()> {
-    match orders.recv()? {
-        Order::Go => Ok(()),
-        other => bail!("unexpected order {other:?}"),
-    }
-}
-
-/// The GPU that writes and the one that checks, each proven to do so; or why there are none here.
+/// Returns the GPU that writes and the one that checks, each proven to do so, or the reason why there are
+/// none here.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -127,32 +110,26 @@ fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
     sends.into_iter().zip(receives).next().context("no connection")
 }
 
-/// The memory of both ends; or why there is no such memory here.
+/// Returns the memory of both ends, or the reason why there is no such memory here.
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
     let (from, into) = (*bytes, bytes + GUARD_BYTES);
-    let gpus = match (setup.kind, gpus) {
-        (Kind::Malloc, gpus) => {
-            // Each end by its GPU where that reaches such memory.
-            let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
-            let [from, into] = [(gpus[0].as_ref(), from), (gpus[1].as_ref(), into)].map(|(gpu, bytes)| {
-                let gpu = gpu.filter(|gpu| gpu.about().pageable_memory_access);
-                let actor = gpu.map_or(Actor::Processor, |gpu| Actor::Gpu(Rc::clone(gpu)));
-                anyhow::Ok(End { block: Block::pageable(bytes)?, actor })
-            });
-            return Ok(Ok(Ends { from: from?, into: into? }));
-        }
-        (_, Ok(gpus)) => gpus,
-        (_, Err(reason)) => return Ok(Err(reason)),
+    if setup.kind == Kind::Malloc {
+        // Each end by its GPU if that reaches such memory.
+        let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
+        let end = |gpu: &Option<Rc<Gpu>>, bytes| {
+            let gpu = gpu.as_ref().filter(|gpu| gpu.about().pageable_memory_access);
+            let actor = gpu.map_or(Actor::Processor, |gpu| Actor::Gpu(Rc::clone(gpu)));
+            anyhow::Ok(End { block: Block::pageable(bytes)?, actor })
+        };
+        return Ok(Ok(Ends { from: end(&gpus[0], from)?, into: end(&gpus[1], into)? }));
+    }
+    let gpus = match gpus {
+        Ok(gpus) => gpus,
+        Err(reason) => return Ok(Err(reason)),
     };
-    let kind = match setup.kind {
-        Kind::HostAlloc => gpu::Kind::HostAlloc,
-        Kind::HostRegister => gpu::Kind::HostRegister,
-        Kind::Managed => gpu::Kind::Managed,
-        Kind::Malloc | Kind::Device | Kind::DeviceAsCuda => gpu::Kind::Device,
-    };
-    if kind == gpu::Kind::Managed {
+    if setup.kind == Kind::Managed {
         for gpu in &gpus {
             let free = gpu.free_bytes()?;
             if let Some(reason) = without_managed(&gpu.name(), gpu.about().managed_memory, from + into, free) {
@@ -161,11 +138,12 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
         }
     }
     let [writer, checker] = gpus;
-    let end = |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(kind, bytes)?, actor: Actor::Gpu(gpu) });
+    let end = |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(setup.kind, bytes)?, actor: Actor::Gpu(gpu) });
     Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
 }
 
-/// Why managed memory is not tried on a GPU, if so: a program with more of it than the card has free can take the card down.
+/// The reason not to try managed memory on a GPU, if there is one: a program with more of it than the
+/// card has free can take the card down.
 fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option<String> {
     if !has_it {
         return Some(format!("{gpu} has no managed memory"));

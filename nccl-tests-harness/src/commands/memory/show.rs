@@ -1,10 +1,11 @@
-//! The result of each kind of memory: whether it is a failure, and its row of the table.
+//! The result of each kind of memory: its fault, and its row of the table.
 
-use super::messages::{Fate, Kind};
+use super::messages::Fate;
+use crate::gpu::Kind;
 use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
-/// Why a kind counts as a failure, if it does.
+/// Returns the reason why a kind counts as a failure, if it does.
 pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
     match (kind, fate) {
         (_, Fate::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
@@ -15,8 +16,8 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
         (Kind::Malloc, Fate::NotTried { .. }) => Some("not tried".to_owned()),
         (kind, Fate::Refused { .. }) => kind.must_register().then(|| "must be registered, but was not".to_owned()),
         (_, Fate::NotTried { .. }) => None,
-        // The RDMA device registered such an address by itself: that it then cannot read it is shown in the table, and is not
-        // the plugin's failure.
+        // The RDMA device registered such an address by itself. The table shows that the device then cannot read
+        // it; that is not the plugin's failure.
         (Kind::Device, Fate::Failed { registered: true, .. }) => None,
         (_, Fate::Failed { .. }) => Some("failed".to_owned()),
     }

@@ -5,7 +5,8 @@
 use super::names::{Digest, LeftOut, Name, Value};
 use super::parts::Part;
 use crate::commands::memory::litmus::Read;
-use crate::commands::memory::messages::{Kind, Message};
+use crate::commands::memory::messages::Message;
+use crate::gpu::Kind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -97,7 +98,7 @@ facts! {
     Moved { messages: Vec<Message> }
     Litmus { planted: bool, outcome: LitmusOutcome, fault: Option<LeftOut> }
     LitmusOutcome { ran: Option<Lines>, failed: Option<LeftOut> }
-    Lines { stand_in: bool, seconds: f64, messages: u64, missing: u64, reads: Vec<Read> }
+    Lines { seconds: f64, messages: u64, missing: u64, reads: Vec<Read> }
 
     /// The facts of `nccl-spark all-gather`.
     AllGather {

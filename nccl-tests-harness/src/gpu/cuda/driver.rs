@@ -1,7 +1,8 @@
 //! The driver's functions, and GPUs' contexts.
 //!
-//! The functions are looked up by name and their results read as plain numbers, as in the plugin's `rails/cuda.rs`: a newer
-//! driver may give a code that cudarc's enumeration does not have, and an older one lack a function.
+//! The functions are looked up by name and their results are read as plain numbers, as in the plugin's
+//! `rails/cuda.rs`: a newer driver may return a code that cudarc's enumeration does not have, and an older
+//! one may lack a function.
 
 use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
@@ -80,20 +81,21 @@ pub struct Driver {
     gpus: c_int,
 }
 
-/// What is known of a GPU.
+/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Its number, in CUDA's order.
+    /// The number in CUDA's order.
     pub number: u32,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// It shares its memory with the processor (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
+    /// True if it shares its memory with the processor (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
     pub integrated: bool,
-    /// It reaches what `malloc` gives (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`).
+    /// True if it reaches memory of `malloc` (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`).
     pub pageable_memory_access: bool,
-    /// It has managed memory (`CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY`).
+    /// True if it has managed memory (`CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY`).
     pub managed_memory: bool,
-    /// The processor may use managed memory while the GPU works (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`).
+    /// True if the processor may use managed memory while the GPU works
+    /// (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`).
     pub concurrent_managed_access: bool,
 }
 
@@ -105,16 +107,16 @@ pub(super) struct Context {
 }
 
 impl Driver {
-    /// Whether this machine has libcuda, without which cudarc panics.
+    /// True if this machine has libcuda, without which cudarc panics.
     pub(crate) fn is_there() -> bool {
-        // SAFETY: loads libcuda and lets go of it: its initialisers are made to be run in any process.
+        // SAFETY: loads libcuda and unloads it: its initialisers are made to be run in any process.
         unsafe { sys::is_culib_present() }
     }
 
     /// Looks for libcuda and its GPUs.
     ///
     /// # Errors
-    /// Why there is none, in one line.
+    /// The reason why there is none, in one line.
     pub fn load() -> Result<Rc<Self>, String> {
         let mut driver = Self { functions: Functions::load()?, gpus: 0 };
         // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
@@ -200,7 +202,7 @@ impl Context {
         self.driver.check(call, code)
     }
 
-    /// For `drop`, where an error can only be logged.
+    /// Gives an object back in `drop`, where an error can only be logged.
     pub(super) fn give_back(&self, call: &str, work: impl FnOnce(&Functions) -> c_int) {
         let result = self.functions().and_then(|functions| self.check(call, work(functions)));
         if let Err(error) = result {
@@ -211,7 +213,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`; all that was made in it held it and is gone.
+        // SAFETY: retained once by `retain`; every object made in it held it and is gone.
         let code = unsafe { (self.driver.functions.context_release)(self.device) };
         if let Err(error) = self.check("cuDevicePrimaryCtxRelease", code) {
             log::record(2, &format!("{error:#}"));

@@ -1,8 +1,10 @@
-//! The kernels of the litmus test. They run on a stream of their own while the processor and the network use the same memory.
+//! The kernels of the litmus test. They run on a stream of their own while the processor and the network
+//! use the same memory.
 
 use super::driver::{Address, Object};
-use super::memory::Unified;
+use super::memory::Allocation;
 use super::{Block, Gpu};
+use crate::gpu::Kind;
 use crate::gpu::lines::{LINE_BYTES, Round, Tally};
 use crate::net::Words;
 use anyhow::{Result, bail, ensure};
@@ -11,12 +13,12 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// As NCCL has for LL128 at most (`NCCL_LL128_MAX_NTHREADS`); a multiple of a warp's 32.
+/// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), a multiple of a warp's 32.
 const THREADS: c_uint = 640;
-/// One block stores, as one channel of NCCL does. More of them load, so that more lines are watched at once.
+/// One block stores, as one channel of NCCL does. More blocks load, so that more lines are watched together.
 const STORE_BLOCKS: c_uint = 1;
 const LOAD_BLOCKS: c_uint = 4;
-/// How often it loads them at most: a bound that needs no clock.
+/// Maximum number of loads of a group of lines: a bound that needs no clock.
 const SPINS: u32 = 50_000_000;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for what other streams do.
 const NON_BLOCKING: c_uint = 1;
@@ -28,7 +30,7 @@ const _: () = assert!(THREADS.is_multiple_of(32), "a warp has all its lanes, or 
 /// A GPU that stores or loads lines in a buffer.
 pub struct Lines {
     stream: Object,
-    tally: Unified,
+    tally: Allocation,
     memory: Address,
     words: Rc<Words>,
     gpu: Rc<Gpu>,
@@ -38,7 +40,7 @@ impl Lines {
     /// Lets `gpu` use `words`, which are those of `block`.
     pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
         ensure!(words.are_of(block.buffer()), "the words are of another buffer");
-        let tally = Unified::device(&gpu.context, size_of::<[u64; 6]>())?;
+        let tally = Allocation::new(&gpu.context, Kind::Device, size_of::<[u64; 6]>())?;
         let memory = gpu.address(block, words.start())?;
         let (gpu, words) = (Rc::clone(gpu), Rc::clone(words));
         let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
@@ -53,7 +55,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// What the GPU is called.
+    /// The name of the GPU.
     pub fn name(&self) -> String {
         self.gpu.name()
     }
@@ -61,7 +63,7 @@ impl Lines {
     /// Starts to store the lines of a round.
     ///
     /// # Errors
-    /// The driver's, or lines outside of the buffer.
+    /// Errors of the driver, and lines outside of the buffer.
     pub fn store(&self, round: &Round) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
         let mut memory = self.place(round)?;
@@ -76,7 +78,7 @@ impl Lines {
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
     }
 
-    /// Starts to wait for the lines of a round, four of them for `wait` at most, and to look at them.
+    /// Starts to wait for the lines of a round, four of them for `wait` at most, and to check them.
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;
@@ -93,10 +95,10 @@ impl Lines {
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
 
-    /// Whether the last kernel has ended.
+    /// True once the last kernel has ended.
     ///
     /// # Errors
-    /// The driver's, those of the kernel among them.
+    /// Errors of the driver, also those of the kernel.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream was created by `new` and is destroyed on drop.
         let code = unsafe { (self.gpu.context.functions()?.stream_query)(self.stream) };
@@ -106,10 +108,10 @@ impl Lines {
         self.gpu.context.check("cuStreamQuery, after a kernel,", code).map(|()| true)
     }
 
-    /// What was loaded so far, between two rounds.
+    /// Returns the counts of the rounds so far.
     ///
     /// # Errors
-    /// The driver's, or while a kernel runs.
+    /// Errors of the driver, and a kernel that still runs.
     pub fn tally(&self) -> Result<Tally> {
         ensure!(self.is_idle()?, "{} is still loading", self.name());
         let mut found = [0_u64; 6];
@@ -121,7 +123,7 @@ impl Lines {
         Ok(Tally { lines, torn, torn_again, missing, pieces, pieces_again })
     }
 
-    /// Where a round's lines begin, as the GPU has it.
+    /// Returns the GPU's address of a round's first line.
     fn place(&self, round: &Round) -> Result<Address> {
         let end = (round.first as usize + round.lines as usize) * LINE_BYTES;
         ensure!(end <= self.words.bytes(), "{round:?} lies outside of a buffer of {} bytes", self.words.bytes());
@@ -134,10 +136,10 @@ impl Lines {
         }
         let functions = self.gpu.context.functions()?;
         let arguments = arguments.as_mut_ptr();
-        // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the call. The kernel touches
-        // lines that lie in the buffer and the tally. The buffer stays until this is dropped, which waits for the kernel;
-        // `Words` sees to it that nobody has a plain reference into it, and that the processor uses atomics. The kernel ends: it
-        // counts its loads, and a sleep ends by itself.
+        // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the call. The
+        // kernel touches lines that lie in the buffer and the tally. The buffer stays until this is dropped,
+        // which waits for the kernel. `Words` ensures that there is no plain reference into it, and that the
+        // processor uses atomics. The kernel ends: its loads are bounded, and its sleeps too.
         let code = unsafe {
             (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
         };
@@ -151,7 +153,7 @@ impl Drop for Lines {
             return;
         }
         let context = &self.gpu.context;
-        // SAFETY: created by `new`; the kernel on it ends by itself.
+        // SAFETY: created by `new`; the kernel on it ends (see `launch`).
         context.give_back("cuStreamSynchronize", |functions| unsafe { (functions.stream_synchronize)(self.stream) });
         // SAFETY: destroyed this once, with nothing under way.
         context.give_back("cuStreamDestroy", |functions| unsafe { (functions.stream_destroy)(self.stream) });

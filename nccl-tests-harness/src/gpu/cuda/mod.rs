@@ -1,8 +1,8 @@
 //! CUDA's driver as safe owners. The only files of this room with `unsafe`.
 //!
-//! `driver` are its functions and contexts, `memory` what is allocated, this file runs the kernels that fill and check, and
-//! `lines` those of the litmus test. Everything lives on one thread (`Rc`), and each call makes its own context current, because
-//! two GPUs may be in use.
+//! `driver` has the driver's functions and contexts, `memory` the allocations. This file runs the
+//! kernels that fill and check, `lines` those of the litmus test. Everything lives on one thread
+//! (`Rc`), and each call makes its own context current, because two GPUs may be in use.
 
 mod driver;
 pub mod lines;
@@ -10,11 +10,12 @@ mod memory;
 
 pub use driver::{About, Driver};
 
+use super::Kind;
 use super::pattern::{Pattern, Wrong, span};
 use crate::net::{Buffer, Heap};
 use anyhow::{Context as _, Result};
 use driver::{Address, Context, Object};
-use memory::{Pinned, Registered, Unified};
+use memory::Allocation;
 use std::ffi::{CString, c_uint, c_void};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -28,23 +29,10 @@ const THREADS: c_uint = 256;
 /// A GPU ready to write and check memory.
 pub(crate) struct Gpu {
     // In the order in which they are given back.
-    tally: Unified,
+    tally: Allocation,
     module: Module,
     context: Rc<Context>,
     about: About,
-}
-
-/// How memory is allocated that a GPU reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Pinned by CUDA (`cudaHostAlloc`), portable and mapped.
-    HostAlloc,
-    /// The allocator's, pinned by CUDA after the fact (`cudaHostRegister`).
-    HostRegister,
-    /// Shared by processor and GPU, moved as it is used (`cudaMallocManaged`).
-    Managed,
-    /// The GPU's own (`cudaMalloc`).
-    Device,
 }
 
 /// Memory of some kind.
@@ -100,33 +88,33 @@ impl Drop for Module {
 }
 
 impl Gpu {
-    /// The GPU of that number.
+    /// Opens the GPU of that number.
     ///
     /// # Errors
-    /// When there is none, or the driver refuses something.
+    /// There is no such GPU, or the driver refuses a call.
     pub fn open(driver: &Rc<Driver>, number: u32) -> Result<Self> {
         let device = driver.device(number)?;
         let open = || {
             let about = driver.about(number, device)?;
             let context = Context::retain(driver, device)?;
             let module = Module::load(&context)?;
-            let tally = Unified::device(&context, size_of::<[u32; 2]>())?;
+            let tally = Allocation::new(&context, Kind::Device, size_of::<[u32; 2]>())?;
             anyhow::Ok(Self { tally, module, context, about })
         };
         open().with_context(|| format!("open GPU {number}"))
     }
 
-    /// What is known of it.
+    /// Properties of the GPU.
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// What it is called here.
+    /// The name of the GPU in the output.
     pub fn name(&self) -> String {
         format!("GPU {}", self.about.number)
     }
 
-    /// How much memory it has free.
+    /// Returns the free memory of the GPU.
     pub(crate) fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid for writes for the length of the call.
@@ -135,21 +123,16 @@ impl Gpu {
         Ok(free)
     }
 
-    /// Memory of `bytes` (1 or more).
+    /// Allocates memory of `bytes` (1 or more).
     pub(crate) fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
-        let buffer = match kind {
-            Kind::HostAlloc => Buffer::of(Pinned::new(&self.context, bytes)?),
-            Kind::HostRegister => Buffer::of(Registered::new(&self.context, bytes)?),
-            Kind::Managed => Buffer::of(Unified::managed(&self.context, bytes)?),
-            Kind::Device => Buffer::of(Unified::device(&self.context, bytes)?),
-        };
+        let buffer = Buffer::of(Allocation::new(&self.context, kind, bytes)?);
         Ok(Block { buffer, is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister) })
     }
 
     /// Writes `pattern` into a stretch of `block`, from its byte of the same place on.
     ///
     /// # Errors
-    /// While requests are under way in it, or the driver's: memory that this GPU does not reach is one.
+    /// Requests that use the block, and errors of the driver, such as memory that this GPU does not reach.
     pub fn fill(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
         self.run(self.module.fill, block, range, pattern)
     }
@@ -186,10 +169,10 @@ impl Gpu {
                 (&raw mut tally).cast(),
             ];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
-            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill` does not take the last), and
-            // are read during the call. A kernel touches `count` bytes at `memory`, which lie in the block, and the tally:
-            // nobody else has a hand in either until `alone` returns, which is after the kernel's end. Memory that this GPU
-            // does not reach is an error of its context, which then runs nothing more.
+            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill` does not take the
+            // last), and are read during the call. A kernel touches `count` bytes at `memory`, which lie in the
+            // block, and the tally: nothing else uses either until `alone` returns, which is after the kernel's
+            // end. Memory that this GPU does not reach is an error of its context, which then runs nothing more.
             let code =
                 unsafe { (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut()) };
             self.context.check("cuLaunchKernel", code)?;
@@ -199,7 +182,7 @@ impl Gpu {
         })
     }
 
-    /// What this GPU calls the place where a block begins: the address itself, but for memory that is mapped for it.
+    /// Returns this GPU's address of a block: the address itself, except for memory that is mapped for it.
     fn address(&self, block: &Block, start: NonNull<c_void>) -> Result<Address> {
         if !block.is_mapped {
             return Ok(start.as_ptr().addr() as Address);
@@ -213,12 +196,12 @@ impl Gpu {
 }
 
 impl Block {
-    /// The allocator's memory: `malloc`.
+    /// Allocates memory of `malloc`, without a GPU.
     pub(crate) fn pageable(bytes: usize) -> Result<Self> {
         Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
     }
 
-    /// The same as the plugin is given it.
+    /// The block as the plugin gets it.
     pub fn buffer(&self) -> &Rc<Buffer> {
         &self.buffer
     }

@@ -1,51 +1,49 @@
-//! The litmus test of LL128: whether lines of 128 bytes become visible as a whole, which NCCL's LL128 protocol relies on.
+//! The litmus test of LL128: whether lines of 128 bytes become visible as a whole, which NCCL's LL128
+//! protocol relies on.
 //!
-//! A kernel stores lines into pinned host memory as NCCL's does. The processor polls their flags as NCCL's proxy does, and
-//! looks at the line when its flag has come. Once all flags are there the plugin sends the lines, and a kernel on the other side
-//! waits for their flags as NCCL's does and looks at each line. A line with a new flag and an old word is torn. Where no
-//! GPU is, threads of the processor do the kernels' part, which shows that the test works and nothing else.
+//! A kernel stores lines into pinned host memory as NCCL's does. The processor polls their flags as
+//! NCCL's proxy does, and looks at each line when its flag has come. Once all flags are there the plugin
+//! sends the lines. A kernel on the other side waits for their flags as NCCL's does and looks at each
+//! line. A line with a new flag and an old word is torn.
 //!
-//! This file has the messages between the command and the process that runs the test; `rounds` is the process, `sides` stores
-//! and loads lines, `show` prints the result.
+//! This file has the messages between the command and the process that runs the test. `rounds` is the
+//! process, `show` prints the result.
 
 pub mod rounds;
 pub mod show;
-mod sides;
 
 use crate::gpu::lines::Tally;
 use serde::{Deserialize, Serialize};
 
-/// What to run.
+/// The order to run the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// For how long, in seconds.
+    /// Length of the test in seconds.
     pub seconds: u64,
-    /// The writer tears every line: to see that the test finds it.
+    /// True if the writer tears every line, so that the test must find it.
     pub planted: bool,
 }
 
-/// What was found.
+/// The counts of a test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
-    /// Who stored the lines.
+    /// The GPU that stored the lines.
     pub written_by: String,
-    /// Who waited for them behind the network.
+    /// The GPU that waited for them behind the network.
     pub read_by: String,
-    /// Threads of the processor stood in for GPUs.
-    pub stand_in: bool,
-    /// How long it took, in seconds.
+    /// Length of the test in seconds.
     pub seconds: f64,
-    /// How many messages were sent.
+    /// Number of messages.
     pub messages: u64,
     /// The sizes of the messages, in bytes.
     pub sizes_bytes: Vec<usize>,
-    /// Lines that the reader waited for in vain.
+    /// Lines that the reader waited for and that did not arrive.
     pub missing: u64,
-    /// One for each kind of read.
+    /// The counts of each kind of read.
     pub reads: Vec<Read>,
 }
 
-/// Who reads whose stores.
+/// A kind of read: the reader, and the writer of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
@@ -53,32 +51,32 @@ pub enum Path {
     WriterToCpu,
     /// The reader reads what the NIC stored, by the load that showed the flag.
     NicToReader,
-    /// The same by the load after that one, which NCCL takes the data from since 2.17.1.
+    /// The reader reads it by the load after that one, from which NCCL takes the data since 2.17.1.
     NicToReaderSecondLoad,
 }
 
-/// What one kind of read found.
+/// The counts of one kind of read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Read {
-    /// Which kind.
+    /// The kind.
     pub path: Path,
-    /// Lines that were looked at.
+    /// Lines that were read.
     pub lines: u64,
-    /// Those with a new flag and an old word.
+    /// Lines with a new flag and an old word.
     pub torn: u64,
-    /// The 16-byte pieces that were old in any of those.
+    /// The 16-byte pieces that were old in any torn line.
     pub old_pieces: Vec<u8>,
-    /// Lines a second, of the whole time.
+    /// Lines per second over the whole test.
     pub lines_per_s: f64,
 }
 
-/// The result.
+/// The result of the test.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ran.
+    /// The test ran to its end.
     Ran(Found),
-    /// It ended early.
+    /// An error ended the test early.
     Failed {
         /// The error.
         reason: String,
@@ -90,14 +88,14 @@ pub enum Outcome {
 pub struct Verdict {
     /// Torn lines were planted.
     pub planted: bool,
-    /// The result.
+    /// The result of the test.
     pub outcome: Outcome,
-    /// Why the run failed, if it did.
+    /// The fault of the run, if it has one.
     pub fault: Option<String>,
 }
 
 impl Found {
-    /// Both tallies as reads.
+    /// Returns both tallies as reads.
     fn reads(processor: &Tally, reader: &Tally, seconds: f64) -> Vec<Read> {
         let read = |path, lines, torn, pieces: u64| {
             let old_pieces = (0..8).filter(|piece| pieces >> piece & 1 == 1).collect();
@@ -110,23 +108,23 @@ impl Found {
         ]
     }
 
-    /// Torn lines in the reads that NCCL relies on.
+    /// Counts the torn lines in the reads that NCCL relies on.
     fn torn(&self) -> u64 {
         self.reads.iter().filter(|read| read.path.is_relied_on()).map(|read| read.torn).sum()
     }
 }
 
 impl Path {
-    /// Whether NCCL takes data from this read. A GPU's load that shows the flag need not have the rest of the line: over PCIe the two
-    /// halves of a line are two reads. So NCCL loads the line once more, and takes its data from that load (`recvReduceSendCopy` in
-    /// src/device/prims_ll128.h, 2.17.1 to 2.30.7).
+    /// True if NCCL takes data from this read. A GPU's load that shows the flag need not have the rest of the
+    /// line: over PCIe the two halves of a line are two reads. So NCCL loads the line a second time, and takes
+    /// its data from that load (`recvReduceSendCopy` in src/device/prims_ll128.h, 2.17.1 to 2.30.7).
     fn is_relied_on(self) -> bool {
         self != Self::NicToReader
     }
 }
 
 impl Outcome {
-    /// Why the run fails, and what to do about it.
+    /// Returns the fault of the run and its cure, if it has one.
     pub fn fault(&self) -> Option<String> {
         let found = match self {
             Self::Failed { reason } => return Some(format!("the test ended early: {reason}")),
@@ -155,16 +153,7 @@ mod tests {
         let reads = Found::reads(&processor, &reader, 2.0);
         let (written_by, read_by) = ("GPU 0".to_owned(), "GPU 1".to_owned());
         let missing = reader.missing;
-        Outcome::Ran(Found {
-            written_by,
-            read_by,
-            stand_in: false,
-            seconds: 2.0,
-            messages: 1,
-            sizes_bytes: vec![128],
-            missing,
-            reads,
-        })
+        Outcome::Ran(Found { written_by, read_by, seconds: 2.0, messages: 1, sizes_bytes: vec![128], missing, reads })
     }
 
     #[test]
