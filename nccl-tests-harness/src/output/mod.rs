@@ -13,7 +13,7 @@ use std::fmt::{self, Display, Formatter};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 
-/// How much is shown.
+/// The amount of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Verbosity {
     /// Results and errors.
@@ -42,7 +42,7 @@ pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect()
 }
 
-/// What was set.
+/// Returns the amount that was set.
 pub(crate) fn verbosity() -> Verbosity {
     VERBOSITY.get().copied().unwrap_or_default()
 }
@@ -56,7 +56,7 @@ pub(crate) fn nccl_debug() -> Option<&'static str> {
     }
 }
 
-/// Whether progress is shown: on a terminal, unless the command line says otherwise.
+/// True if progress is shown: on a terminal, unless --quiet is given.
 pub(crate) fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
@@ -88,8 +88,8 @@ pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// Whether `error` is only that the reader of this program's output has closed it. Other broken
-/// pipes are errors: a rank's control connection is one too.
+/// True if `error` is only that the reader of this program's output has closed it. Other broken pipes are
+/// errors: a rank's control connection is one too.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

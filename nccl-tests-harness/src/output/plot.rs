@@ -28,13 +28,12 @@ const INK: RGBColor = RGBColor(30, 30, 30);
 const GRID: RGBColor = RGBColor(225, 225, 225);
 
 const SIZE: (u32, u32) = (960, 604);
-/// Left edge of the plot, and of the title, legend and captions.
+/// Left edge of the plot and of the captions.
 const LEFT: i32 = 84;
-/// Height of the title and the legend together, and of the captions.
+/// Height of the captions.
 const MARGIN: i32 = 84;
-const LEGEND_Y: i32 = 64;
 const LINE_HEIGHT: i32 = 20;
-/// Letters in a line of the title or of a caption.
+/// Letters in a line of a caption.
 const LINE_LETTERS: usize = 112;
 /// Radius of a point, and half the width of a bar.
 const RADIUS: i32 = 4;
@@ -42,7 +41,7 @@ const RADIUS: i32 = 4;
 /// A chart. The x axis is logarithmic, the y axis linear from 0.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    /// Text above the chart; the first two lines of it are shown.
+    /// Text above the chart.
     pub title: String,
     /// The fabric that was measured.
     pub fabric: String,
@@ -94,36 +93,21 @@ impl Chart {
         let mut svg = String::new();
         let picture = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         picture.fill(&WHITE)?;
-        self.draw_heads(&picture)?;
+        self.draw_captions(&picture)?;
         self.draw(&picture)?;
         picture.present()?;
         drop(picture);
         Ok(svg)
     }
 
-    /// Draws the title and the legend above the plot, and the captions below it.
-    fn draw_heads(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let write = |text: &str, x: i32, y: i32| {
-            let middle = Pos::new(HPos::Left, VPos::Center);
-            let style = TextStyle::from(font().into_font()).color(&INK).pos(middle);
-            picture.draw(&Text::new(text.to_owned(), (x, y), style))
-        };
-        for (row, y) in rows(&self.title).iter().take(2).zip((16..).step_by(LINE_HEIGHT as usize)) {
-            write(row, LEFT, y)?;
-        }
-        let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
+    /// Draws the captions below the plot.
+    fn draw_captions(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
         let place = format!("{}; host {}; {}", self.fabric, seats::host(), date::today());
+        let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
         let captions = rows(&place).into_iter().chain(rows(self.points));
         for (row, y) in captions.take(3).zip((first..).step_by(LINE_HEIGHT as usize)) {
-            write(&row, LEFT, y)?;
-        }
-        let mut x = LEFT;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()).filter(|(line, _)| !line.points.is_empty())
-        {
-            picture.draw(&PathElement::new([(x, LEGEND_Y), (x + 30, LEGEND_Y)], colour.stroke_width(2)))?;
-            picture.draw(&Circle::new((x + 15, LEGEND_Y), RADIUS, colour.filled()))?;
-            write(line.name, x + 38, LEGEND_Y)?;
-            x += 60 + 9 * line.name.chars().count() as i32;
+            let style = TextStyle::from(font().into_font()).color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+            picture.draw(&Text::new(row, (LEFT, y), style))?;
         }
         Ok(())
     }
@@ -134,7 +118,7 @@ impl Chart {
         let top = dots().map(|dot| dot.y.max(dot.spread.1)).fold(0.0, f64::max);
         let y = 0.0..if top > 0.0 { top * 1.06 } else { 1.0 };
         let mut builder = ChartBuilder::on(picture);
-        builder.margin_top(MARGIN).margin_bottom(MARGIN).margin_left(12).margin_right(24);
+        builder.caption(&self.title, font()).margin_bottom(MARGIN).margin_top(12).margin_left(12).margin_right(24);
         builder.x_label_area_size(44).y_label_area_size(LEFT - 12);
         let x = powers(dots().map(|dot| dot.bytes)).log_scale().base(2.0);
         let mut plot = builder.build_cartesian_2d(x, y)?;
@@ -159,8 +143,14 @@ impl Chart {
                 let (least, most) = dot.spread;
                 ErrorBar::new_vertical(dot.bytes as f64, least, dot.y, most, *colour, 2 * RADIUS as u32)
             }))?;
-            plot.draw_series(LineSeries::new(places, colour.stroke_width(2)))?;
+            let stroke = colour.stroke_width(2);
+            let series = plot.draw_series(LineSeries::new(places, stroke))?;
+            if !line.points.is_empty() {
+                series.label(line.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
+            }
         }
+        let mut legend = plot.configure_series_labels();
+        legend.position(SeriesLabelPosition::UpperLeft).background_style(WHITE).label_font(font()).draw()?;
         Ok(())
     }
 }

@@ -1,14 +1,16 @@
-//! A progress line on standard error: on a terminal only, unless --quiet is given, and only for what takes over two seconds.
+//! A progress line on standard error: only on a terminal, unless --quiet is given, and only for work of over
+//! two seconds.
 //!
-//! Whatever is printed meanwhile goes through [`Watch::over`], which removes the line before it prints and draws it again
-//! below: standard output may be the same terminal, and a line that stays would stand in the middle of a table.
+//! All output meanwhile is written by [`Watch::over`], which removes the line before it prints and draws it
+//! again below: standard output may be the same terminal, and a line that stays would be in the middle of a
+//! table.
 
 use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, LineWriter, Write};
 use std::time::Duration;
 
-/// What is done sooner needs no progress line.
+/// Shorter work has no progress line.
 const SHOW_AFTER: Duration = Duration::from_secs(2);
 
 /// The progress line; nothing where standard error is not a terminal.
@@ -44,7 +46,7 @@ impl Watch {
         Self { is_part: true, ..self.clone() }
     }
 
-    /// What is being done now. The first call after two seconds makes the line visible.
+    /// Shows the present work. The first call after two seconds makes the line visible.
     pub fn doing(&self, text: &str) {
         let Some(bar) = &self.bar else { return };
         bar.set_message(text.to_owned());
@@ -65,7 +67,7 @@ impl Watch {
         LineWriter::new(Over { out, watch: self.clone() })
     }
 
-    /// Removes the line for good.
+    /// Ends the line and removes it.
     pub fn end(&self) {
         if let Some(bar) = self.bar.as_ref().filter(|_| !self.is_part) {
             bar.finish_and_clear();

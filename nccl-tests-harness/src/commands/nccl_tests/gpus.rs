@@ -8,7 +8,7 @@ pub fn gpus() -> usize {
     entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
 }
 
-/// Whether a file of this name in /dev is a GPU.
+/// True if a file of this name in /dev is a GPU.
 pub fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -1,19 +1,20 @@
-//! Where a line of NCCL's log begins, when something else was printed on the same line before it.
+//! The begin of a line of NCCL's log behind other text on the same line.
 
 use std::collections::BTreeSet;
 
 /// Cuts NCCL's log out of the lines that a program prints.
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// The hosts that log, taken from lines of the log alone: `-1vm:12:12 [0]` does not show where the host's name begins.
+    /// The hosts that log, taken from lines that have only the log: `-1vm:12:12 [0]` does not show where the
+    /// host's name begins.
     hosts: BTreeSet<String>,
 }
 
-/// What follows host, process, thread and device in a line of the log (debug.cc).
+/// The text after host, process, thread and device in a line of the log (debug.cc).
 const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
 
 impl LogText {
-    /// What was printed before a line of NCCL's log, and that line of the log if there is one.
+    /// Splits a line into the text before NCCL's log, and the line of the log if there is one.
     pub fn split<'a>(&mut self, line: &'a str) -> (&'a str, Option<&'a str>) {
         let Some(level) = LEVELS.iter().filter_map(|level| line.find(level)).min() else { return (line, None) };
         let Some((word_start, host)) = origin(&line[..level]) else { return (line, None) };
@@ -25,14 +26,15 @@ impl LogText {
         (own, Some(log))
     }
 
-    /// The length of the host's name at the end of `text`, which begins with what was printed before.
+    /// Returns the length of the host's name at the end of `text`, which begins with the text before the log.
     fn name_bytes(&self, text: &str) -> usize {
         let known = self.hosts.iter().filter(|host| text.ends_with(host.as_str())).map(String::len).max();
         known.unwrap_or_else(|| text.len() - value_bytes(text))
     }
 }
 
-/// The first word of `text` that ends as a log line's origin does, in `:PID:TID`: its place, and what is before that.
+/// Finds the first word of `text` that ends in `:PID:TID`, as a log line's origin does. Returns the word's
+/// place and the host before the numbers.
 fn origin(text: &str) -> Option<(usize, &str)> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut at = 0;
@@ -50,15 +52,15 @@ fn origin(text: &str) -> Option<(usize, &str)> {
     None
 }
 
-/// The length of the number or `N/A` that `text` begins with, if more follows.
+/// Returns the length of the number or `N/A` that `text` begins with, if more follows.
 fn value_bytes(text: &str) -> usize {
     let is_value =
         |text: &str| text == "N/A" || (!text.starts_with(['i', 'n', 'I', 'N']) && text.parse::<f64>().is_ok());
     text.char_indices().map(|(at, _)| at).rev().find(|end| is_value(&text[..*end])).unwrap_or(0)
 }
 
-/// The length of `text` without the time in brackets at its end, which NCCL writes before the origin of a WARN, and of
-/// other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
+/// Returns the length of `text` without the time in brackets at its end. NCCL writes it before the origin of
+/// a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
 fn before_time(text: &str) -> usize {
     let is_time = |text: &str| text.contains(':') && text.bytes().all(|byte| b"0123456789-:. T".contains(&byte));
     match text.trim_end().strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {

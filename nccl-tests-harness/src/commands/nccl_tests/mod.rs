@@ -1,7 +1,9 @@
-//! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's networks in turns.
+//! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's networks
+//! in turns.
 //!
-//! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that every channel went
-//! over the network that was asked for; a program's table is read, never recomputed. Does not build or fetch anything.
+//! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that
+//! every channel uses the network that was asked for; a program's table is read, never recomputed. This
+//! command does not build or download anything.
 
 pub mod gpus;
 mod log_text;
@@ -25,18 +27,18 @@ use show::Outcome;
 use std::io::Write;
 use std::path::Path;
 
-/// Runs the plan; false when data was wrong. `own` is this program's file, `lookup` gives the value of an environment
-/// variable.
+/// Runs the plan, and returns false when data was wrong. `own` is this program's file, `lookup` gives the
+/// value of an environment variable.
 ///
 /// # Errors
-/// When the first network could not be measured, or NCCL chose other channels than on a Spark.
+/// The first network could not be measured, or NCCL chose other channels than on a Spark.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
     }
     let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
-    let (mut all, mut reports) = (Vec::new(), Vec::new());
+    let (mut all, mut reports): (Vec<(&Path, Vec<Outcome>)>, _) = (Vec::new(), Vec::new());
     for program in &plan.programs {
         let outcomes = measure(plan, program, &scene, own, lookup, out)?;
         conclude(plan, program, &scene.fabric, &outcomes, out)?;
@@ -44,7 +46,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         all.push((program, outcomes));
     }
     if all.len() > 1 {
-        show::slowest_of_all(out, &all)?;
+        show::slowest(out, &all.iter().map(|(program, outcomes)| (*program, &outcomes[..])).collect::<Vec<_>>())?;
     }
     if let Some(sink) = sink {
         match reports.as_slice() {
@@ -99,7 +101,7 @@ fn measure(
     Ok(outcomes)
 }
 
-/// One for each network, and one for the control.
+/// Returns an outcome for each network, and one for the control.
 fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = networks.iter().map(|network| Outcome::new(*network)).collect();
     if [Network::Spark, Network::SparkUntuned].iter().all(|network| networks.contains(network)) {
@@ -108,12 +110,13 @@ fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     outcomes
 }
 
-/// The order of `count` runs in a round: each is first in its turn, so that none has the best or the worst place always.
+/// Returns the order of `count` runs in a round. Each run is first in its turn, so that none always has the
+/// best or the worst place.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
 
-/// One table over one network: a run for each range of sizes.
+/// Measures one table over one network: a run for each range of sizes.
 fn once(
     plan: &Plan,
     program: &Path,
@@ -128,21 +131,21 @@ fn once(
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
-    // One network: the program's own output is what is wanted. Several: their table.
+    // For one network the program's own output is shown, for several networks their table.
     let alone = plan.networks.len() == 1;
     let (mut rows, mut last) = (Vec::new(), None);
     for arguments in &plan.arguments {
         let call = Call { program, arguments, conditions: &plan.conditions };
         let mut used = Used::default();
-        let printed = run::run(&call, scene, network, environment, (own, name), &mut used, |_, shown| {
+        let measured = run::run(&call, scene, network, environment, (own, name), &mut used, |_, shown| {
             watch.doing(name);
             if let Some(text) = shown.filter(|_| alone) {
                 writeln!(out, "{}", text.trim_end())?;
             }
             Ok(())
-        })?;
+        });
         outcome.version = outcome.version.take().or_else(|| used.version.clone());
-        rows.extend(printed.rows(&call, &used)?);
+        rows.extend(measured?);
         last = Some((run::check_network(&plan.conditions, network, &used)?, used));
     }
     rows.sort_by_key(|row| row.bytes);
@@ -158,7 +161,7 @@ fn once(
     Ok(rows)
 }
 
-/// Adds a table to those of its network. A table without a row that others have was not read whole.
+/// Adds a table to those of its network. A table without a row that other tables have was not read whole.
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());
@@ -183,7 +186,7 @@ fn conclude(plan: &Plan, program: &Path, fabric: &Fabric, outcomes: &[Outcome], 
             )?;
         }
         show::table(out, outcomes)?;
-        show::slowest(out, outcomes)?;
+        show::slowest(out, &[(program, outcomes)])?;
     }
     show::picture(plan, program, &fabric.about, outcomes)?;
     for outcome in outcomes.iter().filter(|outcome| !outcome.rounds.is_empty()) {

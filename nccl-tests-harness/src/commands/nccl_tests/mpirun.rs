@@ -1,39 +1,32 @@
-//! Starting the ranks: mpirun, and what each rank does before it becomes nccl-tests' program.
+//! The start of the ranks: mpirun, and the work of each rank before it becomes nccl-tests' program.
 //!
-//! mpirun copies what the ranks print in blocks that end anywhere, so lines of several ranks cut each other. Where all ranks
-//! are on this machine, only the first one, which prints the table, goes through mpirun; each other has a named pipe.
+//! mpirun copies the ranks' output in blocks that end anywhere, so lines of several ranks cut each other.
+//! Where all ranks are on this machine, only the first one, which prints the table, goes through mpirun;
+//! each other rank has a named pipe.
 
 use super::gpus::{gpus, missing_gpu};
 use super::options::{Call, Place};
 use crate::fabric::{Fabric, Kind};
 use crate::lines::{self, NamedPipe};
+use crate::ranks::job;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use tempfile::TempDir;
-
-/// How the process of a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// With this exit status.
-    Status(Option<i32>),
-    /// It took too long and was stopped.
-    TooLong,
-}
 
 /// The arguments of the hidden command.
 #[derive(Debug, clap::Args)]
 pub struct Rank {
-    /// Each rank is a host of its own to NCCL, named after this.
+    /// Makes each rank a host of its own to NCCL, with a name from this text.
     #[arg(long)]
     hosts: Option<String>,
-    /// Each rank is a node of the software fabric.
+    /// Makes each rank a node of the software fabric.
     #[arg(long)]
     nodes: bool,
-    /// Each rank but the first prints into the named pipe of this folder that has its number.
+    /// The folder of named pipes. Each rank but the first prints into the pipe with its number.
     #[arg(long)]
     pipes: Option<PathBuf>,
     /// The program and its arguments.
@@ -42,10 +35,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Becomes the program; `lookup` gives the value of an environment variable.
-    ///
-    /// # Errors
-    /// When it cannot be started: else this does not return.
+    /// Becomes the program; `lookup` gives the value of an environment variable. Returns only an error: the
+    /// program cannot be started.
     pub fn run(self, rank: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -75,14 +66,15 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once; `hear` gets every line that the ranks print.
+/// Runs the program once; `hear` gets every line that the ranks print. Returns none if the run took too long
+/// and was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,
     environment: &[(String, String)],
     own: &Path,
     mut hear: impl FnMut(&str) -> Result<()>,
-) -> Result<End> {
+) -> Result<Option<ExitStatus>> {
     let (pipes, folder) = pipes(&call.conditions.place)?;
     let mut command = command(call, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
@@ -92,10 +84,10 @@ pub fn run(
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
     let ends = lines::follow(&mut child, pipes, call.conditions.setting.timeout, |_, line| hear(line))?;
-    Ok(ends.map_or(End::TooLong, |ends| End::Status(ends[0].code())))
+    Ok(ends.map(|ends| ends[0]))
 }
 
-/// For each rank of this machine but the first, and the folder that they are in.
+/// Makes a pipe for each rank of this machine but the first, and their folder.
 fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
     let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
@@ -150,17 +142,20 @@ fn command(
     Ok(command)
 }
 
-/// A program of nccl-tests that was built with MPI names its library.
+/// True for a program of nccl-tests that was built with MPI: it contains the name of its library.
 fn speaks_mpi(program: &Path) -> Result<bool> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// Fails if the run did.
+/// Checks that a run ended well.
 ///
 /// # Errors
-/// Always, unless the run ended well.
-pub fn check(end: End, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
+/// The end of the run, with NCCL's complaints or else the program's last line.
+pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
+    if end.is_some_and(|end| end.success()) {
+        return Ok(());
+    }
     let reason = match (complaints, missing_gpu()) {
         (Some(text), _) => format!("NCCL says: {text}"),
         (None, Some(text)) => text.to_owned(),
@@ -168,10 +163,8 @@ pub fn check(end: End, call: &Call<'_>, complaints: Option<String>, last: &str) 
     };
     let name = call.program.file_name().unwrap_or_default().to_string_lossy();
     match end {
-        End::Status(Some(0)) => Ok(()),
-        End::Status(Some(status)) => bail!("{name} exited with status {status}; {reason}"),
-        End::Status(None) => bail!("{name} was killed by a signal; {reason}"),
-        End::TooLong => {
+        Some(end) => bail!("{name} {}; {reason}", job::ended(end)),
+        None => {
             bail!("{name} was stopped after {} s (--timeout); {reason}", call.conditions.setting.timeout.as_secs())
         }
     }

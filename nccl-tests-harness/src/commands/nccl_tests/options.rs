@@ -95,33 +95,33 @@ pub struct Conditions {
 pub struct Call<'a> {
     /// The program's file.
     pub program: &'a Path,
-    /// Its arguments.
+    /// The arguments of the program.
     pub arguments: &'a [String],
-    /// Where and how it runs.
+    /// The conditions of the run.
     pub conditions: &'a Conditions,
 }
 
 impl Conditions {
-    /// Whether a run over this plugin counts only where NCCL chose as many channels as on a Spark.
+    /// True if a run over this plugin counts only where NCCL chose as many channels as on a Spark.
     pub fn needs_spark_channels(&self) -> bool {
         self.setting.as_spark && !self.allow_few_channels
     }
 }
 
-/// Where the ranks are.
+/// The hosts of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// So many on this machine.
+    /// This machine, with this number of ranks.
     Here(usize),
-    /// Where mpirun puts them by these arguments.
+    /// The hosts to which mpirun sends the ranks with these arguments.
     Hosts(Vec<String>),
 }
 
 impl Place {
-    /// What `--ranks` and `--mpirun` say.
+    /// Returns the place that `--ranks` and `--mpirun` name.
     ///
     /// # Errors
-    /// When the ranks may be on other machines, and `setting` needs them here.
+    /// The ranks may be on other machines, and `setting` needs them here.
     pub fn new(ranks: u16, mpirun: Option<String>, setting: &Setting) -> Result<Self, clap::Error> {
         match mpirun {
             Some(_) if setting.is_local() => {
@@ -132,7 +132,7 @@ impl Place {
         }
     }
 
-    /// How many ranks are on this machine, as far as that is known.
+    /// The number of ranks on this machine; 1 where it is not known.
     pub fn ranks_here(&self) -> usize {
         match self {
             Self::Here(ranks) => *ranks,
@@ -142,10 +142,11 @@ impl Place {
 }
 
 impl Options {
-    /// What to run; `program` is this program's file, `path` the environment's PATH.
+    /// Returns the run that these options ask for; `program` is this program's file, `path` the environment's
+    /// PATH.
     ///
     /// # Errors
-    /// When options contradict each other, or nccl-tests is not there.
+    /// Options that contradict each other, or nccl-tests is not there.
     pub fn plan(self, program: &Path, path: Option<&str>) -> Result<Plan> {
         let mut networks = self.compare;
         if networks.is_empty() {
@@ -178,10 +179,10 @@ fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
     values.iter().enumerate().find_map(|(at, value)| values[..at].contains(value).then_some(value))
 }
 
-/// The arguments of each run, from `--sizes` and the arguments after `--`.
+/// Returns the arguments of each run, from `--sizes` and the arguments after `--`.
 ///
 /// # Errors
-/// When both name sizes.
+/// Both name sizes.
 fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
     if sweeps.is_empty() {
         let default = || ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
@@ -212,7 +213,7 @@ fn parse_sweep(text: &str) -> Result<Sweep, String> {
     }
 }
 
-/// The programs of nccl-tests. Others are run too.
+/// Returns the programs of nccl-tests for completions. Other programs are run too.
 fn tests() -> Vec<PossibleValue> {
     let names = "all_gather all_reduce alltoall broadcast gather hypercube reduce reduce_scatter scatter sendrecv";
     let named = |name: &'static str| {
@@ -222,7 +223,7 @@ fn tests() -> Vec<PossibleValue> {
     names.split(' ').map(named).collect()
 }
 
-/// The program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
+/// Returns the program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
 pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };

@@ -1,13 +1,14 @@
 //! The table that a program of nccl-tests prints, read from an output that NCCL's log cuts into.
 //!
-//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured, then the newline
-//! (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at newlines only, and NCCL's log goes
-//! into the same one. So a line of the log between two pieces comes behind the first piece on its line, or, as a WARN
-//! begins with a newline (debug.cc), on the next one; and the row goes on behind the log's newline.
+//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured, then the
+//! newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at newlines only, and
+//! NCCL's log is written to the same one. So a line of the log between two pieces comes behind the first
+//! piece on its line, or, as a WARN begins with a newline (debug.cc), on the next line. The row continues
+//! behind the log's newline.
 //!
-//! Lines of standard error, and of other ranks that have streams of their own, come between those of this one. Across hosts
-//! mpirun copies what each rank prints in blocks of at most 4096 bytes. It cuts lines and goes on with those of another rank:
-//! a row can begin behind half a line of the log.
+//! Lines of standard error, and of other ranks with streams of their own, come between those of this
+//! stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes. It cuts lines
+//! and continues with those of another rank: a row can begin behind half a line of the log.
 
 use super::log_text::LogText;
 use anyhow::{Context, Result, bail, ensure};
@@ -16,9 +17,9 @@ use serde::Serialize;
 /// A line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// The size that the program names.
+    /// The size in the first column.
     pub bytes: u64,
-    /// With one buffer for what goes in and one for what comes out.
+    /// With a buffer for the input and one for the output.
     pub out_of_place: Half,
     /// With one buffer for both.
     pub in_place: Half,
@@ -27,20 +28,20 @@ pub struct Row {
 /// One of the two halves of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Half {
-    /// Of one operation, in microseconds.
+    /// Time of one operation in microseconds.
     pub time_us: f64,
     /// Size over time, in GB/s (10^9 bytes).
     pub algbw_gb_s: f64,
-    /// What each rank's wire carries, as nccl-tests computes it, in GB/s.
+    /// Bandwidth on each rank's wire, as nccl-tests computes it, in GB/s.
     pub busbw_gb_s: f64,
     /// Wrong elements; none where the program did not check (`N/A`).
     pub wrong: Option<f64>,
 }
 
-/// What a line of output was.
+/// A line of output.
 #[derive(Debug, PartialEq)]
 pub enum Read {
-    /// It completes a row, which is this without the log's lines.
+    /// The end of a row, with the row's whole text without the log's lines.
     Row(String),
     /// A part of a row that is not complete.
     Part,
@@ -94,12 +95,11 @@ impl PrintedTable {
         if starts_row(own) {
             self.finish()?;
         }
-        let read = match &self.begun {
-            None => heading.begin(own)?,
-            Some(begun) => heading.go_on(begun, own),
-        };
-        // A row may go on behind half a line of the log, too.
-        let read = read.or_else(|| gaps(log?).find_map(|text| heading.behind_log(self.begun.as_deref(), text)));
+        let begun = self.begun.as_deref();
+        let read = heading.extend(begun, own, false)?;
+        // A row may also continue behind half a line of the log.
+        let behind_log = |text| heading.extend(begun, text, true).ok().flatten();
+        let read = read.or_else(|| gaps(log?).find_map(behind_log));
         match read {
             None => Ok(Read::Other),
             Some((text, None)) => {
@@ -114,7 +114,7 @@ impl PrintedTable {
         }
     }
 
-    /// To be called when the program has printed all.
+    /// Checks at the end of the output that no row is incomplete.
     pub fn finish(&self) -> Result<()> {
         let Some(begun) = &self.begun else { return Ok(()) };
         let size = begun.split_whitespace().next().unwrap_or_default();
@@ -137,40 +137,31 @@ impl Heading {
         Some(Self { parameters: names[1..first].to_vec(), values })
     }
 
-    /// Reads a line that may be a row or begin one. Rows are indented; one that is not may have been cut in its indent.
-    fn begin(&self, own: &str) -> Result<Option<(String, Option<Row>)>> {
-        let is_indented = own.starts_with(' ');
-        match self.fit(own) {
-            Fit::Wrong if is_indented => bail!("a row of the table does not fit its heading: {own:?}"),
-            Fit::Begun { has_parameters } if has_parameters || (is_indented && !own.trim().is_empty()) => {
-                Ok(Some((own.to_owned(), None)))
-            }
-            Fit::Whole(values) => Ok(Some((own.to_owned(), Some(self.row(own, &values)?)))),
-            _ => Ok(None),
-        }
-    }
-
-    /// Reads a line that may go on with the row that `begun` begins.
-    fn go_on(&self, begun: &str, own: &str) -> Option<(String, Option<Row>)> {
-        if own.trim().is_empty() {
-            return None;
-        }
-        let joined = format!("{begun}{own}");
-        match self.fit(&joined) {
-            Fit::Begun { .. } => Some((joined, None)),
-            // A line of as many words, of which one is no number, is none of the table's.
-            Fit::Whole(values) => self.row(&joined, &values).ok().map(|row| (joined.clone(), Some(row))),
-            Fit::No | Fit::Wrong => None,
-        }
-    }
-
-    /// Reads the end of a line of the log, which is a part of the table only where no doubt is possible.
-    fn behind_log(&self, begun: Option<&str>, text: &str) -> Option<(String, Option<Row>)> {
+    /// Reads a text that may be a row, begin one, or continue the row that `begun` begins. Returns the row so
+    /// far, and its values if it is whole. The end of a line of the log (`is_log`) is a part of the table
+    /// only where there is no doubt.
+    fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
+        // Rows are indented; one that is not may have been cut in its indent.
+        let (is_indented, is_blank) = (text.starts_with(' '), text.trim().is_empty());
+        let is_first = begun.is_none() && !is_log;
         match self.fit(&joined) {
-            Fit::Begun { has_parameters: true } if begun.is_none() => Some((joined, None)),
-            Fit::Whole(values) => self.row(&joined, &values).ok().map(|row| (joined.clone(), Some(row))),
-            _ => None,
+            Fit::Wrong if is_first && is_indented => bail!("a row of the table does not fit its heading: {text:?}"),
+            Fit::Begun { has_parameters } => {
+                let is_part = match (begun, is_log) {
+                    (None, false) => has_parameters || (is_indented && !is_blank),
+                    (None, true) => has_parameters,
+                    (Some(_), false) => !is_blank,
+                    (Some(_), true) => false,
+                };
+                Ok(is_part.then_some((joined, None)))
+            }
+            Fit::Whole(values) => match self.row(&joined, &values) {
+                Err(error) if is_first => Err(error),
+                // A line with as many words, of which one is no number, is none of the table's.
+                row => Ok(row.ok().map(|row| (joined.clone(), Some(row)))),
+            },
+            Fit::No | Fit::Wrong => Ok(None),
         }
     }
 
@@ -213,19 +204,19 @@ impl Heading {
     }
 }
 
-/// Whether a line begins with a size, a count and a type.
+/// True if a line begins with a size, a count and a type.
 fn starts_row(line: &str) -> bool {
     let mut words = line.split_whitespace().map(|word| word.parse::<u64>().is_ok());
     line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
 }
 
-/// Each end of `text` that begins with two spaces or more, as every piece of a row does.
+/// Returns each end of `text` that begins with two spaces or more, as every piece of a row does.
 fn gaps(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
     starts.map(|at| &text[at..])
 }
 
-/// A number, `N/A`, or a part of a timestamp, or the beginning of one.
+/// True for a number, `N/A`, a part of a timestamp, or the beginning of one of these.
 fn is_value(word: &str) -> bool {
     let number = word.trim_end_matches(['e', '+', '-', '.']);
     "N/A".starts_with(word) || number.parse::<f64>().is_ok() || word.bytes().all(|byte| b"0123456789-:".contains(&byte))
@@ -277,7 +268,7 @@ mod tests {
         Ok((table.rows, reads))
     }
 
-    /// That `text` is one row, in spite of what is in between.
+    /// Checks that `text` is one row, in spite of the lines in between.
     fn assert_one_row(text: &str) {
         let (rows, reads) = read_all(text).unwrap_or_else(|error| panic!("{error:#} in\n{text}"));
         let half = |time_us, gb_s, wrong| Half { time_us, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong };

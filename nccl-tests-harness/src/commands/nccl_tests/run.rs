@@ -1,6 +1,7 @@
-//! One run of a program of nccl-tests: the table is read from what the program prints, the network and its channels from NCCL's log.
+//! One run of a program of nccl-tests: the table is read from the program's output, the network and its
+//! channels from NCCL's log.
 
-use super::mpirun::{self, End};
+use super::mpirun;
 use super::options::{Call, Conditions};
 use super::printed_table::{PrintedTable, Read, Row};
 use crate::scene::Scene;
@@ -9,19 +10,13 @@ use anyhow::{Result, ensure};
 use std::fmt;
 use std::path::Path;
 
-/// The output of a run, without NCCL's log.
-pub struct Printed {
-    end: End,
-    table: PrintedTable,
-    /// The last line that is not part of the table.
-    last: String,
-}
-
-/// Does `call`; `own` is this program's file, `who` names the run in the log that the user keeps. `hear` gets each line that
-/// the ranks print, and the text to show for it: a complete row of the table, or another line of the program's own.
+/// Does `call` and returns the rows of its table (1 or more). `own` is this program's file, `who` names the
+/// run in the log that the user keeps. `hear` gets each line that the ranks print, and the text to show
+/// for it: a complete row of the table, or another line of the program's own.
 ///
 /// # Errors
-/// When it cannot be started, its table cannot be read, or NCCL chose other channels than on a Spark.
+/// A program that does not start, that fails, or that prints no whole table, and fewer channels than NCCL
+/// chooses on a Spark.
 pub fn run(
     call: &Call<'_>,
     scene: &Scene,
@@ -30,7 +25,7 @@ pub fn run(
     (own, who): (&Path, &str),
     used: &mut Used,
     mut hear: impl FnMut(&str, Option<&str>) -> Result<()>,
-) -> Result<Printed> {
+) -> Result<Vec<Row>> {
     let (mut table, mut last) = (PrintedTable::default(), String::new());
     let end = mpirun::run(call, &scene.fabric, environment, own, |line| {
         scene.log(who, line.trim_end())?;
@@ -53,31 +48,20 @@ pub fn run(
         };
         hear(line, row.as_deref())
     })?;
-    Ok(Printed { end, table, last })
+    mpirun::check(end, call, used.complaints(), &last)?;
+    table.finish()?;
+    ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
+    Ok(table.rows)
 }
 
-impl Printed {
-    /// The table's rows, one or more.
-    ///
-    /// # Errors
-    /// When the program failed, or printed no whole table.
-    pub fn rows(self, call: &Call<'_>, used: &Used) -> Result<Vec<Row>> {
-        let Self { end, table, last } = self;
-        mpirun::check(end, call, used.complaints(), &last)?;
-        table.finish()?;
-        ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
-        Ok(table.rows)
-    }
-}
-
-/// The network that NCCL used, in words.
+/// Returns the network that NCCL used, in words.
 ///
 /// # Errors
-/// When it is not `network`, or the log does not say which channels NCCL chose and they count.
+/// Another network than `network`, or a log without the channels where they count.
 pub fn check_network(conditions: &Conditions, network: Network, used: &Used) -> Result<String> {
     let words = used.judge(network, conditions.setting.abi)?;
     match used.channels() {
-        None if needs_channels(conditions, network) => Err(ChannelsUnlikeSpark::Unknown.into()),
+        None if needs_channels(conditions, network) => Err(ChannelsUnlikeSpark(None).into()),
         _ => Ok(words),
     }
 }
@@ -86,26 +70,21 @@ fn needs_channels(conditions: &Conditions, network: Network) -> bool {
     conditions.needs_spark_channels() && network.is_plugin()
 }
 
-/// Collective channels that NCCL chooses at least on a DGX Spark: 16 over this plugin with one cable (200,000 Mb/s), 18 with
-/// two (224,054 Mb/s).
+/// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one cable
+/// (200,000 Mb/s), 18 with two (224,054 Mb/s).
 const SPARK_CHANNELS: u32 = 16;
 
-/// NCCL's channels are not those that it chooses on a Spark.
+/// NCCL chose fewer channels than on a Spark: this number, or none if its log does not say.
 #[derive(Debug)]
-pub enum ChannelsUnlikeSpark {
-    /// It chose so few.
-    Few(u32),
-    /// Its log does not say how many it chose.
-    Unknown,
-}
+pub struct ChannelsUnlikeSpark(Option<u32>);
 
 impl std::error::Error for ChannelsUnlikeSpark {}
 
 impl fmt::Display for ChannelsUnlikeSpark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Few(count) => write!(f, "NCCL chose {count} collective channels")?,
-            Self::Unknown => write!(f, "NCCL's log does not say how many collective channels it chose")?,
+        match self.0 {
+            Some(count) => write!(f, "NCCL chose {count} collective channels")?,
+            None => write!(f, "NCCL's log does not say how many collective channels it chose")?,
         }
         write!(
             f,
@@ -116,13 +95,10 @@ impl fmt::Display for ChannelsUnlikeSpark {
     }
 }
 
-/// Whether NCCL chose as many channels as on a Spark.
-///
-/// # Errors
-/// When it chose fewer.
+/// Checks that NCCL chose as many channels as on a Spark.
 fn check_channels(channels: &Channels) -> Result<(), ChannelsUnlikeSpark> {
     match channels.collective {
-        few if few < SPARK_CHANNELS => Err(ChannelsUnlikeSpark::Few(few)),
+        few if few < SPARK_CHANNELS => Err(ChannelsUnlikeSpark(Some(few))),
         _ => Ok(()),
     }
 }

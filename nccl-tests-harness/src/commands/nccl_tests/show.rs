@@ -10,15 +10,15 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The results of all runs over a network.
 pub struct Outcome {
     /// The network.
     pub network: Network,
-    /// Whether these are second runs over the same network, which show the noise.
+    /// True for second runs over the same network, which show the noise.
     pub is_control: bool,
-    /// Its tables, one a round.
+    /// The tables, one for each round.
     pub rounds: Vec<Vec<Row>>,
     /// The network that NCCL used, by its log.
     pub used: Option<String>,
@@ -26,7 +26,7 @@ pub struct Outcome {
     pub channels: Option<BTreeMap<String, u32>>,
     /// NCCL's version.
     pub version: Option<String>,
-    /// Why there are no more rounds.
+    /// The error that ended the rounds, if there is one.
     pub failure: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub struct Outcome {
 const COMPARABLE_ROUNDS: usize = 3;
 
 impl Outcome {
-    /// No runs yet.
+    /// An outcome without runs.
     pub fn new(network: Network) -> Self {
         let (rounds, used, channels, version, failure) = (Vec::new(), None, None, None, None);
         Self { network, is_control: false, rounds, used, channels, version, failure }
@@ -45,18 +45,18 @@ impl Outcome {
         Self { is_control: true, ..Self::new(Network::SparkUntuned) }
     }
 
-    /// The name of its column.
+    /// The name in the table.
     pub fn name(&self) -> &'static str {
         if self.is_control { "control" } else { self.network.name() }
     }
 
-    /// Wrong elements in all rounds; none where nothing was checked.
+    /// Counts the wrong elements in all rounds; none where nothing was checked.
     pub fn wrong(&self) -> Option<f64> {
         let halves = self.rounds.iter().flatten().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         halves.flatten().reduce(|sum, wrong| sum + wrong)
     }
 
-    /// One quantity at one size, by round.
+    /// Returns one quantity at one size, by round.
     fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Vec<f64> {
         let rows = self.rounds.iter().flat_map(|rows| rows.iter().find(|row| row.bytes == bytes));
         rows.map(of).collect()
@@ -71,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// The sizes that any network has, in order.
+/// Returns the sizes that any network has, in order.
 fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
     let mut sizes: Vec<u64> = outcomes.iter().flat_map(|o| o.rounds.iter().flatten().map(|row| row.bytes)).collect();
     sizes.sort_unstable();
@@ -90,7 +90,7 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
-    /// The ratio as the table has it: marked where the ranges of the rounds overlap, which is no difference.
+    /// Returns the ratio for the table, marked where the ranges of the rounds overlap, which is no difference.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
@@ -103,13 +103,13 @@ impl Ratio<'_> {
         }
     }
 
-    /// The second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
+    /// Returns the second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
 }
 
-/// The first network with each other one, and the control with the network that it repeats.
+/// Pairs the first network with each other one, and the control with the network that it repeats.
 fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     let [first, others @ ..] = outcomes else { return Vec::new() };
     let repeated = |control: &Outcome| {
@@ -122,8 +122,8 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     others.iter().map(ratio).collect()
 }
 
-/// Medians out of place of all networks, and how many times the time of the first each of the others takes: a line for each network,
-/// within 80 columns.
+/// Prints the medians out of place of all networks, and the time of each other network as a multiple of the
+/// first one's: a line for each network, within 80 columns.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -144,16 +144,9 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Prints, for each network that the first is compared with, the size at which the first is slowest beside it.
-pub fn slowest(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
-    for (network, least, bytes) in least_ratios(outcomes) {
-        writeln!(out, "# slowest against {network}: {least:.2} at {}", size(bytes as usize))?;
-    }
-    Ok(())
-}
-
-/// As [`slowest`], over several programs: names the program too.
-pub fn slowest_of_all(out: &mut impl Write, all: &[(&PathBuf, Vec<Outcome>)]) -> Result<()> {
+/// Prints, for each network that the first is compared with, the size at which the first is slowest beside
+/// it; of several programs also the program.
+pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> {
     let mut worst = BTreeMap::new();
     for (program, outcomes) in all {
         for (network, least, bytes) in least_ratios(outcomes) {
@@ -164,12 +157,13 @@ pub fn slowest_of_all(out: &mut impl Write, all: &[(&PathBuf, Vec<Outcome>)]) ->
         }
     }
     for (network, (least, bytes, program)) in worst {
-        writeln!(out, "# slowest against {network}: {least:.2} at {} of {}", size(bytes as usize), name_of(program))?;
+        let of = if all.len() > 1 { format!(" of {}", name_of(program)) } else { String::new() };
+        writeln!(out, "# slowest against {network}: {least:.2} at {}{of}", size(bytes as usize))?;
     }
     Ok(())
 }
 
-/// The least time ratio to each network that the first one is compared with, and its size in bytes.
+/// Returns the least time ratio to each network that the first one is compared with, and its size in bytes.
 fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
     let sizes = sizes(outcomes);
     let least = |ratio: &Ratio<'_>| {
@@ -184,7 +178,7 @@ fn name_of(program: &Path) -> String {
     program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// All results as JSON; every number has its unit in its name.
+/// Returns all results as JSON. Every number has its unit in its name.
 pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
@@ -296,7 +290,7 @@ mod tests {
             outcome.rounds[0].push(Row { bytes: 3 << 20, out_of_place: half, in_place: half });
         }
         let mut out = Vec::new();
-        slowest(&mut out, &[spark, ib, outcome(Network::Socket, &[])]).unwrap();
+        slowest(&mut out, &[(Path::new("p"), &[spark, ib, outcome(Network::Socket, &[])])]).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "# slowest against ib: 0.97 at 3M\n");
     }
 

@@ -80,11 +80,10 @@ impl<'a> Runner<'a> {
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
         let (mut used, mut said) = (Used::default(), Said::default());
         let names = (self.own, who.as_str());
-        let printed = run::run(&call, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
+        let rows = run::run(&call, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
             said.note(line);
             Ok(())
         })?;
-        let rows = printed.rows(&call, &used)?;
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         let wrong: f64 = halves.flatten().sum();
         ensure!(wrong == 0.0, "{wrong} WRONG elements");
