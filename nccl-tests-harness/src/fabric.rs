@@ -20,7 +20,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Which of the two.
+/// A kind of fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// The software fabric, between processes of this machine.
@@ -29,16 +29,16 @@ pub enum Kind {
     Verbs,
 }
 
-/// What the command line asks for.
+/// The fabric that the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wish {
-    /// None: whatever is there.
+    /// The kind; none: RDMA devices if there are any.
     pub kind: Option<Kind>,
     /// A built-in profile of the software fabric, or a file.
     pub profile: String,
-    /// The device that its rails behave as.
+    /// The NIC that the rails behave as.
     pub nic: Nic,
-    /// A factor on all of its rates.
+    /// A factor on all rates of the profile.
     pub scale: f64,
     /// Rails that carry only a part of their rate, on all nodes.
     pub slow_rails: Vec<(String, f64)>,
@@ -46,44 +46,45 @@ pub struct Wish {
     pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
-    /// The software fabric's name; none: a name of the run's own.
+    /// The software fabric's name; none: a name made for the run.
     pub name: Option<String>,
 }
 
-/// What a run got.
+/// The fabric of a run.
 pub struct Fabric {
-    /// Which of the two it is.
+    /// The kind.
     pub kind: Kind,
-    /// Its description in the run's header.
+    /// The description for the run's header.
     pub about: String,
     environment: Vec<(String, String)>,
-    /// Of the software fabric.
+    /// The software fabric, if it is one.
     soft: Option<Soft>,
 }
 
 /// The software fabric of a run.
 struct Soft {
-    /// Where the fabrics are.
+    /// The folder of all fabrics.
     dir: PathBuf,
     name: String,
     library: PathBuf,
     profile: Profile,
     /// Rails that carry only a part of their rate for the whole run.
     slow_rails: Vec<(String, f64)>,
-    /// Its files go when the run does.
+    /// The files, which are removed at the end of the run.
     prepared: Prepared,
 }
 
-/// Where the kernel lists RDMA devices.
+/// The kernel's folder of RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// Before the process number, in the name of a run's own fabric.
+/// The part before the process number in the name of a run's own fabric.
 const PREFIX: &str = "nccl-spark-";
 /// The built-in profile without limits.
 pub const UNPACED: &str = "unpaced";
 /// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
 
-/// Gets ready what `wish` asks for. `own_library` is what the user's environment names for a verbs library.
+/// Makes the fabric that `wish` asks for. `own_library` is the verbs library that the user's environment
+/// names.
 ///
 /// # Errors
 /// A mistake on the command line, or a fabric that cannot be made.
@@ -151,14 +152,15 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
 }
 
-/// A name that no running fabric has. In another PID namespace a process may have the same number as this one.
+/// Returns a name that no running fabric has. In another PID namespace a process may have the same number as
+/// this one.
 fn own_name(dir: &Path) -> String {
     let plain = format!("{PREFIX}{}", std::process::id());
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
     std::iter::once(plain.clone()).chain(numbered).find(|name| !control::is_used(dir, name)).unwrap_or(plain)
 }
 
-/// Whether it is a name as [`own_name`] gives them.
+/// True for a name of the form that [`own_name`] gives.
 fn is_of_a_run(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|numbers| {
         numbers.split('-').count() <= 2 && numbers.split('-').all(|number| number.parse::<u32>().is_ok())
@@ -175,12 +177,12 @@ fn about(wish: &Wish, name: &str, why: &str) -> String {
 }
 
 impl Fabric {
-    /// What all ranks need in their environment.
+    /// The environment of all ranks.
     pub(crate) fn shared_environment(&self) -> &[(String, String)] {
         &self.environment
     }
 
-    /// What a rank needs in its environment.
+    /// The environment of one rank.
     pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
         let mut environment = self.environment.clone();
         if self.kind == Kind::Soft {
@@ -192,8 +194,8 @@ impl Fabric {
         environment
     }
 
-    /// A folder in which a software fabric's library has the names of the verbs library, for programs that load those. It
-    /// goes with the fabric.
+    /// Makes a folder in which a software fabric's library has the names of the verbs library, for programs
+    /// that load those. It is removed with the fabric.
     pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");
@@ -236,10 +238,10 @@ impl Fabric {
     }
 
     /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for what it
-    /// carries by itself.
+    /// carried at the start.
     ///
     /// # Errors
-    /// When there is no such rail, or no software fabric.
+    /// There is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
         let soft = self.soft()?;
         let own = soft.slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
@@ -249,7 +251,7 @@ impl Fabric {
     /// Takes the device of a node's rail off the bus, or brings it back as a new device of the same name.
     ///
     /// # Errors
-    /// When there is no such node or rail, or no software fabric.
+    /// There is no such node or rail, or no software fabric.
     pub fn plug(&self, node: usize, rail: &str, is_plugged: bool) -> Result<()> {
         let action = if is_plugged { Action::Plug } else { Action::Unplug };
         self.soft()?.act(Some(node), rail, action).map_err(|error| anyhow!(error))
@@ -258,7 +260,7 @@ impl Fabric {
     /// The number of queue pairs of the processes of a software fabric's node.
     ///
     /// # Errors
-    /// When the fabric's state cannot be read.
+    /// The fabric's state cannot be read.
     pub fn queue_pairs(&self, node: usize) -> Result<usize> {
         let Soft { dir, name, .. } = self.soft()?;
         let status = control::status(dir, name).map_err(|error| anyhow!(error))?;
@@ -280,7 +282,7 @@ impl SoftRails {
     /// none otherwise.
     ///
     /// # Errors
-    /// When there is no such fabric.
+    /// There is no such fabric.
     pub(crate) fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
         let is_soft = Path::new(verbs_library).file_name() == Path::new(places::FABRIC).file_name();
         if !is_soft {

@@ -16,45 +16,34 @@ Exit status:
   2    the command line is wrong
   130  interrupted by Ctrl-C; in general 128 and the signal's number";
 
-pub const ALL_GATHER: &str = "\
-Examples:
-  nccl-spark all-gather -b 8 -e 64M -f 2      # two ranks on this machine
-  nccl-spark all-gather -r 4 --profile spark-2cable --scale 0.1
-  nccl-spark all-gather -b 8 -e 64K -f 8 -n 1000 --percentiles
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark all-gather --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+/// Examples of a collective: its own ones, and one across hosts.
+macro_rules! collective {
+    ($name:literal, $($example:literal),*) => {
+        concat!(
+            "Examples:\n",
+            $("  nccl-spark ", $name, " ", $example, "\n",)*
+            "  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\\n",
+            "    nccl-spark ", $name, " --rendezvous spark-1:29501 -b 8 -e 1G -f 2"
+        )
+    };
+}
 
-pub const ALL_REDUCE: &str = "\
-Examples:
-  nccl-spark all-reduce -b 8 -e 64M -f 2      # two ranks on this machine
-  nccl-spark all-reduce -r 3 -n 100 -c 10     # 100 timed, 10 checked
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark all-reduce --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
-
-pub const REDUCE_SCATTER: &str = "\
-Examples:
-  nccl-spark reduce-scatter -b 8 -e 64M -f 2  # two ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark reduce-scatter --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
-
-pub const BROADCAST: &str = "\
-Examples:
-  nccl-spark broadcast -b 8 -e 64M -f 2       # two ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark broadcast --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
-
-pub const ALL_TO_ALL: &str = "\
-Examples:
-  nccl-spark alltoall -r 4 -b 8 -e 64M -f 2   # four ranks on this machine
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark alltoall --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
-
-pub const SEND_RECV: &str = "\
-Examples:
-  nccl-spark sendrecv -b 8 -e 64M -f 2        # two ranks on this machine
-  nccl-spark sendrecv -r 3 --slow-rail rocep1s0f0=0.25
-  mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
-    nccl-spark sendrecv --rendezvous spark-1:29501 -b 8 -e 1G -f 2";
+pub const ALL_GATHER: &str = collective!(
+    "all-gather",
+    "-b 8 -e 64M -f 2      # two ranks on this machine",
+    "-r 4 --profile spark-2cable --scale 0.1",
+    "-b 8 -e 64K -f 8 -n 1000 --percentiles"
+);
+pub const ALL_REDUCE: &str = collective!(
+    "all-reduce",
+    "-b 8 -e 64M -f 2      # two ranks on this machine",
+    "-r 3 -n 100 -c 10     # 100 timed, 10 checked"
+);
+pub const REDUCE_SCATTER: &str = collective!("reduce-scatter", "-b 8 -e 64M -f 2  # two ranks on this machine");
+pub const BROADCAST: &str = collective!("broadcast", "-b 8 -e 64M -f 2       # two ranks on this machine");
+pub const ALL_TO_ALL: &str = collective!("alltoall", "-r 4 -b 8 -e 64M -f 2   # four ranks on this machine");
+pub const SEND_RECV: &str =
+    collective!("sendrecv", "-b 8 -e 64M -f 2        # two ranks on this machine", "-r 3 --slow-rail rocep1s0f0=0.25");
 
 pub const TUNE: &str = "\
 Examples:

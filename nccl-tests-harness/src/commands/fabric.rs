@@ -1,4 +1,4 @@
-//! `nccl-spark fabric`: faults for the software fabric of a running job, and what runs.
+//! `nccl-spark fabric`: faults for the software fabric of a running job, and the running fabrics.
 
 use crate::fabric::options::{parse_fabric_name, parse_factor};
 use crate::output;
@@ -6,11 +6,12 @@ use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use serde_json::{Value, json};
 use softverbs::control::{self, Action, NodeStatus, RailStatus, Status};
 use softverbs::path::PathFault;
 use softverbs::settings;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Options of fabric.
 #[derive(Debug, Args)]
@@ -33,59 +34,36 @@ enum What {
         json: JsonOption,
     },
     /// Takes a rail's port down.
-    Down {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-    },
+    Down(Rail),
     /// Brings a rail's port up again.
-    Up {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-    },
-    /// Takes a rail's function off the bus, as a hotplug handler does: programs are cut off, then the device is gone.
-    Unplug {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-    },
+    Up(Rail),
+    /// Takes a rail's function off the bus, as a hotplug handler does: programs lose the device, then it is gone.
+    Unplug(Rail),
     /// Brings a rail's function back, as a new device of the same name.
-    Plug {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-    },
+    Plug(Rail),
     /// Resets the firmware of a rail's function: it fails, leaves the bus, and is back after half a second, as a new device of the same name.
-    Reset {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-    },
+    Reset(Rail),
     /// Limits a rail to a part of its full rate.
     Slow {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
+        #[command(flatten)]
+        rail: Rail,
         /// The part: above 0; 1 removes the limit.
         #[arg(value_parser = parse_factor)]
         factor: f64,
     },
     /// Makes a rail refuse the next requests that come in as invalid, which breaks their queue pairs.
     Refuse {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-        /// How many requests; 0 ends it.
+        #[command(flatten)]
+        rail: Rail,
+        /// Number of requests; 0 ends it.
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
-    /// Lets the next queue pairs that connect by a rail find nobody at the peer's address, which takes a second each.
+    /// Lets the next queue pairs that connect by a rail fail to resolve the peer's address, which takes a second each.
     Unresolved {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
-        /// How many queue pairs; 0 ends it.
+        #[command(flatten)]
+        rail: Rail,
+        /// Number of queue pairs; 0 ends it.
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
@@ -95,9 +73,8 @@ enum What {
     /// reach the twin. switch-mtu: a switch drops packets with more than 1024 bytes of payload. spanning-tree:SECONDS: a switch
     /// port drops all frames in that time after the port came up; 5 seconds if none are given.
     Path {
-        /// The rail of one node, or with * of all nodes.
-        #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
-        rail: Place,
+        #[command(flatten)]
+        rail: Rail,
         /// The fault: silent, crossed-arp, switch-mtu, spanning-tree or spanning-tree:SECONDS.
         #[arg(value_parser = PathFault::parse)]
         fault: PathFault,
@@ -107,6 +84,14 @@ enum What {
     },
 }
 
+/// The rail argument.
+#[derive(Debug, Args)]
+struct Rail {
+    /// The rail of one node, or with * of all nodes.
+    #[arg(value_name = "NODE:RAIL", value_parser = parse_rail)]
+    rail: Place,
+}
+
 /// A rail of one node, or of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
@@ -114,59 +99,27 @@ struct Place {
     rail: String,
 }
 
-/// What runs, as JSON.
-#[derive(Debug, Serialize)]
+/// The running fabrics as JSON.
+#[derive(Debug, Default, Serialize)]
 struct Running {
-    fabrics: Vec<FabricJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct FabricJson {
-    name: String,
-    folder: PathBuf,
-    nodes: Vec<NodeJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeJson {
-    node: usize,
-    pids: Vec<u32>,
-    queue_pairs: usize,
-    registrations: u64,
-    rails: Vec<RailJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct RailJson {
-    device: String,
-    /// Without a fault; null: no limit.
-    full_mbps: Option<f64>,
-    /// Null: no limit.
-    now_mbps: Option<f64>,
-    down: bool,
-    unplugged: bool,
-    refuses_requests: u32,
-    unanswered_connections: u32,
-    path_faults: Vec<String>,
-    /// Since the fabric was made: payload, and what the ends of connections write each other beside it.
-    sent_bytes: u64,
+    fabrics: Vec<Value>,
 }
 
 impl Options {
-    /// Does it. False when no fabric runs whose state could be shown.
+    /// Runs the command. Returns false when no fabric runs whose state could be shown.
     ///
     /// # Errors
-    /// When there is no such fabric, node or rail.
+    /// There is no such fabric, node or rail.
     pub fn run(self) -> Result<bool> {
         let dir = settings::dir();
         let name = self.fabric_name.as_deref();
         let (place, action, effect) = match self.what {
             What::Status { json } => return status(&dir, name, json.target),
-            What::Down { rail } => (rail, Action::Down, "port down".to_owned()),
-            What::Up { rail } => (rail, Action::Up, "port up".to_owned()),
-            What::Unplug { rail } => (rail, Action::Unplug, "unplugged".to_owned()),
-            What::Plug { rail } => (rail, Action::Plug, "plugged in".to_owned()),
-            What::Reset { rail } => (rail, Action::Reset, "reset".to_owned()),
+            What::Down(rail) => (rail, Action::Down, "port down".to_owned()),
+            What::Up(rail) => (rail, Action::Up, "port up".to_owned()),
+            What::Unplug(rail) => (rail, Action::Unplug, "unplugged".to_owned()),
+            What::Plug(rail) => (rail, Action::Plug, "plugged in".to_owned()),
+            What::Reset(rail) => (rail, Action::Reset, "reset".to_owned()),
             What::Slow { rail, factor: 1.0 } => (rail, Action::Slow(1.0), "full rate".to_owned()),
             What::Slow { rail, factor } => (rail, Action::Slow(factor), format!("limited to {factor} of its rate")),
             What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
@@ -182,7 +135,7 @@ impl Options {
             }
         };
         let name = name.map_or_else(|| only_one(&dir), |name| Ok(name.to_owned()))?;
-        let Place { node, rail } = place;
+        let Rail { rail: Place { node, rail } } = place;
         control::control(&dir, &name, node, &rail, action).map_err(|error| anyhow!(error))?;
         let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
         writeln!(output::standard(), "fabric {name}: {rail} of {node}: {effect}")?;
@@ -200,15 +153,15 @@ fn only_one(dir: &Path) -> Result<String> {
 }
 
 fn status(dir: &Path, name: Option<&str>, json: Option<Target>) -> Result<bool> {
-    report::of_run(json.as_ref(), Running { fabrics: Vec::new() }, |mut out, running| {
+    report::of_run(json.as_ref(), Running::default(), |mut out, running| {
         let names = name.map_or_else(|| control::used(dir), |name| vec![name.to_owned()]);
         for one in &names {
             match control::status(dir, one) {
                 Ok(status) => {
                     write!(out, "{}", text(&status))?;
-                    running.fabrics.push(status.into());
+                    running.fabrics.push(as_json(&status));
                 }
-                // One that nobody asked for by its name may have ended since.
+                // A fabric that was not named on the command line may have ended since.
                 Err(_) if name.is_none() => {}
                 Err(error) => bail!(error),
             }
@@ -266,28 +219,33 @@ fn rate(mbps: f64) -> String {
     if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
 }
 
-impl From<Status> for FabricJson {
-    fn from(Status { name, folder, nodes }: Status) -> Self {
-        let rail = |rail: RailStatus| RailJson {
-            device: rail.device,
-            full_mbps: rail.full_mbps,
-            now_mbps: rail.now_mbps,
-            down: rail.is_down,
-            unplugged: rail.is_unplugged,
-            refuses_requests: rail.refusals,
-            unanswered_connections: rail.unanswered,
-            path_faults: rail.path.iter().map(|fault| fault.to_string()).collect(),
-            sent_bytes: rail.sent_bytes,
-        };
-        let node = |node: NodeStatus| NodeJson {
-            node: node.node,
-            pids: node.pids,
-            queue_pairs: node.queue_pairs,
-            registrations: node.registrations,
-            rails: node.rails.into_iter().map(rail).collect(),
-        };
-        Self { name, folder, nodes: nodes.into_iter().map(node).collect() }
-    }
+/// Rates are null where there is no limit. `sent_bytes` counts from the making of the fabric: payload,
+/// and what the ends of connections write each other beside it.
+fn as_json(status: &Status) -> Value {
+    let rail = |rail: &RailStatus| {
+        json!({
+            "device": rail.device,
+            "full_mbps": rail.full_mbps,
+            "now_mbps": rail.now_mbps,
+            "down": rail.is_down,
+            "unplugged": rail.is_unplugged,
+            "refuses_requests": rail.refusals,
+            "unanswered_connections": rail.unanswered,
+            "path_faults": rail.path.iter().map(|fault| fault.to_string()).collect::<Vec<_>>(),
+            "sent_bytes": rail.sent_bytes,
+        })
+    };
+    let node = |node: &NodeStatus| {
+        json!({
+            "node": node.node,
+            "pids": node.pids,
+            "queue_pairs": node.queue_pairs,
+            "registrations": node.registrations,
+            "rails": node.rails.iter().map(rail).collect::<Vec<_>>(),
+        })
+    };
+    let nodes = status.nodes.iter().map(node).collect::<Vec<_>>();
+    json!({ "name": status.name, "folder": status.folder, "nodes": nodes })
 }
 
 fn parse_count(text: &str) -> Result<u32, String> {

@@ -2,9 +2,9 @@
 
 use super::settings::default_text;
 use anyhow::{Context, Result};
-use clap::{Args, Command, ValueEnum};
-use clap_complete::Generator;
-use clap_complete::shells::{Bash, Fish, Zsh};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Command};
+use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use nccl_net_spark::config;
 use std::fs;
@@ -23,11 +23,18 @@ Settings, one NAME=value a line; the first of the two that sets something wins, 
 The software fabrics of a user that are running.
 ";
 
+/// The shells with completions, and the file of each below PREFIX/share.
+const SHELLS: [(Shell, &str); 3] = [
+    (Shell::Bash, "bash-completion/completions/nccl-spark"),
+    (Shell::Zsh, "zsh/site-functions/_nccl-spark"),
+    (Shell::Fish, "fish/vendor_completions.d/nccl-spark.fish"),
+];
+
 /// Options of completions.
 #[derive(Debug, Args)]
 pub struct Completions {
     /// Shell to print completions for.
-    #[arg(value_name = "SHELL", value_enum)]
+    #[arg(value_name = "SHELL", value_parser = PossibleValuesParser::new(SHELLS.map(|(shell, _)| shell.to_string())).try_map(|name| name.parse::<Shell>()))]
     shell: Shell,
 }
 
@@ -37,17 +44,6 @@ pub struct Manual {
     /// Writes the pages of all commands into the folder DIR, in place of printing the main page.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-}
-
-/// A shell with completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    /// Bash.
-    Bash,
-    /// Zsh.
-    Zsh,
-    /// Fish.
-    Fish,
 }
 
 impl Completions {
@@ -74,33 +70,16 @@ impl Manual {
     }
 }
 
-impl Shell {
-    /// All of them.
-    const ALL: [Self; 3] = [Self::Bash, Self::Zsh, Self::Fish];
-
-    /// Where the shell looks for them, below PREFIX/share.
-    fn file(self) -> &'static str {
-        match self {
-            Self::Bash => "bash-completion/completions/nccl-spark",
-            Self::Zsh => "zsh/site-functions/_nccl-spark",
-            Self::Fish => "fish/vendor_completions.d/nccl-spark.fish",
-        }
-    }
-}
-
-/// The completions of `all`, the whole command line, for one shell.
+/// Returns the completions of `all`, the whole command line, for one shell.
 fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     let (mut command, mut text) = (visible(all), Vec::new());
     command.set_bin_name(NAME);
     command.build();
-    match shell {
-        Shell::Bash => {
-            Bash.generate(&command, &mut text);
-            // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of no command were found.
-            return String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
-        }
-        Shell::Zsh => Zsh.generate(&command, &mut text),
-        Shell::Fish => Fish.generate(&command, &mut text),
+    shell.generate(&command, &mut text);
+    if shell == Shell::Bash {
+        // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of no command
+        // were found.
+        text = String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
     }
     text
 }
@@ -108,12 +87,13 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
 /// Returns the completions for all shells and the manual pages of `all`, the whole command line: the
 /// path of each file below a prefix, and its text.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let completions = Shell::ALL.map(|shell| (shell.file().to_owned(), completions(all, shell)));
+    let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
     let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
     Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
 }
 
-/// The manual pages of `all`, the whole command line: the file's name and the text of each, the program's own page last.
+/// Returns the manual pages of `all`, the whole command line: file name and text of each. The program's
+/// own page is the last.
 fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
@@ -146,7 +126,7 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
     Ok(())
 }
 
-/// What stands below the help: its examples, and the exit status where it has that. Lines are not filled.
+/// Returns the text below the help: examples, and exit status if there is one. Lines are not filled.
 fn sections(after_help: &str) -> String {
     let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
     for line in after_help.lines().filter(|line| line.trim() != "Examples:") {
@@ -158,7 +138,7 @@ fn sections(after_help: &str) -> String {
     page + ".fi\n"
 }
 
-/// The variables that count: all settings, and those of the command line itself.
+/// Returns the section of variables: all settings, and those of the command line itself.
 fn environment() -> String {
     let settings = config::table().iter().map(|row| (row.name, format!("{} Default: {}.", row.doc, default_text(row))));
     let own = [
@@ -177,7 +157,7 @@ fn escaped(line: &str) -> String {
     line.replace('\\', "\\e").replace('-', "\\-")
 }
 
-/// The command line without the commands that the program uses for itself.
+/// Returns the command line without the commands that the program uses for itself.
 fn visible(all: &Command) -> Command {
     let mut command = Command::new(NAME).version(env!("PROGRAM_VERSION"));
     if let Some(about) = all.get_about() {
@@ -198,7 +178,7 @@ mod tests {
 
     #[test]
     fn completions_offer_commands_and_options_and_nothing_that_is_hidden() {
-        for shell in Shell::ALL {
+        for (shell, _) in SHELLS {
             let text = String::from_utf8(completions(&Cli::command(), shell)).unwrap();
             for word in ["all-gather", "uninstall", "minbytes", "spark-untuned", "quiet"] {
                 assert!(text.contains(word), "{shell:?}: {word}");

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refusal, Refused, Survey, gbps};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -29,7 +30,7 @@ pub struct Options {
 /// The machine's rails as JSON. Rates are in Mb/s, one direction.
 #[derive(Debug, Default, Serialize)]
 pub struct Found {
-    /// What all rails carry together in payload; 0 without a rail.
+    /// The payload that all rails carry together; 0 without a rail.
     expected_mbps: u32,
     /// `cables`, `pcie` or `nothing`.
     limited_by: &'static str,
@@ -37,7 +38,7 @@ pub struct Found {
     announced_mbps: u32,
     /// Rails of the machine.
     pub rails: Vec<RailJson>,
-    unused: Vec<UnusedJson>,
+    unused: Vec<Value>,
     /// PCIe links above them.
     pub pcie_links: Vec<LinkJson>,
     warnings: Vec<String>,
@@ -46,15 +47,15 @@ pub struct Found {
 /// A rail.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RailJson {
-    /// Its RDMA device.
+    /// The RDMA device.
     pub device: String,
     /// The device's port.
     pub port: u8,
-    /// Its interface.
+    /// The network interface.
     pub netdev: Option<String>,
     /// The physical port ("p0").
     pub physical_port: Option<String>,
-    /// Its PCI address.
+    /// The PCI address.
     pub pci: Option<String>,
     /// An index in `pcie_links`.
     pub pcie_link: u8,
@@ -68,7 +69,7 @@ pub struct RailJson {
     pub path_mtu_bytes: u32,
     /// MTU of the interface.
     pub netdev_mtu_bytes: Option<u32>,
-    /// Its addresses.
+    /// The addresses.
     pub addresses: Vec<AddressJson>,
 }
 
@@ -79,19 +80,8 @@ pub struct AddressJson {
     pub address: IpAddr,
     /// Length of its subnet's prefix.
     pub prefix: Option<u8>,
-    /// Its place in the GID table.
+    /// Index in the GID table.
     pub gid_index: u16,
-}
-
-#[derive(Debug, Serialize)]
-struct UnusedJson {
-    device: String,
-    port: u8,
-    netdev: Option<String>,
-    physical_port: Option<String>,
-    pci: Option<String>,
-    speed_mbps: Option<u32>,
-    reason: String,
 }
 
 /// A PCIe link.
@@ -101,7 +91,7 @@ pub struct LinkJson {
     pub slot: Option<String>,
     /// Generation and lanes.
     pub rate: Option<String>,
-    /// What it carries in payload.
+    /// The payload that the link carries.
     pub payload_mbps: Option<u32>,
     /// The devices behind it.
     pub devices: Vec<String>,
@@ -184,7 +174,7 @@ impl From<Survey> for Found {
             limited_by,
             announced_mbps: survey.speed_mbps,
             rails: survey.rails.iter().map(|rail| rail_json(rail, &survey)).collect(),
-            unused: survey.refused.into_iter().map(UnusedJson::from).collect(),
+            unused: survey.refused.into_iter().map(unused_json).collect(),
             pcie_links: survey.links.into_iter().map(LinkJson::from).collect(),
             warnings: survey.warnings.into_iter().map(|warning| warning.text).collect(),
         }
@@ -213,11 +203,12 @@ fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
     }
 }
 
-impl From<Refused> for UnusedJson {
-    fn from(Refused { device, port, netdev, phys_port, pci, speed_mbps, reason, .. }: Refused) -> Self {
-        let pci = pci.map(|PciFunction { address, .. }| address);
-        Self { device, port, netdev, physical_port: phys_port, pci, speed_mbps, reason }
-    }
+fn unused_json(port: Refused) -> Value {
+    let pci = port.pci.map(|PciFunction { address, .. }| address);
+    json!({
+        "device": port.device, "port": port.port, "netdev": port.netdev, "physical_port": port.phys_port, "pci": pci,
+        "speed_mbps": port.speed_mbps, "reason": port.reason,
+    })
 }
 
 impl From<PcieLink> for LinkJson {

@@ -1,4 +1,4 @@
-//! The options that choose what the messages travel over, for all commands that start ranks.
+//! The options that choose the fabric, for all commands that start ranks.
 
 use super::{Kind, Wish};
 use crate::places;
@@ -30,11 +30,11 @@ pub struct FabricOptions {
     scale: Option<f64>,
     /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
     /// than once.
-    #[arg(long, value_name = "RAIL=FACTOR", value_parser = parse_slow_rail)]
+    #[arg(long, value_name = "RAIL=FACTOR", value_parser = |text: &str| of_rail(text, parse_factor, "RAIL=FACTOR, as in rocep1s0f0=0.25"))]
     slow_rail: Vec<(String, f64)>,
     /// Gives the path of a rail of the software fabric a fault, on every rank, as in rocep1s0f0=silent; may be given more than
     /// once. `nccl-spark fabric path --help` has the faults.
-    #[arg(long, value_name = "RAIL=FAULT", value_parser = parse_path_fault)]
+    #[arg(long, value_name = "RAIL=FAULT", value_parser = |text: &str| of_rail(text, PathFault::parse, "RAIL=FAULT, as in rocep1s0f0=silent"))]
     path_fault: Vec<(String, PathFault)>,
     /// Software fabric's library [default: the one installed with or built beside this program].
     #[arg(long, value_name = "PATH")]
@@ -45,10 +45,10 @@ pub struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// The fabric that these options ask for. Any option of the software fabric chooses that fabric.
+    /// Returns the fabric that these options ask for. Any option of the software fabric chooses that fabric.
     ///
     /// # Errors
-    /// When options contradict each other.
+    /// Options that contradict each other.
     pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
@@ -88,33 +88,27 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
-/// A part of a rail's rate.
+/// Reads a part of a rail's rate.
 ///
 /// # Errors
-/// What is allowed.
+/// The allowed values.
 pub(crate) fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
     factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
-fn parse_slow_rail(text: &str) -> Result<(String, f64), String> {
+/// Reads RAIL=VALUE. `form` is the error for any other text.
+fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> Result<(String, T), String> {
     match text.split_once('=') {
-        Some((rail, factor)) if !rail.is_empty() => Ok((rail.to_owned(), parse_factor(factor)?)),
-        _ => Err("RAIL=FACTOR, as in rocep1s0f0=0.25".to_owned()),
+        Some((rail, text)) if !rail.is_empty() => Ok((rail.to_owned(), value(text)?)),
+        _ => Err(form.to_owned()),
     }
 }
 
-fn parse_path_fault(text: &str) -> Result<(String, PathFault), String> {
-    match text.split_once('=') {
-        Some((rail, fault)) if !rail.is_empty() => Ok((rail.to_owned(), PathFault::parse(fault)?)),
-        _ => Err("RAIL=FAULT, as in rocep1s0f0=silent".to_owned()),
-    }
-}
-
-/// The name of a software fabric.
+/// Reads the name of a software fabric.
 ///
 /// # Errors
-/// What is allowed.
+/// The allowed names.
 pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {
