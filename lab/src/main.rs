@@ -36,7 +36,7 @@ enum Command {
     /// NCCL's proxy thread does. Every byte is checked once for each size, outside the timed part.
     #[command(after_help = BENCH)]
     Bench(Box<bench::options::Bench>),
-    /// Stress-tests communicator lifecycle: many at once, split, re-created, aborted, and with a rank that dies.
+    /// Stress-tests communicator lifecycle: many together, split, re-created, aborted, and with a rank that dies.
     ///
     /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
     /// and memory, descriptors and threads of a process must not grow.

@@ -68,8 +68,7 @@ pub struct Point {
     /// The place.
     #[serde(flatten)]
     pub place: Place,
-    /// The most that the links allow of the first metric, in its unit; for a time the least. None where
-    /// it is not known.
+    /// The limit of the links for the first metric, in its unit; none if no limit is known.
     pub limit: Option<f64>,
     /// The series of each library, ours first. All libraries have the same metrics.
     pub sides: Vec<Vec<Series>>,

@@ -34,11 +34,11 @@ use std::time::Duration;
 const SLOWED: f64 = 0.25;
 
 /// A measurement as JSON, for programs. Every number has its unit in its name.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report<'a> {
     command: &'static str,
     version: &'static str,
-    settings: &'a Settings,
+    settings: Option<&'a Settings>,
     /// `soft` or `verbs`.
     fabric: &'static str,
     fabric_text: String,
@@ -69,17 +69,8 @@ struct Measured {
 /// # Errors
 /// A rank that fails or hangs, or an output that cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
-    let report = Report {
-        command: "bench",
-        version: env!("CARGO_PKG_VERSION"),
-        settings: &plan.settings,
-        fabric: "",
-        fabric_text: String::new(),
-        limit_gb_s: None,
-        limit_text: String::new(),
-        sides: Vec::new(),
-        scenarios: Vec::new(),
-    };
+    let version = env!("CARGO_PKG_VERSION");
+    let report = Report { command: "bench", version, settings: Some(&plan.settings), ..Report::default() };
     report::of_run(plan.json.as_ref(), report, |out, report| lead(plan, program, out, report))
 }
 
@@ -216,28 +207,27 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
 
 /// The title of a scenario's table.
 fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
-    let in_flight = plan.settings.in_flight;
-    let streams =
-        format!("{}, {} in flight", count(plan.settings.channels(), "connection"), count(in_flight, "message"));
-    let rail = fabric.rails().next().unwrap_or("a rail");
-    match scenario {
-        Scenario::Bandwidth => format!("bandwidth: {streams} on each"),
-        Scenario::Latency => "latency: half a round trip, one message at a time".to_owned(),
-        Scenario::Rate => format!("rate: small messages per second; {streams} on each"),
-        Scenario::Connections => {
+    let Settings { in_flight, slowdown_bytes, fall, .. } = &plan.settings;
+    let connections = count(plan.settings.channels(), "connection");
+    let streams = format!("{connections}, {} in flight on each", count(*in_flight, "message"));
+    match (scenario, fabric.rails().next()) {
+        (Scenario::Bandwidth, _) => format!("bandwidth: {streams}"),
+        (Scenario::Latency, _) => "latency: half a round trip, one message at a time".to_owned(),
+        (Scenario::Rate, _) => format!("rate: small messages per second; {streams}"),
+        (Scenario::Connections, _) => {
             format!("connections: messages of {}, {in_flight} in flight on each connection", size(CONNECTION_BYTES))
         }
-        Scenario::Unequal if fabric.kind == Kind::Soft => {
+        (Scenario::Unequal, Some(rail)) => {
             format!("unequal: bandwidth with rail {rail} at {SLOWED} of its rate; {streams}")
         }
-        Scenario::Unequal => format!("unequal: bandwidth over the rails as they are; {streams}"),
-        Scenario::Slowdown => {
-            let bytes = size(plan.settings.slowdown_bytes);
-            let what = match plan.settings.fall {
-                Some(_) => "a rail is slowed and restored by --fall and --return".to_owned(),
-                None => format!("rail {rail} is slowed to {SLOWED} of its rate and restored"),
-            };
-            format!("slowdown: {what}; messages of {bytes}")
+        (Scenario::Unequal, None) => format!("unequal: bandwidth over the rails as they are; {streams}"),
+        (Scenario::Slowdown, Some(rail)) if fall.is_none() => {
+            let bytes = size(*slowdown_bytes);
+            format!("slowdown: rail {rail} is slowed to {SLOWED} of its rate and restored; messages of {bytes}")
+        }
+        (Scenario::Slowdown, _) => {
+            let bytes = size(*slowdown_bytes);
+            format!("slowdown: a rail is slowed and restored by --fall and --return; messages of {bytes}")
         }
     }
 }

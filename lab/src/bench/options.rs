@@ -28,7 +28,7 @@ const MAX_CONNECTIONS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
-    /// 1, 2, 4 and more connections at once, with messages of 64 KiB.
+    /// 1, 2, 4 and more connections together, with messages of 64 KiB.
     Connections,
     /// Payload per second, by message size.
     Bandwidth,
@@ -122,9 +122,9 @@ pub struct Settings {
 /// A checked run.
 #[derive(Debug)]
 pub struct Plan {
-    /// The scenarios asked for; empty: all that the fabric allows.
+    /// The scenarios asked for; empty: all possible ones.
     pub scenarios: Vec<Scenario>,
-    /// How they measure.
+    /// The options of the measurement.
     pub settings: Settings,
     /// Names and files of the libraries: `ours`, then `theirs` if there is another one.
     pub libraries: Vec<(&'static str, PathBuf)>,

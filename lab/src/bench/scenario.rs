@@ -81,8 +81,8 @@ fn of_stream(scenario: Scenario, messages: u64, bytes: usize, seconds: f64) -> f
     }
 }
 
-/// Measures more and more connections at once, all driven by one thread: their bandwidth together,
-/// the time that one takes to connect, and the resident memory of each (without that of messages).
+/// Measures growing numbers of connections, all driven by one thread: their bandwidth together, the
+/// time that one takes to connect, and the resident memory of each (without that of messages).
 pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let layout = plan.settings.layout(CONNECTION_BYTES);
     let counts = plan.settings.connections();
@@ -185,7 +185,7 @@ impl Pilot {
         let longest = (wanted * MAX_STRETCH).min(LONG_S).max(wanted);
         let is_steady = self.earlier_rate.is_some_and(|earlier| (rate / earlier - 1.0).abs() <= STEADY);
         if is_steady || seconds >= longest {
-            // As long as the pilot runs had to be to agree.
+            // The run gets the length at which the pilot runs agreed.
             return Some(((rate * seconds.clamp(wanted, longest)) as u64).max(MIN_MESSAGES));
         }
         // The second one is as long as the first; further ones are twice as long each.
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn the_count_of_messages_fills_the_time() {
         assert_eq!(pilots(&[1000.0], 1.0), (vec![8, 300, 300], 1000));
-        // 8 messages in 8 us: no more than 64 times as many at once.
+        // 8 messages in 8 us: the next pilot run has at most 64 times as many.
         assert_eq!(pilots(&[1e6], 0.01).0, [8, 512, 3000, 3000]);
         // Slow messages: never fewer than the minimum, and a pilot run beyond the longest run is the last.
         assert_eq!(pilots(&[0.1], 1.0), (vec![8], MIN_MESSAGES));

@@ -34,7 +34,7 @@ mod tests {
     fn what_is_opened_and_started_shows() {
         let before = Health::now().unwrap();
         let file = fs::File::open("/dev/null").unwrap();
-        // Other tests of this process open files too, so only a lower bound can be told.
+        // Other tests of this process open files too, so only lower bounds are checked.
         let memory = vec![1u8; 32 << 20];
         let after = Health::now().unwrap();
         assert!(after.memory_kib >= before.memory_kib + 16 * 1024, "{before:?} {after:?}");

@@ -9,34 +9,34 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over the last 900 of 1,000: 0.23 and
-/// 0.08 KiB each over the plugin on the software fabric; over the last 54 of 60 NCCL's own Socket network left 0.44 to 1.19.
+/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over the
+/// last 900 of 1,000: 0.23 and 0.08 KiB each over the plugin on the software fabric; over the last 54 of
+/// 60 NCCL's own Socket network left 0.44 to 1.19.
 const LEFT_KIB: u64 = 8;
-/// What may be taken once and kept, however few communicators there are: the allocators of NCCL and CUDA grow by steps. Measured:
-/// 972 and 1992 KiB within 54 communicators, and no more within the 900 after them.
+/// Memory that may be taken once and kept, for any number of communicators: the allocators of NCCL and
+/// CUDA grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more within the 900
+/// after them.
 const STEP_KIB: u64 = 4096;
 
-/// What a rank reports at its end.
+/// The report of a rank at its end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// All-reduces whose every value was checked.
     pub checked: u64,
     /// Values that were wrong.
     pub wrong: u64,
-    /// What the command prints besides.
+    /// A text that the command prints.
     pub words: String,
-    /// What the process held after a tenth of the communicators, and after all; and how many lay between.
+    /// The use of the process after a tenth of the communicators, and after all; and the number of
+    /// communicators between.
     pub held: Option<(Health, Health, u32)>,
 }
 
-/// How a rank ended.
+/// The end of a rank.
 #[derive(Debug)]
 pub struct End {
-    /// Its process.
     pub status: ExitStatus,
-    /// Its report.
     pub report: Option<Report>,
-    /// Its error message.
     pub complaint: Option<String>,
 }
 
@@ -46,10 +46,10 @@ impl End {
     }
 }
 
-/// The result in words, where the scenario went as it should.
+/// Returns the result in words if the scenario went as it should.
 ///
 /// # Errors
-/// What went wrong.
+/// The fault of the scenario.
 pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
     let (last, others) = ends.split_last().map_or((None, ends), |(last, others)| (Some(last), others));
     match scenario {
@@ -63,12 +63,12 @@ pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
         Scenario::Again => Ok(format!("{}; {}", right(ends)?, flat(ends)?)),
         Scenario::Several | Scenario::Split | Scenario::Abort | Scenario::Returns => {
             let words = ends.first().and_then(|end| end.report.as_ref()).map(|report| report.words.clone());
-            Ok(format!("{}; {} ranks: {}", right(ends)?, plan.ranks, words.unwrap_or_default()))
+            Ok(format!("{}; {} ranks: {}", right(ends)?, plan.tests.ranks, words.unwrap_or_default()))
         }
     }
 }
 
-/// All ranks ended well and found every value right.
+/// Requires that all ranks ended well and found every value right.
 fn right(ends: &[End]) -> Result<String> {
     let mut checked = 0;
     for (rank, end) in ends.iter().enumerate() {
@@ -83,7 +83,7 @@ fn right(ends: &[End]) -> Result<String> {
     Ok(format!("{checked} all-reduces, 0 wrong"))
 }
 
-/// What each rank held did not grow.
+/// Requires that no rank's memory, descriptors and threads grew.
 fn flat(ends: &[End]) -> Result<String> {
     let mut words = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
@@ -105,7 +105,7 @@ fn flat(ends: &[End]) -> Result<String> {
     Ok(words.join("; "))
 }
 
-/// Every rank got an error, and one of them the reason.
+/// Requires that every rank got an error, and one of them the reason.
 fn refused(ends: &[End]) -> Result<String> {
     for (rank, end) in ends.iter().enumerate() {
         ensure!(end.status.code() == Some(1), "rank {rank} should have failed, but {}", end.text());

@@ -1,8 +1,10 @@
-//! `spark-lab communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with NCCL itself on real GPUs: many
-//! at once, split, created again and again, aborted, with a rank that dies, and over two networks at once.
+//! `spark-lab communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with
+//! NCCL itself on real GPUs: several together, split, created many times, aborted, with a rank that
+//! dies, and over two networks in one job.
 //!
-//! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce is checked, NCCL's own log
-//! shows which network was used, and no scenario exceeds its time. Knows nothing of the plugin but its file.
+//! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce
+//! is checked, NCCL's own log shows which network was used, and no scenario exceeds its time. It knows
+//! nothing of the plugin but its file.
 
 mod health;
 mod judge;
@@ -13,6 +15,7 @@ pub mod rank;
 mod returns;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use judge::{End, Report};
 use nccl_tests_harness::fabric::Kind;
 use nccl_tests_harness::lines;
@@ -27,33 +30,34 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where devices can be taken away.
+/// Conditions under which devices can be taken away.
 const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
 
 /// The words before a rank's error message.
 const COMPLAINT: &str = "spark-lab: ";
 
-/// Runs the scenarios; false when one failed. `own` is this program's file, `lookup` gives the value of an
-/// environment variable.
+/// Runs the scenarios, and returns false when one failed. `own` is this program's file, `lookup` gives the
+/// value of an environment variable.
 ///
 /// # Errors
-/// When nothing could be run.
+/// No scenario could be run.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
-    // Once, before any rank does: each would fail alike in every scenario.
+    // Checked once before any rank starts: each rank would fail alike in every scenario.
     rank::check_machine()?;
-    let scene = Scene::set(&plan.setting, plan.ranks, lookup)?;
-    let can_return = scene.fabric.kind == Kind::Soft && plan.network.is_plugin();
-    let is_chosen = plan.scenarios.contains(&Scenario::Returns) && plan.scenarios.len() < Scenario::ALL.len();
+    let scene = Scene::set(&plan.setting, plan.tests.ranks, lookup)?;
+    let can_return = scene.fabric.kind == Kind::Soft && plan.tests.network.is_plugin();
+    let is_chosen = plan.tests.scenarios.contains(&Scenario::Returns)
+        && plan.tests.scenarios.len() < Scenario::value_variants().len();
     ensure!(can_return || !is_chosen, "scenario returns: {RETURNS_NEEDS}");
-    let environment = environment(plan, &scene, plan.network, lookup)?;
+    let environment = environment(plan, &scene, plan.tests.network, lookup)?;
     let shown: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    writeln!(out, "# spark-lab {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.ranks)?;
+    writeln!(out, "# spark-lab {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.tests.ranks)?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     writeln!(out, "# {}", shown.join(" "))?;
-    let watch = Watch::start("scenarios", || plan.scenarios.len() as u64);
+    let watch = Watch::start("scenarios", || plan.tests.scenarios.len() as u64);
     let out = &mut watch.over(out);
     let mut good = true;
-    for scenario in &plan.scenarios {
+    for scenario in &plan.tests.scenarios {
         if *scenario == Scenario::Returns && !can_return {
             writeln!(out, "{:<8} left out: {RETURNS_NEEDS}", scenario.name())?;
             watch.step();
@@ -85,18 +89,18 @@ fn play(
     watch: &Watch,
 ) -> Result<String> {
     let mut children = Vec::new();
-    for rank in 0..plan.ranks {
+    for rank in 0..plan.tests.ranks {
         children.push(start(plan, scene, scenario, rank, own, lookup)?);
     }
-    let mut heard = Heard { complaints: vec![None; plan.ranks], used: Used::default() };
+    let mut heard = Heard { complaints: vec![None; plan.tests.ranks], used: Used::default() };
     let (ends, directed) = follow(plan, scene, scenario, &mut children, |rank, line| {
-        watch.doing(scenario.name());
+        watch.doing(&scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
         heard.take_in(rank, line);
         Ok(())
     })?;
     let Heard { complaints, used } = heard;
-    // Where devices or rails were not as they should be, that is the reason for all else.
+    // An error of the director is the reason for all other errors.
     let directed = directed.transpose()?;
     let Some(statuses) = ends else {
         let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
@@ -113,15 +117,15 @@ fn play(
     if let Some(directed) = directed {
         words = format!("{words}; {}", directed.context("the ranks ended before the devices had returned")?);
     }
-    // In this scenario two networks are used at once.
+    // This scenario uses two networks.
     if scenario == Scenario::Mixed {
         Ok(words)
     } else {
-        Ok(format!("{words}; {}", used.judge(plan.network, plan.setting.abi)?))
+        Ok(format!("{words}; {}", used.judge(plan.tests.network, plan.setting.abi)?))
     }
 }
 
-/// What the ranks print, and how they ended, if they did in time; and what was done to them meanwhile, if anything is.
+/// The exit statuses of the ranks if they ended in time, and the result of the director if there is one.
 type Followed = (Option<Vec<ExitStatus>>, Option<Result<Option<String>>>);
 
 fn follow(
@@ -138,7 +142,7 @@ fn follow(
     let is_over = AtomicBool::new(false);
     let director = Director { fabric: &scene.fabric, folder: scene.folder(), is_over: &is_over };
     std::thread::scope(|scope| {
-        let directing = scope.spawn(|| director.direct(plan.ranks));
+        let directing = scope.spawn(|| director.direct(plan.tests.ranks));
         let ends = lines::follow(children, Vec::new(), timeout, hear);
         is_over.store(true, Ordering::Relaxed);
         let directed = directing.join().unwrap_or_else(|_| bail!("the thread that takes devices away panicked"));
@@ -146,7 +150,7 @@ fn follow(
     })
 }
 
-/// What the ranks have printed.
+/// The output of the ranks.
 struct Heard {
     /// Each rank's error message.
     complaints: Vec<Option<String>>,
@@ -166,8 +170,9 @@ impl Heard {
     }
 }
 
-/// The variables of all ranks over `network`. NCCL 2.28.3 forgets the name in `NCCL_NET_PLUGIN` when the last communicator is destroyed
-/// and looks for libnccl-net.so for the next one (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
+/// Returns the variables of all ranks over `network`. NCCL 2.28.3 forgets the name in
+/// `NCCL_NET_PLUGIN` when the last communicator is destroyed and looks for libnccl-net.so for the next one
+/// (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
 fn environment(
     plan: &Plan,
     scene: &Scene,
@@ -175,14 +180,14 @@ fn environment(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, String)>> {
     let mut environment = scene.environment(network, true, lookup)?;
-    if network.is_plugin() && plan.network.is_plugin() {
+    if network.is_plugin() && plan.tests.network.is_plugin() {
         let folder = scene.plugin_by_its_usual_name()?;
         environment.push(("LD_LIBRARY_PATH".to_owned(), loader_path(&folder, lookup)));
     }
     Ok(environment)
 }
 
-/// A rank's report, if it wrote one.
+/// Reads the report of a rank, if it wrote one.
 fn report(scene: &Scene, scenario: Scenario, rank: usize) -> Result<Option<Report>> {
     match fs::read(rank::report_file(scene.folder(), scenario, rank)) {
         Ok(text) => serde_json::from_slice(&text).map(Some).with_context(|| format!("the report of rank {rank}")),
@@ -198,11 +203,13 @@ fn start(
     own: &Path,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Child> {
-    let is_last = rank + 1 == plan.ranks;
-    let network = if scenario == Scenario::Mixed && is_last { Network::Socket } else { plan.network };
+    let is_last = rank + 1 == plan.tests.ranks;
+    let network = if scenario == Scenario::Mixed && is_last { Network::Socket } else { plan.tests.network };
     let mut command = Command::new(own);
-    command.args(["communicators-rank", scenario.name(), "--rank", &rank.to_string(), "--ranks"]);
-    command.args([&plan.ranks.to_string(), "--count", &plan.count.to_string(), "--folder"]).arg(scene.folder());
+    command.args(["communicators-rank", &scenario.name(), "--rank", &rank.to_string(), "--ranks"]);
+    command
+        .args([&plan.tests.ranks.to_string(), "--count", &plan.tests.count.to_string(), "--folder"])
+        .arg(scene.folder());
     command.envs(environment(plan, scene, network, lookup)?);
     command.envs(scene.fabric.environment(rank).into_iter().filter(|_| network != Network::Socket));
     command.env("NCCL_HOSTID", format!("spark-lab-{}-{rank}", std::process::id()));

@@ -1,8 +1,9 @@
-//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and ends them.
+//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and ends
+//! them.
 //!
-//! libnccl is looked for by its soname and asked through its own symbols; results are read as plain numbers, because a newer NCCL may
-//! give one that this program does not know. cudarc's NCCL module was weighed: it does not look for `libnccl.so.2`, and its
-//! communicators can neither be split nor destroyed.
+//! libnccl is loaded by its soname. Results are read as plain numbers, because a newer NCCL may return
+//! one that this program does not have. cudarc's NCCL module does not serve: it does not look for
+//! `libnccl.so.2`, and its communicators can neither be split nor destroyed.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
@@ -23,7 +24,7 @@ const IN_PROGRESS: c_int = 7;
 type Code = c_int;
 type Raw = *mut c_void;
 
-/// `ncclUniqueId`: by which ranks find each other.
+/// `ncclUniqueId`. Ranks find each other by it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Id {
@@ -73,7 +74,8 @@ impl Nccl {
         // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
         let library =
             unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load libnccl.so.2")?;
-        // SAFETY: the types are those of nccl.h for these names; enums travel as int, ncclComm_t and cudaStream_t are pointers.
+        // SAFETY: the types are those of nccl.h for these names; enums are passed as int, ncclComm_t and
+        // cudaStream_t are pointers.
         let nccl = unsafe {
             Self {
                 get_unique_id: *library.get(b"ncclGetUniqueId\0")?,
@@ -100,11 +102,12 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Makes a communicator of `ranks` ranks, of which this is `rank`; returns when all have come. CUDA's current device is used.
+    /// Makes a communicator of `ranks` ranks as rank number `rank`, on CUDA's current device. Returns when all
+    /// ranks have called it.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
         let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
-        // SAFETY: `raw` is valid for writes for the length of the call; the id goes by value.
+        // SAFETY: `raw` is valid for writes for the length of the call; the id is passed by value.
         let code = unsafe { (self.init_rank)(&mut raw, ranks, *id, rank) };
         self.check("ncclCommInitRank", code)?;
         let raw = NonNull::new(raw).context("ncclCommInitRank gave no communicator")?;
@@ -124,8 +127,8 @@ impl Nccl {
 }
 
 impl Communicator {
-    /// A communicator of those ranks that give the same `colour`, in order of their `key`; none for a rank that gives none.
-    /// Returns when all ranks have called it.
+    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none for a rank
+    /// without a colour. Returns when all ranks have called it.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
@@ -163,7 +166,7 @@ impl Communicator {
         self.nccl.check("ncclAllReduce", code)
     }
 
-    /// What went wrong since it was made.
+    /// Returns an error that the communicator had since it was made.
     pub fn health(&self) -> Result<()> {
         let mut code = 0;
         // SAFETY: the communicator is alive, `code` is valid for writes for the length of the call.
@@ -172,13 +175,13 @@ impl Communicator {
         if code == IN_PROGRESS { Ok(()) } else { self.nccl.check("the communicator", code) }
     }
 
-    /// Ends it after all that was started; all ranks do.
+    /// Ends it after all started operations. All ranks must call it.
     pub fn destroy(self) -> Result<()> {
-        // SAFETY: alive until here, and nobody has it after this: `end` took the owner.
+        // SAFETY: alive until here, and not used after this: `end` took the owner.
         self.end("ncclCommDestroy", |nccl, raw| unsafe { (nccl.destroy)(raw) })
     }
 
-    /// Ends it in the midst of what was started.
+    /// Ends it during started operations.
     pub fn abort(self) -> Result<()> {
         // SAFETY: as in `destroy`.
         self.end("ncclCommAbort", |nccl, raw| unsafe { (nccl.abort)(raw) })
@@ -195,8 +198,8 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: alive until here: `destroy` and `abort` take the owner without dropping it. What it returns has no listener:
-        // whoever wants it calls `abort`.
+        // SAFETY: alive until here: `destroy` and `abort` take the owner without dropping it. The result is
+        // ignored; callers that need it call `abort`.
         unsafe { (self.nccl.abort)(self.raw.as_ptr()) };
     }
 }

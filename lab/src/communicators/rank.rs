@@ -1,4 +1,4 @@
-//! One rank of a scenario: a process of its own, which uses NCCL as any program does.
+//! One rank of a scenario: a process that uses NCCL as any program does.
 
 use super::health::Health;
 use super::judge::Report;
@@ -15,14 +15,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for rank 0's id of a communicator, and for the error that another rank has died.
+/// Time that a rank waits for rank 0's id of a communicator, and for the error that another rank has died.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Floats of a message that one rail carries whole, and of one that is split.
 const SMALL: usize = 2 << 10;
 const LARGE: usize = 1 << 20;
-/// What keeps the network busy for seconds: all-reduces of 256 MiB.
+/// Floats and number of the all-reduces that keep the network busy for seconds (256 MiB each).
 const ENDLESS: (usize, usize) = (64 << 20, 64);
-/// Long after the first of those has begun, long before the last ends.
+/// A moment long after the first of these all-reduces begins, and long before the last ends.
 const MIDST: Duration = Duration::from_millis(100);
 
 /// The arguments of the hidden command.
@@ -37,13 +37,14 @@ pub struct Task {
     /// Communicators that again makes.
     #[arg(long)]
     count: u32,
-    /// Where ranks leave ids for each other, and their reports.
+    /// The folder for the ids that ranks leave for each other, and for their reports.
     #[arg(long)]
     folder: PathBuf,
 }
 
 impl Task {
-    /// Does it, and reports to [`report_file`]: standard output has NCCL's log, which is cut anywhere.
+    /// Runs the scenario, and reports to [`report_file`]: standard output has NCCL's log, whose lines may be
+    /// cut.
     pub fn run(self) -> Result<()> {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;
@@ -54,7 +55,7 @@ impl Task {
     }
 }
 
-/// Where a rank reports what it did.
+/// The file of a rank's report.
 pub fn report_file(folder: &Path, scenario: Scenario, rank: usize) -> PathBuf {
     folder.join(format!("report-{}-{rank}.json", scenario.name()))
 }
@@ -273,7 +274,7 @@ impl Rank {
         self.nccl.join(&id, self.task.rank, self.task.ranks)
     }
 
-    /// Rank 0 makes it, and writes it into the folder for the others.
+    /// Returns the next id. Rank 0 makes it, and writes it into the folder for the others.
     fn next_id(&mut self) -> Result<Id> {
         let file = self.task.folder.join(format!("id-{}-{}", self.task.scenario.name(), self.ids));
         self.ids += 1;
@@ -296,7 +297,7 @@ impl Rank {
         }
     }
 
-    /// An all-reduce, with every value checked. `index` is this rank among the `size` of the communicator.
+    /// Runs an all-reduce and checks every value. `index` is this rank among the `size` of the communicator.
     fn check(&mut self, communicator: &Communicator, index: usize, size: usize, count: usize) -> Result<()> {
         let (stream, salt) = (Arc::clone(&self.stream), self.steps);
         self.steps += 1;
@@ -305,7 +306,7 @@ impl Rank {
         communicator.health()
     }
 
-    /// Whether it is so on any rank, which all learn by an all-reduce.
+    /// Returns true on all ranks if `is_so` on any of them, by an all-reduce.
     fn any(&self, communicator: &Communicator, is_so: bool) -> Result<bool> {
         let own = self.stream.clone_htod(&[f32::from(u8::from(is_so))])?;
         let mut sum = self.stream.alloc_zeros::<f32>(1)?;
@@ -339,7 +340,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Starts more than the network can carry while the scenario runs.
+    /// Starts more all-reduces than the network can carry while the scenario runs.
     fn occupy(&self, communicator: &Communicator) -> Result<Arc<CudaStream>> {
         let (count, times) = ENDLESS;
         let stream = self.gpu.new_stream()?;

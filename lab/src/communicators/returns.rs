@@ -1,8 +1,9 @@
 //! The scenario in which devices leave the bus while a communicator is in use, and return.
 //!
-//! The ranks run all-reduces until they are told that the devices are back, and make another communicator then. [`Director`] stands beside
-//! them, in the process that started them: it takes the devices of rank 0 away and brings them back. They talk by files in the run's folder
-//! ([`Mark`]), because both sides' standard output is NCCL's log.
+//! The ranks run all-reduces until a mark says that the devices are back, and then make another
+//! communicator. [`Director`] runs in the process that started them: it takes the devices of rank 0 away
+//! and brings them back. Both sides communicate by files in the run's folder ([`Mark`]), because the
+//! ranks' standard output is NCCL's log.
 
 use anyhow::{Context, Result, bail, ensure};
 use nccl_tests_harness::fabric::Fabric;
@@ -11,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long either side waits for the other, and the director for queue pairs.
+/// Time that either side waits for the other, and the director for queue pairs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a file, or the number of queue pairs, is looked at.
+/// Interval at which a file, or the number of queue pairs, is read.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long devices are away. Longer than the plugin needs to see that they are gone (it looks twice a second).
+/// Time that devices are away: longer than the plugin needs to see it (it looks twice a second).
 const AWAY: Duration = Duration::from_secs(1);
 /// The node whose devices leave.
 const NODE: usize = 0;
 
-/// What one side tells the other.
+/// A message from one side to the other.
 #[derive(Debug, Clone, Copy)]
 pub enum Mark {
     /// Rank 0: the first communicator has carried an all-reduce.
@@ -31,39 +32,33 @@ pub enum Mark {
     SecondInUse,
     /// The director: it has counted the queue pairs.
     Counted,
-    /// The director: something was not as it should be, and the ranks are to end.
+    /// The director: it found a fault, and the ranks have to end.
     GaveUp,
 }
 
 impl Mark {
     fn file(self, folder: &Path) -> PathBuf {
-        folder.join(match self {
-            Self::InUse => "returns-in-use",
-            Self::Returned => "returns-returned",
-            Self::SecondInUse => "returns-second-in-use",
-            Self::Counted => "returns-counted",
-            Self::GaveUp => "returns-gave-up",
-        })
+        folder.join(format!("returns-{self:?}"))
     }
 
-    /// Tells the other side.
+    /// Sets the mark.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn set(self, folder: &Path) -> Result<()> {
         let file = self.file(folder);
         fs::write(&file, "").with_context(|| format!("write {}", file.display()))
     }
 
-    /// Whether it was told.
+    /// True once the mark is set.
     pub fn is_set(self, folder: &Path) -> bool {
         self.file(folder).exists()
     }
 
-    /// Waits for it; false where `is_over` comes first.
+    /// Waits for the mark. Returns false if `is_over` comes first.
     ///
     /// # Errors
-    /// When neither comes in time.
+    /// Neither comes in time.
     pub fn wait(self, folder: &Path, is_over: impl Fn() -> bool) -> Result<bool> {
         let start = Instant::now();
         while !self.is_set(folder) {
@@ -88,10 +83,11 @@ pub struct Director<'a> {
 }
 
 impl Director<'_> {
-    /// One device, then all of rank 0 leave and return; what was seen, in words. `None` where the ranks end before that: they say why.
+    /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words; none if
+    /// the ranks end before that: their errors have the reason.
     ///
     /// # Errors
-    /// When a rail does not return, or the next communicator does not use all of them. The ranks are told to end.
+    /// A rail does not return, or the next communicator does not use all of them. The ranks end then.
     pub fn direct(&self, ranks: usize) -> Result<Option<String>> {
         let directed = self.take_away_and_compare(ranks);
         if directed.is_err() {
@@ -132,7 +128,8 @@ impl Director<'_> {
         Ok(Some(words.join("; ")))
     }
 
-    /// Devices leave and return. How long it takes until each rank has the queue pairs of `before` again; `None` where the ranks end first.
+    /// Lets devices leave and return. Returns the time until each rank has the queue pairs of `before`
+    /// again; none if the ranks end first.
     fn away(&self, leaving: &[&str], before: &[usize]) -> Result<Option<Duration>> {
         for rail in leaving {
             self.fabric.plug(NODE, rail, false)?;

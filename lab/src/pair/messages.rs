@@ -36,7 +36,7 @@ pub enum Order {
     },
     /// Connect to these handles, accept on all listeners, then register memory for each connection.
     Connect {
-        /// As the other rank's plugin filled them.
+        /// The handles that the other rank's plugin filled.
         handles: Vec<Vec<u8>>,
         /// Bytes of memory for each connection.
         buffer_bytes: usize,

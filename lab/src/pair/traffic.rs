@@ -4,7 +4,6 @@
 
 use super::messages::{Answer, Flowed, Layout, Order};
 use anyhow::{Context, Result, bail, ensure};
-use hdrhistogram::Histogram;
 use nccl_tests_harness::net::{Buffer, RecvComm, Registration, Request, SendComm};
 use nccl_tests_harness::ranks::activity;
 use std::collections::VecDeque;
@@ -36,8 +35,6 @@ struct Slots {
 
 /// Every message has the same tag: a connection has one stream.
 const TAG: i32 = 0;
-/// A minute: far above the time of a message, and a bound for the histogram.
-const LONGEST_NS: u64 = 60_000_000_000;
 /// Slots begin at multiples of this, as NCCL aligns its own.
 const ALIGN_BYTES: usize = 128;
 
@@ -183,7 +180,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);
     let (send, recv) = both(lanes)?;
-    let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
+    let mut half_us = Vec::with_capacity(usize::try_from(messages)?);
     let begin = Instant::now();
     for turn in 0..messages {
         ahead(recv, layout, messages)?;
@@ -199,8 +196,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             rest(layout);
         }
         if leads {
-            let nanoseconds = sent.elapsed().as_nanos().clamp(1, u128::from(LONGEST_NS)) as u64;
-            histogram.record(nanoseconds).with_context(|| format!("keep the time of message {turn}"))?;
+            half_us.push(sent.elapsed().as_secs_f64() * 1e6 / 2.0);
         } else {
             turn_to(send, layout)?;
         }
@@ -212,9 +208,11 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
         }
     }
     let seconds = begin.elapsed();
-    let half_us = |nanoseconds: u64| nanoseconds as f64 / 2e3;
-    let times = [histogram.value_at_quantile(0.50), histogram.value_at_quantile(0.99), histogram.min()];
-    Ok((seconds, times.map(half_us).to_vec()))
+    half_us.sort_unstable_by(f64::total_cmp);
+    // The rank that does not lead has no times.
+    let place = |part: f64| ((half_us.len() as f64 * part).ceil() as usize).saturating_sub(1);
+    let quantile = |part: f64| half_us.get(place(part)).copied();
+    Ok((seconds, [0.50, 0.99, 0.0].into_iter().filter_map(quantile).collect()))
 }
 
 fn both(lanes: &mut [Lane]) -> Result<(&mut Lane, &mut Lane)> {
