@@ -1,4 +1,5 @@
-//! One plugin's table, whatever its version: what the versions have alike, and of the rest which of its forms.
+//! One plugin's table of any version: the functions that all versions have alike, and for each other
+//! function an enum of its types.
 
 use nccl_net_spark::abi::types::{self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12};
 use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
@@ -12,7 +13,7 @@ pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(i64::from(*VERSIONS.start())..=i64::from(*VERSIONS.end()))
 }
 
-/// The functions of one plugin's table, whatever its version.
+/// The functions of one plugin's table of any version.
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
     pub version: u32,
@@ -35,7 +36,7 @@ pub(crate) struct Functions {
     pub finalize: Option<Finalize>,
 }
 
-/// A function whose type changed: an enum of its types, each by the first version that has it.
+/// Makes an enum of the types of a function, each named by the first version that has it.
 macro_rules! one_of {
     ($($function:ident: $($version:ident($type:ty))*;)*) => {$(
         #[derive(Clone, Copy)]
@@ -63,7 +64,7 @@ one_of! {
 type Describe<Properties> = types::functions::GetProperties<Properties>;
 
 impl Functions {
-    /// Those of a table of `version`.
+    /// Returns the functions of a table of `version`.
     pub(crate) fn of<I, P, L, C, S, R, M: More>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
     where
         I: Into<Init> + Copy,

@@ -19,12 +19,12 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// How much is printed.
+    /// The amount of output.
     #[command(flatten)]
     pub loudness: Loudness,
 }
 
-/// What the program can do.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Times and checks an all-gather over host memory, in place.

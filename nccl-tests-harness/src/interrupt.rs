@@ -24,23 +24,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a process may take to end by itself before it is killed.
+/// Time that a process may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long the main thread may clean up once no process is left.
+/// Time for the main thread to clean up once no process is left.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The signal that came, set by the handler itself: whoever sees a rank die by the same Ctrl-C sees this first.
+/// The signal that came, set by the handler itself: it is set before any thread sees a rank die by the same
+/// Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
-/// How long the main thread may take where it asked for time, in seconds; else 0.
+/// Time for the main thread where it asked for time, in seconds; else 0.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
-/// How much longer processes may take then: they may be this program, which gives its own processes [`GRACE`].
+/// Additional time for processes then: they may be this program, which gives its own processes [`GRACE`].
 const NESTED_GRACE: Duration = Duration::from_secs(5);
-/// Whether signals are only noted.
+/// True if signals are only noted.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// From now on the program ends in order when SIGINT, SIGTERM or SIGHUP comes, except for those that it was started to ignore.
+/// Makes the program end in order when SIGINT, SIGTERM or SIGHUP comes, except for signals that it was
+/// started to ignore.
 pub fn watch() -> Result<()> {
     let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
@@ -59,8 +61,8 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// From now on these signals are only noted, for a command that started nothing and looks at [`status`] often enough. Another one ends the program at once:
-/// the command may wait for a reader of its output.
+/// Makes these signals only be noted, for a command that started no process and reads [`status`] often
+/// enough. A second signal ends the program immediately: the command may wait for a reader of its output.
 pub fn note() -> Result<()> {
     let received = RECEIVED.get_or_init(Arc::default);
     IS_QUIET.store(true, Ordering::Release);
@@ -76,8 +78,8 @@ pub fn note() -> Result<()> {
     install().context("install signal handlers")
 }
 
-/// The exit status of a program that was asked to end, as shells show it: 128 and the signal's number. Says so, once, unless
-/// the signals were only to be noted.
+/// Returns the exit status of a program after a signal, as shells show it: 128 and the signal's number.
+/// Prints one message, unless the signals are only noted.
 pub fn status() -> Option<u8> {
     let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
     (number != 0).then(|| {
@@ -88,7 +90,7 @@ pub fn status() -> Option<u8> {
     })
 }
 
-/// From now on the main thread has up to `most` to end by itself once the processes have ended.
+/// Gives the main thread up to `most` to end once the processes have ended.
 pub fn leave_the_end_to_the_main_thread(most: Duration) {
     WANTED_S.store(most.as_secs(), Ordering::Release);
 }
@@ -104,7 +106,7 @@ pub fn remove_at_exit(folder: &Path) {
     folders(|all| all.push(folder.to_owned()));
 }
 
-/// The folder is deleted already.
+/// Takes a folder that is deleted off the list.
 pub fn keep_at_exit(folder: &Path) {
     folders(|all| all.retain(|other| other != folder));
 }
@@ -119,7 +121,7 @@ fn announce(number: i32) {
         let name = Signal::try_from(number).map_or("a signal", Signal::as_str);
         // A progress bar may be on the terminal's line.
         let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
-        // Nobody is left to tell when this fails.
+        // This error has no place to go.
         let _ = writeln!(output::error(), "{clear}nccl-spark: interrupted by {name}: stopping the ranks");
     });
 }
@@ -133,10 +135,10 @@ fn end(number: i32) {
     };
     let (mut asked, mut alone_since) = (HashSet::new(), start);
     while alone_since.elapsed() < clean_up && start.elapsed() < grace + clean_up {
-        // Also those that are started only now: a command may take a dead rank for a failed attempt.
+        // Processes that are started only now are ended too: a command may take a dead rank for a failed attempt.
         for child in children() {
             alone_since = Instant::now();
-            // It may be gone since.
+            // The process may have ended since.
             if start.elapsed() > grace {
                 let _ = signal::kill(child, Signal::SIGKILL);
             } else if asked.insert(child) {
@@ -146,13 +148,13 @@ fn end(number: i32) {
         std::thread::sleep(LOOK);
     }
     for folder in folders(std::mem::take) {
-        // Nobody is left to tell when this fails.
+        // This error has no place to go.
         let _ = fs::remove_dir_all(folder);
     }
     std::process::exit(128 + number);
 }
 
-/// The processes that this one started and that still run.
+/// Returns the processes that this one started and that still run.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -164,13 +166,14 @@ fn children() -> Vec<Pid> {
     pids.filter(is_child).map(Pid::from_raw).collect()
 }
 
-/// The parent in a process's `stat`, unless the process has ended.
+/// Returns the parent in a process's `stat`, unless the process has ended.
 fn running_parent(stat: &str) -> Option<u32> {
     let mut fields = proc_stat::fields(stat);
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 
-/// The signals that are ignored, a bit each from 1 on: shells start background jobs so, and nohup.
+/// Returns the ignored signals, a bit for each number from 1 on: shells start background jobs with some, and
+/// nohup does.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! What child processes print, line by line, until all of them have ended or time is up.
+//! The output of child processes, line by line, until all of them have ended or the time is over.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{self, Signal};
@@ -11,14 +11,14 @@ use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long a child may take to end after SIGTERM before it is killed.
+/// Time that a child may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A named pipe, which a process that is no child of this one can print into.
 #[derive(Debug)]
 pub struct NamedPipe {
     reader: File,
-    /// Without a writer the reader would see the end before anybody has opened the pipe.
+    /// Without a writer the reader would see the end before any process has opened the pipe.
     writer: File,
 }
 
@@ -35,13 +35,14 @@ impl NamedPipe {
     }
 }
 
-/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the spaces at its end, and with
-/// the child's number, or for a pipe the children's count and its number. Returns the children's exit statuses when all have
-/// closed both, and no process writes to the pipes any more, or none when `timeout` is over. Children that still run are ended
-/// then, and when `hear` fails. Standard output and error must be pipes.
+/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the spaces at
+/// its end, and with the child's number, or for a pipe the children's count plus the pipe's number. Returns
+/// the children's exit statuses when all have closed both and no process writes to the pipes any more, or
+/// none when `timeout` is over. Ends children that still run then, and when `hear` fails. Standard output and
+/// error must be pipes.
 ///
 /// # Errors
-/// That of `hear`, or the system's.
+/// Errors of `hear` and of the system.
 pub fn follow(
     children: &mut [Child],
     pipes: Vec<NamedPipe>,

@@ -1,5 +1,6 @@
-//! Where this program finds the plugin and the software fabric: below the same prefix once installed (`install`, or a package, which may
-//! have Debian's folder for each architecture below lib), beside itself as cargo builds them.
+//! The places of the plugin and the software fabric: below the program's prefix once installed (`install`, or
+//! a package, which may have Debian's folder for each architecture below lib), beside the program as cargo
+//! builds them.
 
 use crate::usage::wrong;
 use anyhow::{Context, bail, ensure};
@@ -16,7 +17,7 @@ pub(crate) const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
 
-/// Where a Debian package has libraries of this architecture.
+/// The folder of a Debian package for libraries of this architecture.
 const PACKAGE_LIB: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
 
@@ -46,7 +47,7 @@ pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<Pa
 /// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
 ///
 /// # Errors
-/// When the one given is not there.
+/// The given file is not there.
 pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
     match given {
         Some(path) => existing("--plugin", &path),

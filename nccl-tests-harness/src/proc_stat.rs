@@ -1,6 +1,7 @@
-//! What the kernel says of a process in one line: proc_pid_stat(5).
+//! The kernel's line about a process: proc_pid_stat(5).
 
-/// The fields after the command, which stands in parentheses and may hold anything: the state first, the parent second, the process group third.
+/// Returns the fields after the command, which is in parentheses and may contain any text: first the state,
+/// then the parent, then the process group.
 pub fn fields(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit(')').next().unwrap_or_default().split_whitespace()
 }

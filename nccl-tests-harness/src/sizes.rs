@@ -21,7 +21,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     }
 }
 
-/// How a sweep goes from one size to the next.
+/// The step from one size of a sweep to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Times this much (2 or more).

@@ -17,7 +17,7 @@ pub struct Options {
     plugin: Option<PathBuf>,
 }
 
-/// Who reads the variables.
+/// The reader of the variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Reader {
     /// A POSIX shell: export lines.
@@ -30,7 +30,7 @@ pub enum Reader {
 
 /// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses one that the host does not have.
 const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
-/// The network's name, by which NCCL fails where the plugin does not start.
+/// The name of the network. With it NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
 
 impl Options {

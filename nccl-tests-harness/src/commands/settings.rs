@@ -8,7 +8,7 @@ use std::io::Write;
 
 const INDENT: &str = "    ";
 
-/// A setting's default for a reader: `unset` where the plugin chooses by itself.
+/// Returns a setting's default as text: `unset` if the plugin chooses the value.
 pub fn default_text(row: &Row) -> &'static str {
     if row.default.is_empty() { "unset" } else { row.default }
 }
@@ -16,7 +16,7 @@ pub fn default_text(row: &Row) -> &'static str {
 /// Prints every setting: its default, its meaning, and its current value where that is not the default.
 ///
 /// # Errors
-/// When one is not valid, or `out` cannot be written.
+/// A setting is not valid, or `out` cannot be written.
 pub fn show(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
