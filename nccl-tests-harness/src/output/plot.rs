@@ -194,7 +194,7 @@ mod tests {
     fn a_chart_has_axes_legend_captions_and_bars() {
         let dot = |bytes, y, spread| Dot { bytes, y, spread };
         let points = vec![dot(64, 12.5, (10.0, 20.0)), dot(65536, 0.0, (0.0, 0.0))];
-        let lines = vec![Line { name: "a & b", points }, Line { name: "none", points: Vec::new() }];
+        let lines = vec![Line { name: "a & b", points }, Line { name: "absent", points: Vec::new() }];
         let fabric = "where ".repeat(25);
         let mut chart = Chart { title: "title".to_owned(), fabric, points: "points: one", quantity: "GB/s", lines };
         let svg = chart.render().unwrap();
@@ -205,7 +205,7 @@ mod tests {
         {
             assert!(svg.contains(part), "{part}: {svg}");
         }
-        assert!(svg.ends_with("</svg>\n") && !svg.contains("none"), "{svg}");
+        assert!(svg.ends_with("</svg>\n") && !svg.contains("absent"), "{svg}");
         chart.lines[0].points[0].spread = (12.5, 12.5);
         assert_eq!((strokes(&svg), strokes(&chart.render().unwrap())), (3, 0), "{svg}");
         let folder = tempfile::tempdir().unwrap();
