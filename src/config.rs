@@ -18,7 +18,7 @@ mod names;
 pub mod nccl;
 mod value;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SettingFault};
 use crate::tuner::Mode;
 use crate::tuner::table::Table;
 use file::SettingsFile;
@@ -329,15 +329,8 @@ fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
 /// The table's row; `shown` is what an error calls the setting.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
-        let meant = match nearest(name) {
-            Some(near) => format!("did you mean {near}? "),
-            None => String::new(),
-        };
-        Error::Setting {
-            name: shown.to_owned(),
-            value: value.to_owned(),
-            allowed: format!("no such setting; {meant}`nccl-spark settings` lists all"),
-        }
+        let fault = SettingFault::Unknown { near: nearest(name) };
+        Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
     })
 }
 
@@ -358,12 +351,11 @@ fn check(file: &SettingsFile) -> Result<()> {
         let told = file::place(&file.path, line.number, &line.name);
         let row = known(&line.name, &line.value, &told)?;
         if row.name == SETTINGS_FILE {
-            let allowed = "a settings file cannot name another one".to_owned();
-            return Err(Error::Setting { name: told, value: line.value.clone(), allowed });
+            return Err(Error::Setting { name: told, value: line.value.clone(), fault: SettingFault::NamesAFile });
         }
         let alone = |wanted: &str| (wanted == line.name && !line.value.is_empty()).then(|| line.value.clone());
         Config::parse_all(&alone).map_err(|error| match error {
-            Error::Setting { value, allowed, .. } => Error::Setting { name: told, value, allowed },
+            Error::Setting { value, fault, .. } => Error::Setting { name: told, value, fault },
             other => other,
         })?;
     }
@@ -374,16 +366,13 @@ fn parse_one<T>(
     lookup: &dyn Fn(&str) -> Option<String>,
     name: &str,
     default: &str,
-    allowed: &str,
+    allowed: &'static str,
     parse: impl Fn(&str) -> Parsed<T>,
 ) -> Result<T> {
     let value = lookup(name).unwrap_or_else(|| default.to_owned());
     parse(&value).map_err(|Refusal(reason)| {
-        let allowed = match reason {
-            Some(reason) => format!("{reason}; allowed: {allowed}"),
-            None => allowed.to_owned(),
-        };
-        Error::Setting { name: name.to_owned(), value, allowed }
+        let fault = SettingFault::Value { reason, allowed };
+        Error::Setting { name: name.to_owned(), value, fault }
     })
 }
 

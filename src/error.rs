@@ -2,58 +2,63 @@
 
 use std::any::Any;
 
-/// What a call of the plugin failed with. The text is for a person: it names the thing at fault and what is allowed.
+mod causes;
+
+pub use causes::*;
+
+/// Error of a call of the plugin. Each variant is one answer to NCCL; its fields have the cause. The
+/// text is made in `Display`, where NCCL's logger or the command line takes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A setting of the environment is unknown or malformed.
-    #[error("{name}={} is not usable: {allowed}", shortened(value))]
+    /// Unknown or malformed setting, or a settings file that cannot be read.
+    #[error("{name}={} is not usable: {fault}", shortened(value))]
     Setting {
-        /// The variable.
+        /// Variable, or place in a settings file.
         name: String,
-        /// What it was set to.
+        /// Value that was given.
         value: String,
-        /// What it may be.
-        allowed: String,
+        /// Reason, with the values that are allowed.
+        fault: SettingFault,
     },
-    /// The machine lacks something the plugin needs (a library, a device, a privilege).
-    #[error("{0}")]
-    Missing(String),
-    /// A system or verbs call failed.
-    #[error("{what}: {}", os_text(*.errno))]
+    /// The machine lacks something that the plugin needs (a library, a device, a privilege).
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// Failed system or verbs call.
+    #[error("{call}: {}", os_text(*.errno))]
     Os {
-        /// The call and what it was asked for.
-        what: String,
-        /// Its `errno`.
+        /// The call and its arguments.
+        call: Call,
+        /// Its `errno`; 0 where the system gave none.
         errno: i32,
     },
     /// The caller passed something that the interface does not allow.
-    #[error("{0}")]
-    Argument(String),
+    #[error(transparent)]
+    Argument(#[from] Argument),
     /// The two ends cannot work together, or the job was set up wrongly.
-    #[error("{0}")]
-    Usage(String),
-    /// Bytes do not get through: no rail carries, the devices refuse a request on every rail, an address is gone, or the bootstrap's TCP
-    /// has failed.
-    #[error("{0}")]
-    Network(String),
+    #[error(transparent)]
+    Usage(#[from] Usage),
+    /// Bytes do not get through: no rail carries, the devices refuse a request on every rail, an
+    /// address is gone, or the bootstrap's TCP has failed.
+    #[error(transparent)]
+    Network(#[from] Network),
     /// The peer closed the connection, or its process is gone.
-    #[error("{0}")]
-    PeerGone(String),
+    #[error(transparent)]
+    PeerGone(#[from] PeerGone),
     /// The peer broke the protocol.
-    #[error("{0}")]
-    Protocol(String),
+    #[error(transparent)]
+    Protocol(#[from] Violation),
     /// The peer did not do its part within the limit.
-    #[error("{0}")]
-    TimedOut(String),
-    /// A fault in this library.
-    #[error("{0}")]
-    Internal(String),
+    #[error(transparent)]
+    TimedOut(#[from] TimedOut),
+    /// Fault in this library.
+    #[error(transparent)]
+    Internal(#[from] Internal),
 }
 
 /// The plugin's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The result of a call that is made for every message: as small as its value, so that success
+/// Result of a call that is made for every message. It is as small as its value, so that success
 /// travels in registers. An unboxed [`Error`] would take twice the instructions.
 pub type Quick<T> = std::result::Result<T, Box<Error>>;
 
@@ -63,24 +68,30 @@ impl From<Box<Error>> for Error {
     }
 }
 
+impl From<getrandom::Error> for Error {
+    fn from(error: getrandom::Error) -> Self {
+        Missing::Random(error).into()
+    }
+}
+
 impl Error {
     /// An [`Error::Os`] with the calling thread's `errno`.
-    pub fn last_os(what: impl Into<String>) -> Self {
-        Self::os(what, &std::io::Error::last_os_error())
+    pub fn last_os(call: Call) -> Self {
+        Self::os(call, &std::io::Error::last_os_error())
     }
 
     /// An [`Error::Os`] from a standard I/O error.
-    pub fn os(what: impl Into<String>, error: &std::io::Error) -> Self {
-        Self::Os { what: what.into(), errno: error.raw_os_error().unwrap_or(0) }
+    pub fn os(call: Call, error: &std::io::Error) -> Self {
+        Self::Os { call, errno: error.raw_os_error().unwrap_or(0) }
     }
 
-    /// Whether it is how the kernel answers calls about a device that was taken away (`EIO` of a disassociated context: `uverbs_ioctl.c`,
-    /// `uverbs_main.c`).
+    /// True for the kernel's answer to calls on a device that was taken away (`EIO` of a
+    /// disassociated context: `uverbs_ioctl.c`, `uverbs_main.c`).
     pub fn is_removal(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EIO, .. })
     }
 
-    /// Whether the kernel has answered for a device whose firmware has failed: mlx5's driver says so since Linux 5.18
+    /// True for the answer of mlx5's driver, since Linux 5.18, for a device whose firmware has failed
     /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
     pub fn is_failed_device(&self) -> bool {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
@@ -94,13 +105,13 @@ impl Error {
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
 
-    /// Whether the process or the machine is out of descriptors, which others may give back.
+    /// True where the process or the machine is out of descriptors, which others may give back.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
     }
 }
 
-/// What a panic said.
+/// Text of a panic's payload.
 pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => text,
@@ -109,7 +120,8 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// A value in a message, cut where it is long: NCCL cuts a line of its log at 1024 characters, and the reason follows the value.
+/// A value in a message, cut to 100 characters: NCCL cuts a line of its log at 1024, and the reason
+/// follows the value.
 fn shortened(value: &str) -> String {
     const MOST: usize = 100;
     let start: String = value.chars().take(MOST).collect();
@@ -130,15 +142,22 @@ mod tests {
 
     #[test]
     fn an_error_names_its_cause_and_what_is_allowed() {
-        let setting = Error::Setting { name: "NCCL_IB_TC".into(), value: "300".into(), allowed: "0 to 255".into() };
-        assert_eq!(setting.to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
-        let long = Error::Setting { name: "A".into(), value: "x".repeat(4000), allowed: "0 to 255".into() };
+        let of = |name: &str, value: &str| {
+            let fault = SettingFault::Value { reason: None, allowed: "0 to 255" };
+            Error::Setting { name: name.to_owned(), value: value.to_owned(), fault }
+        };
+        assert_eq!(of("NCCL_IB_TC", "300").to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
         let expected = format!("A=\"{}\"... (4000 bytes) is not usable: 0 to 255", "x".repeat(100));
-        assert_eq!(long.to_string(), expected);
-        let os = Error::Os { what: "ibv_reg_mr of 4096 bytes".into(), errno: libc::ENOMEM };
-        assert!(os.to_string().starts_with("ibv_reg_mr of 4096 bytes: Cannot allocate memory"), "{os}");
-        let full = Error::Os { what: "getifaddrs".into(), errno: libc::EMFILE };
+        assert_eq!(of("A", &"x".repeat(4000)).to_string(), expected);
+        let os = Error::Os { call: Call::Map(4096), errno: libc::ENOMEM };
+        assert!(os.to_string().starts_with("cannot map 4096 bytes: Cannot allocate memory"), "{os}");
+        let full = Error::Os { call: Call::ListInterfaces, errno: libc::EMFILE };
         assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
         assert!(!os.is_shortage());
+    }
+
+    #[test]
+    fn an_error_is_small_enough_to_return() {
+        assert!(size_of::<Error>() <= 128, "{}", size_of::<Error>());
     }
 }

@@ -9,7 +9,7 @@
 //! a second (`ETIMEDOUT`) or fails immediately (`ENETUNREACH`). [`holder`] detects such GIDs, for
 //! the survey at init and for each connection.
 
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Result};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
@@ -47,10 +47,7 @@ pub struct InterfaceAddress {
 /// # Errors
 /// [`Error::Os`] if `getifaddrs` fails.
 pub fn all() -> Result<Vec<Interface>> {
-    let entries = getifaddrs().map_err(|errno| Error::Os {
-        what: "cannot list the network interfaces (getifaddrs)".to_owned(),
-        errno: errno as i32,
-    })?;
+    let entries = getifaddrs().map_err(|errno| Error::Os { call: Call::ListInterfaces, errno: errno as i32 })?;
     let mut found: Vec<Interface> = Vec::new();
     for entry in entries {
         let at = found.iter().position(|interface| interface.name == entry.interface_name).unwrap_or_else(|| {
@@ -149,15 +146,6 @@ pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
 /// Command that makes each interface of a host answer ARP requests only for its own addresses, and
 /// send requests from them (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl` documentation).
 pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
-
-/// Explains why a port is unusable if [`Holder::Nobody`] applies to all its GIDs. `netdev` is its
-/// interface.
-pub fn no_address(netdev: &str) -> String {
-    format!(
-        "its only GIDs are link-local addresses that its interface {netdev} does not have: give it an IPv4 address, or \
-         link-local: [ipv6] in netplan"
-    )
-}
 
 /// Returns the interface of a GID if it is in this namespace. Both name and index must match,
 /// because another interface may have either of them here.

@@ -4,7 +4,7 @@
 use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
 use crate::interfaces;
 use crate::rails::{self, PortFacts, Refusal, Survey};
 use crate::tuner::communicators::Communicators;
@@ -165,13 +165,13 @@ pub fn survey() -> Result<Survey> {
 }
 
 fn plugin() -> Result<&'static Plugin> {
-    PLUGIN.get().ok_or_else(|| Error::Usage("called before a successful init".to_owned()))
+    PLUGIN.get().ok_or_else(|| Usage::NotInitialised.into())
 }
 
 fn device(dev: i32) -> Result<&'static Plugin> {
     match dev {
         0 => plugin(),
-        other => Err(Error::Argument(format!("device {other} does not exist; the only device is 0"))),
+        other => Err(Argument::Device(other).into()),
     }
 }
 
@@ -354,7 +354,7 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     }
     if ports.is_empty() {
         trouble.append(&mut others_devices);
-        return Err(no_device(&trouble));
+        return Err(Missing::Device(trouble).into());
     }
     for text in trouble {
         tracing::warn!("{text}");
@@ -365,28 +365,17 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     Ok(ports)
 }
 
-fn no_device(trouble: &[String]) -> Error {
-    let why = match trouble {
-        [] => "no RDMA device found".to_owned(),
-        some => format!("cannot open any RDMA device: {}", some.join("; ")),
-    };
-    Error::Missing(format!(
-        "{why}. On the host: is the driver loaded (rdma link; packages rdma-core, ibverbs-providers)? In a container: \
-         start it with --device /dev/infiniband --ulimit memlock=-1 --network host, and install ibverbs-providers in it"
-    ))
-}
-
 fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
         let all: Vec<String> =
             survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.reason)).collect();
-        return Err(Error::Missing(format!("no port can be used as a rail: {}", all.join("; "))));
+        return Err(Missing::Rails(all.join("; ")).into());
     }
     let mut rails = Vec::with_capacity(survey.rails.len());
     for (id, found) in RailId::all(MAX_OFFERED_RAILS).zip(&survey.rails) {
         let port = ports.iter().find(|(facts, _)| facts.device == found.device && facts.port == found.port);
         let Some((_, context)) = port else {
-            return Err(Error::Internal(format!("{}:{} disappeared during initialisation", found.device, found.port)));
+            return Err(Internal::PortGone { device: found.device.clone(), port: found.port }.into());
         };
         let info = RailInfo {
             device: found.device.clone(),
@@ -425,10 +414,11 @@ impl Properties {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Call;
 
     #[test]
     fn devices_that_leave_are_looked_for_again_and_not_for_ever() {
-        let failed = |errno| Error::Os { what: "cannot open mlx5_0".to_owned(), errno };
+        let failed = |errno| Error::Os { call: Call::Open { device: "mlx5_0".to_owned() }, errno };
         let mut looks = 0;
         let mut after = |failures: usize, errno| {
             looks = 0;

@@ -415,7 +415,8 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
             let stream = if side == 0 { &mut to_sender } else { &mut to_receiver };
             stream.write_all(words).unwrap();
             let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
-            let Error::Protocol(text) = &*error else { panic!("{error:?}") };
+            let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
+            let text = &violation.to_string();
             assert!(text.contains(told) && names_peer(text), "{text}");
         }
     }
@@ -513,7 +514,7 @@ fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
     say(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
     say(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
     for error in [met.sender_error(), met.receiver_error()] {
-        assert!(matches!(&*error, Error::PeerGone(text) if names_peer(text)), "{error:?}");
+        assert!(matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())), "{error:?}");
     }
     for (side, delivered) in [(0, 6), (0, u64::MAX), (1, 1)] {
         let (met, mut taken): (Met, Taken) = tapped(&hosts);
@@ -521,7 +522,8 @@ fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         say(stream, 1, ControlMessage::Bye { delivered }.encode());
         let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
-        let Error::Protocol(text) = &*error else { panic!("{error:?}") };
+        let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
+        let text = &violation.to_string();
         assert!(text.contains("delivered messages, but only") && names_peer(text), "{text}");
     }
 }

@@ -25,7 +25,7 @@ use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::counters::layout::State;
-use nccl_net_spark::error::Error;
+use nccl_net_spark::error::{Error, Network};
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{HostMemory, Region};
 use nccl_net_spark::wire::fields::Priority;
@@ -305,7 +305,7 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer was informed");
     // Here the message to the peer cannot be sent.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let unsaid = |_: &mut Channel, _: &mut Standing| Err(Error::Network("on purpose".to_owned()));
+    let unsaid = |_: &mut Channel, _: &mut Standing| Err(Network::ConnectAgain.into());
     assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
     assert_eq!(Arc::strong_count(&context), 1, "the service keeps it");
     let bed = Bed::over(hosts);

@@ -10,7 +10,7 @@ mod sim;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
-use nccl_net_spark::error::Error;
+use nccl_net_spark::error::Internal;
 use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, Start};
@@ -237,7 +237,7 @@ fn a_connection_that_ends_gives_back_what_it_had_in_flight_once() {
             stage.pairs[0] = None;
         } else {
             let mut path = stage.pair(0).send.borrow().expect("no panic went through it");
-            path.end(Box::new(Error::Internal("on purpose".to_owned())));
+            path.end(Box::new(Internal::PathPanicked.into()));
         }
         assert_eq!(stage.bound.taken_bytes(), 0);
         let other = stage.isend(1, 600).expect("room");

@@ -15,7 +15,7 @@ use common::until;
 use nccl_net_spark::comm::rail::backoff::{Advice, Need, PathId};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
-use nccl_net_spark::error::Error;
+use nccl_net_spark::error::{Call, Error};
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control, status};
@@ -153,7 +153,8 @@ fn comes_back(bed: &Bed) {
 
 #[test]
 fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carries_again() {
-    let nobody = Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT };
+    let call = Call::ModifyQp { device: "mlx5_0".to_owned(), qp: 5, state: "RTR" };
+    let nobody = Error::Os { call, errno: libc::ETIMEDOUT };
     for is_silent in [false, true] {
         let bed = Bed::new(&[]);
         let now = Instant::now();

@@ -20,7 +20,7 @@ use nccl_net_spark::comm::datapath::path::{DataPath, Faults};
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::wr_id::Work;
-use nccl_net_spark::error::{Error, Quick};
+use nccl_net_spark::error::{Argument, Error, Quick};
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, OpenReceive, Received};
 use nccl_net_spark::wire::cts::{ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, Terms, entry_word};
 use nccl_net_spark::wire::fields::RailAdvert;
@@ -189,7 +189,8 @@ fn terms(addr: u64, bytes: u64) -> Terms {
 
 /// Returns true if the error says that end `who` broke the protocol, with the text `how`.
 fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
-    matches!(error, Error::Protocol(text) if text.contains(who) && text.contains(how))
+    let text = error.to_string();
+    matches!(error, Error::Protocol(_)) && text.contains(who) && text.contains(how)
 }
 
 #[test]
@@ -239,7 +240,8 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
     assert_eq!(stage.isend(8, 0), Ok(None));
     // A grant that is too small: only this send fails.
     let error = *stage.isend(9, 7).unwrap_err();
-    let Error::Usage(text) = &error else { panic!("{error:?}") };
+    let Error::Usage(usage) = &error else { panic!("{error:?}") };
+    let text = usage.to_string();
     assert!(text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"), "{text}");
     stage.again();
     stage.check();
@@ -263,7 +265,8 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
                 path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
             })
         });
-        let Some(Error::Network(text)) = error.as_deref() else { panic!("{error:?}") };
+        let Some(Error::Network(network)) = error.as_deref() else { panic!("{error:?}") };
+        let text = network.to_string();
         assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
         assert!(*before == *stage.fabric().to, "bytes were written where none may be");
     }
@@ -358,11 +361,7 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    assert_eq!(
-        stage.received(32),
-        Err(Error::Argument("request 32 is not in flight".to_owned()).into()),
-        "no such slot"
-    );
+    assert_eq!(stage.received(32), Err(Box::new(Argument::NotInFlight(32).into())), "no such slot");
     stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
     stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true share arrives");
 }

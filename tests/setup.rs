@@ -358,7 +358,7 @@ fn two_versions_of_the_protocol_refuse_each_other() {
     pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());
     let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
     let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
-    assert!(matches!(&refused, Error::Usage(text) if text.contains(&expected)), "{refused}");
+    assert!(matches!(refused, Error::Usage(_)) && refused.to_string().contains(&expected), "{refused}");
     // A connecting side of that version, with the version in the header of its HELLO.
     pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
     let address = Handle::decode(&pair.handle).unwrap().address;

@@ -4,7 +4,7 @@
 use super::handles;
 use super::types::MAX_RECVS;
 use crate::comm::RecvPart;
-use crate::error::{Error, Quick};
+use crate::error::{Argument, Error, Quick};
 use std::ffi::{c_int, c_void};
 
 /// A length argument: `int` in v8, `size_t` since v9.
@@ -35,13 +35,13 @@ pub(super) fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
 #[cold]
 #[inline(never)]
 fn no_data(bytes: usize) -> Box<Error> {
-    Box::new(Error::Argument(format!("data is NULL and its size is {bytes} bytes")))
+    Box::new(Argument::NullData(bytes).into())
 }
 
 #[cold]
 #[inline(never)]
 fn negative(size: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("size is {size}; it must not be negative")))
+    Box::new(Argument::NegativeSize(size).into())
 }
 
 /// Parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
@@ -122,7 +122,7 @@ pub(super) fn count_of(n: c_int) -> Quick<usize> {
 #[cold]
 #[inline(never)]
 fn not_a_group(n: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!("n is {n}; a receive takes 1 to {MAX_RECVS} buffers")))
+    Box::new(Argument::Buffers { count: n, most: MAX_RECVS }.into())
 }
 
 /// Writes the size of one part of a finished request, if NCCL passed a place for sizes.

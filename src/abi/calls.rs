@@ -13,7 +13,7 @@ use super::nccl_version;
 use super::properties::Described;
 use super::types::*;
 use crate::comm::{HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm};
-use crate::error::{Error, Result};
+use crate::error::{Argument, Result, Usage};
 use crate::plugin;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -186,10 +186,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         let transfer = unsafe { AnyTransfer::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
-            return Err(Error::Argument(format!(
-                "cannot register {size} bytes at {data:p}: data is NULL or the range wraps around"
-            ))
-            .into());
+            return Err(Box::new(Argument::Data { addr: data.addr(), bytes: size }.into()));
         }
         // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
@@ -201,12 +198,8 @@ pub(super) unsafe extern "C" fn reg_mr(
 fn host_pointer(kind: c_int) -> Result<()> {
     match kind {
         PTR_HOST => Ok(()),
-        PTR_CUDA => Err(Error::Usage(
-            "CUDA device memory cannot be registered: a GB10 has no GPUDirect RDMA; use host memory".into(),
-        )),
-        other => Err(Error::Argument(format!(
-            "memory of type {other} cannot be registered: only host memory (type {PTR_HOST})"
-        ))),
+        PTR_CUDA => Err(Usage::CudaMemory.into()),
+        kind => Err(Argument::MemoryType { kind, host: PTR_HOST }.into()),
     }
 }
 

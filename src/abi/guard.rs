@@ -4,7 +4,7 @@
 
 use super::logger;
 use super::types::NcclResult;
-use crate::error::{Error, Quick, panic_text};
+use crate::error::{Error, Internal, Missing, Quick, panic_text};
 use crate::plugin;
 use std::any::Any;
 use std::cell::Cell;
@@ -75,17 +75,14 @@ impl Health {
     }
 }
 
-const FORKED: &str = "this process was forked after NCCL had initialised the network, and RDMA does not survive fork(): use NCCL in the \
-     parent only, or call exec() first";
-
 #[cold]
 fn in_forked_child() -> Box<Error> {
-    Box::new(Error::Missing(FORKED.into()))
+    Box::new(Missing::Forked.into())
 }
 
 #[cold]
 fn out_of_use() -> Box<Error> {
-    Box::new(Error::Internal("this connection cannot be used: an earlier call on it panicked".into()))
+    Box::new(Internal::CallPanicked.into())
 }
 
 #[cold]
@@ -118,7 +115,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
     if let Some(health) = health {
         health.break_down();
     }
-    let fault = Error::Internal(format!("internal error, please report it: {}", panic_text(&*payload)));
+    let fault = Internal::Panic(panic_text(&*payload).to_owned()).into();
     let result = refused(name, &fault);
     // The payload's destructor is unknown code, which could panic again outside the guard.
     std::mem::forget(payload);
@@ -128,6 +125,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Argument, Call, Network, PeerGone, SettingFault, TimedOut, Usage, Violation};
 
     #[test]
     fn a_panic_breaks_its_own_comm_and_no_other() {
@@ -165,7 +163,7 @@ mod tests {
         let health = Health::default();
         let refused = call("test", |scope| {
             scope.enter_comm(&health)?;
-            Err(Error::PeerGone("the peer is gone".into()).into())
+            Err(Box::new(PeerGone::Closed { peer: String::new() }.into()))
         });
         assert_eq!(refused, NcclResult::REMOTE_ERROR);
         assert!(!health.is_broken());
@@ -173,16 +171,22 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_nccl_code() {
-        let setting = Error::Setting { name: String::new(), value: String::new(), allowed: String::new() };
-        let os = Error::Os { what: String::new(), errno: libc::ENOMEM };
-        assert_eq!(NcclResult::from(&setting), NcclResult::INVALID_USAGE);
-        assert_eq!(NcclResult::from(&Error::Usage(String::new())), NcclResult::INVALID_USAGE);
-        assert_eq!(NcclResult::from(&os), NcclResult::SYSTEM_ERROR);
-        assert_eq!(NcclResult::from(&Error::Missing(String::new())), NcclResult::SYSTEM_ERROR);
-        assert_eq!(NcclResult::from(&Error::Argument(String::new())), NcclResult::INVALID_ARGUMENT);
-        for ended in [Error::Network, Error::PeerGone, Error::Protocol, Error::TimedOut] {
-            assert_eq!(NcclResult::from(&ended(String::new())), NcclResult::REMOTE_ERROR);
+        let setting = Error::Setting { name: String::new(), value: String::new(), fault: SettingFault::NotALine };
+        let peer = String::new;
+        let expected: [(Error, NcclResult); 9] = [
+            (setting, NcclResult::INVALID_USAGE),
+            (Usage::Closed.into(), NcclResult::INVALID_USAGE),
+            (Error::Os { call: Call::Bootstrap, errno: libc::ENOMEM }, NcclResult::SYSTEM_ERROR),
+            (Missing::Gid.into(), NcclResult::SYSTEM_ERROR),
+            (Argument::Context.into(), NcclResult::INVALID_ARGUMENT),
+            (Network::ConnectAgain.into(), NcclResult::REMOTE_ERROR),
+            (PeerGone::Closed { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
+            (Violation::NoPairs { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
+            (TimedOut::Abandoned { peer: peer(), seconds: 60 }.into(), NcclResult::REMOTE_ERROR),
+        ];
+        for (error, code) in expected {
+            assert_eq!(NcclResult::from(&error), code, "{error:?}");
         }
-        assert_eq!(NcclResult::from(&Error::Internal(String::new())), NcclResult::INTERNAL_ERROR);
+        assert_eq!(NcclResult::from(&Error::from(Internal::NoStage)), NcclResult::INTERNAL_ERROR);
     }
 }

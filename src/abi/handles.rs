@@ -22,7 +22,7 @@ use crate::comm::{
     ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS, SendComm,
     StreamRecvComm, StreamSendComm,
 };
-use crate::error::{Error, Quick, Result};
+use crate::error::{Argument, Error, Internal, Quick, Result, Usage};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -453,8 +453,8 @@ pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     match raw.addr().wrapping_sub(CONTEXTS.as_ptr().addr()) {
         class @ 0..=255 => Ok(Some(class as u8)),
         NONE_CHOSEN => Ok(None),
-        NOT_A_CLASS => Err(Error::Usage("trafficClass is out of range: 0 to 255, or negative for none".into())),
-        _ => Err(Error::Argument("ctx is not a context that init returned".into())),
+        NOT_A_CLASS => Err(Usage::TrafficClass.into()),
+        _ => Err(Argument::Context.into()),
     }
 }
 
@@ -498,26 +498,26 @@ pub(super) fn non_null<T>(raw: *mut T, name: &'static str) -> Quick<NonNull<T>> 
 
 #[cold]
 #[inline(never)]
-fn null(name: &str) -> Box<Error> {
-    Box::new(Error::Argument(format!("{name} is NULL")))
+fn null(name: &'static str) -> Box<Error> {
+    Box::new(Argument::Null(name).into())
 }
 
 #[cold]
 #[inline(never)]
-fn not_ours(name: &str) -> Box<Error> {
-    Box::new(Error::Argument(format!("{name} is not a pointer that this plugin returned")))
+fn not_ours(name: &'static str) -> Box<Error> {
+    Box::new(Argument::NotOurs(name).into())
 }
 
 #[cold]
 #[inline(never)]
-pub(super) fn of_another_kind(name: &str, found: Mark, wanted: Mark) -> Box<Error> {
-    Box::new(Error::Argument(format!("{name} is {}; it must be {}", word_for(found), word_for(wanted))))
+pub(super) fn of_another_kind(name: &'static str, found: Mark, wanted: Mark) -> Box<Error> {
+    Box::new(Argument::Kind { name, found: word_for(found), wanted: word_for(wanted) }.into())
 }
 
 #[cold]
 #[inline(never)]
 fn no_such_request(number: u16, count: usize) -> Box<Error> {
-    Box::new(Error::Internal(format!("request {number} does not exist: there are {count}")))
+    Box::new(Internal::Request { number, count }.into())
 }
 
 #[cfg(test)]

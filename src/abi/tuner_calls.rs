@@ -10,7 +10,7 @@ use super::logger;
 use super::tuner_handles;
 use super::tuner_types::{NvlDomainInfo, TunerConstants};
 use super::types::{DebugLogger, NcclResult};
-use crate::error::{Error, Quick};
+use crate::error::{Argument, Error, Quick};
 use crate::plugin;
 use crate::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
 use std::ffi::{c_int, c_void};
@@ -161,10 +161,8 @@ fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
 }
 
 fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
-    Box::new(Error::Argument(format!(
-        "NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, this tuner supports {ALGORITHMS} and {PROTOCOLS}: \
-         tuner not used; install a plugin made for this NCCL"
-    )))
+    let (algorithms, protocols) = (ALGORITHMS, PROTOCOLS);
+    Box::new(Argument::CostTable { num_algo, num_proto, algorithms, protocols }.into())
 }
 
 /// Takes the context back. NULL is allowed.
@@ -189,6 +187,7 @@ fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> N
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Usage;
     use crate::tuner::table::Fingerprint;
     use crate::tuner::{Facts, Mode, Policy};
 
@@ -272,7 +271,7 @@ mod tests {
     #[test]
     fn a_panic_and_an_error_are_a_success() {
         assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::SUCCESS);
-        assert_eq!(call("test", |_| Err(Error::Usage("on purpose".into()).into())), NcclResult::SUCCESS);
+        assert_eq!(call("test", |_| Err(Box::new(Usage::Closed.into()))), NcclResult::SUCCESS);
     }
 
     #[test]

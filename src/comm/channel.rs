@@ -1,7 +1,7 @@
 //! The bootstrap's TCP channel, for the handshake and then control frames. Framed, non-blocking,
 //! with bounded buffers.
 
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
@@ -39,9 +39,8 @@ pub enum Received {
     Nothing,
     /// The peer closed its end, or its process ended.
     Closed,
-    /// The network to the peer has failed; the peer itself may be well. The text describes the
-    /// error.
-    Unreachable(String),
+    /// The network to the peer has failed; the peer itself may be well.
+    Unreachable(Network),
 }
 
 impl Channel {
@@ -50,7 +49,7 @@ impl Channel {
     /// # Errors
     /// [`Error::Os`].
     pub fn dial(address: SocketAddr) -> Result<Self> {
-        let trouble = |e: &std::io::Error| Error::os(format!("cannot connect to {address}"), e);
+        let trouble = |e: &std::io::Error| Error::os(Call::Connect(address), e);
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)).map_err(|e| trouble(&e))?;
         socket.set_nonblocking(true).map_err(|e| trouble(&e))?;
@@ -67,7 +66,7 @@ impl Channel {
     /// # Errors
     /// [`Error::Os`].
     pub fn from_stream(stream: TcpStream) -> Result<Self> {
-        let trouble = |e: std::io::Error| Error::os("cannot set up a bootstrap connection", &e);
+        let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         stream.set_nonblocking(true).map_err(trouble)?;
         stream.set_nodelay(true).map_err(trouble)?;
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
@@ -120,7 +119,7 @@ impl Channel {
     /// # Errors
     /// [`Error::Os`].
     pub fn into_stream(self) -> Result<(TcpStream, Vec<u8>)> {
-        let trouble = |e: std::io::Error| Error::os("cannot set up a TCP stream", &e);
+        let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
         let socket = SockRef::from(&self.stream);
         socket.set_tcp_user_timeout(None).map_err(trouble)?;
@@ -201,10 +200,11 @@ impl Channel {
 
     fn parse(&mut self) -> Result<Option<Message>> {
         let Some(header) = self.inbox.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let header = Header::decode(*header).map_err(|e| Error::Protocol(format!("{}: {e}", self.peer())))?;
+        let header =
+            Header::decode(*header).map_err(|e| Violation::Header { peer: self.peer(), how: e.to_string() })?;
         let Some(body) = self.inbox.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes) else { return Ok(None) };
         let message = Message::decode(header, body)
-            .map_err(|e| Error::Protocol(format!("{} sent a malformed message: {e}", self.peer())))?;
+            .map_err(|e| Violation::Malformed { peer: self.peer(), how: e.to_string() })?;
         self.inbox.drain(..HEADER_BYTES + header.body_bytes);
         Ok(Some(message))
     }
@@ -212,20 +212,15 @@ impl Channel {
     fn ended(&self, error: &std::io::Error) -> Received {
         match error.kind() {
             ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => Received::Closed,
-            _ => Received::Unreachable(self.broken(error)),
+            _ => Received::Unreachable(Network::Bootstrap { peer: self.peer(), why: error.to_string() }),
         }
     }
 
     fn failed(&self, error: &std::io::Error) -> Error {
-        let text = self.broken(error);
         match self.ended(error) {
-            Received::Closed => Error::PeerGone(text),
-            _ => Error::Network(text),
+            Received::Unreachable(network) => network.into(),
+            _ => PeerGone::Bootstrap { peer: self.peer(), why: error.to_string() }.into(),
         }
-    }
-
-    fn broken(&self, error: &std::io::Error) -> String {
-        format!("bootstrap connection to {} failed: {error}", self.peer())
     }
 }
 

@@ -37,9 +37,9 @@ pub fn shortage_text(error: &io::Error) -> Option<String> {
 
 /// Like [`shortage_text`], for an error that may pass when others free descriptors.
 pub fn waits_for_descriptors(error: &Error) -> Option<String> {
-    let Error::Os { what, errno } = error else { return None };
+    let Error::Os { call, errno } = error else { return None };
     let why = shortage_text(&io::Error::from_raw_os_error(*errno)).filter(|_| error.is_shortage())?;
-    Some(format!("{what}: {why}"))
+    Some(format!("{call}: {why}"))
 }
 
 fn limit_text() -> String {
@@ -52,6 +52,7 @@ fn limit_text() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Call;
 
     #[test]
     fn what_is_short_is_named_and_other_troubles_are_none() {
@@ -60,8 +61,8 @@ mod tests {
         assert!(of(libc::EMFILE).unwrap().contains(&format!("ulimit -n is {soft}")));
         assert!(of(libc::ENFILE).unwrap().contains("fs.file-max"));
         assert!(of(libc::ENOBUFS).is_some() && of(libc::ECONNABORTED).is_none() && of(libc::EAGAIN).is_none());
-        let failed = |errno| Error::Os { what: "getifaddrs".to_owned(), errno };
-        assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().starts_with("getifaddrs: the process"));
+        let failed = |errno| Error::Os { call: Call::ListInterfaces, errno };
+        assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().contains("(getifaddrs): the process"));
         // A device without memory for a queue pair will not have any later, so its error is
         // reported directly.
         assert!(waits_for_descriptors(&failed(libc::ENOMEM)).is_none());

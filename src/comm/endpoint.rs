@@ -164,7 +164,7 @@ impl<P: Last> StreamEndpoint<P> {
             path.leave();
             words
         });
-        self.process.closed(&sockets.peer);
+        self.process.closed(&sockets.tcp.peer);
         match words {
             Some(words) => self.service.part(Farewell::new(Arc::clone(sockets), words, Instant::now())),
             None => sockets.cut(),

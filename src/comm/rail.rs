@@ -16,8 +16,8 @@ pub mod registration;
 use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::config::{Config, RelaxedOrdering};
-use crate::error::{Error, Result};
-use crate::interfaces::{Holder, Interface, TableEntry, holder, no_address};
+use crate::error::{Missing, Result};
+use crate::interfaces::{Holder, Interface, TableEntry, holder};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, remoteness};
 use crate::wire::ids::RailId;
@@ -120,10 +120,10 @@ impl Rail {
     pub fn look(&self, config: &Config, interfaces: &[Interface]) -> Result<Look> {
         let port = self.port()?;
         if port.state != PortState::Active {
-            return Err(Error::Missing(format!("port state is {:?}", port.state)));
+            return Err(Missing::PortState(format!("{:?}", port.state)).into());
         }
         if port.link_layer != LinkLayer::Ethernet {
-            return Err(Error::Missing(format!("link layer is {:?}, not Ethernet", port.link_layer)));
+            return Err(Missing::LinkLayer(format!("{:?}", port.link_layer)).into());
         }
         let (mut found, mut unheld): (Vec<(Address, u16)>, _) = (Vec::new(), None);
         let number = self.info.port;
@@ -151,10 +151,7 @@ impl Rail {
             *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
             return Ok(look);
         }
-        Err(Error::Missing(match unheld {
-            Some(netdev) => no_address(netdev),
-            None => "no RoCE v2 GID: give its interface an IP address".to_owned(),
-        }))
+        Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
     }
 
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one

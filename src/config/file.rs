@@ -1,7 +1,7 @@
 //! Settings files: lines of `NAME=value`, as in NCCL's own `nccl.conf`. `#` starts a comment, at the beginning of a line or behind
 //! white space.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Missing, Result, SettingFault};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl SettingsFile {
         let text = read(Path::new(path)).map_err(|error| Error::Setting {
             name: variable.to_owned(),
             value: path.to_owned(),
-            allowed: format!("the file cannot be read: {error}"),
+            fault: SettingFault::Unreadable(error.to_string()),
         })?;
         Self::parse(path.into(), &text)
     }
@@ -50,7 +50,8 @@ impl SettingsFile {
         if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
             return Ok(None);
         }
-        let text = read(path).map_err(|error| Error::Missing(format!("read {}: {error}", path.display())))?;
+        let unreadable = |error: io::Error| Missing::SettingsFile { path: path.to_owned(), why: error.to_string() };
+        let text = read(path).map_err(unreadable)?;
         Self::parse(path.to_owned(), &text).map(Some)
     }
 
@@ -61,18 +62,18 @@ impl SettingsFile {
             if text.is_empty() {
                 continue;
             }
-            let wrong = |name: &str, value: &str, allowed: String| Error::Setting {
+            let wrong = |name: &str, value: &str, fault| Error::Setting {
                 name: place(&path, number, name),
                 value: value.to_owned(),
-                allowed,
+                fault,
             };
             let Some((name, value)) = text.split_once('=') else {
-                return Err(wrong("the line", text, "a line must be NAME=value; `#` starts a comment".to_owned()));
+                return Err(wrong("the line", text, SettingFault::NotALine));
             };
             // `NAME=#x` is what `NAME= #x` is: white space around the `=` means nothing.
             let (name, value) = (name.trim().to_owned(), without_comment(value).trim().to_owned());
             if let Some(first) = lines.iter().find(|line| line.name == name) {
-                return Err(wrong(&name, &value, format!("line {} already sets it", first.number)));
+                return Err(wrong(&name, &value, SettingFault::SetBefore(first.number)));
             }
             lines.push(Line { number, name, value });
         }

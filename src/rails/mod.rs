@@ -35,7 +35,7 @@ pub use pcie::{LinkRate, PciFunction};
 pub use report::{report, wrapped};
 pub use text::{gbps, list};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SettingFault};
 use crate::interfaces::Interface;
 use crate::wire::fields::Attachment;
 use arp::Arp;
@@ -48,13 +48,13 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Setting`] when it cannot.
 pub fn check_sysfs(sysfs: &str) -> Result<()> {
-    let allowed = match std::fs::metadata(sysfs) {
-        Err(error) => format!("{error}"),
+    let why = match std::fs::metadata(sysfs) {
+        Err(error) => error.to_string(),
         Ok(_) if Path::new(sysfs).join("class").is_dir() => return Ok(()),
         Ok(_) => "it has no folder `class`".to_owned(),
     };
     let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.to_owned());
-    Err(Error::Setting { name, value, allowed: format!("{allowed}; it must be where sysfs is mounted, usually /sys") })
+    Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 
 /// Looks at all ports and says which are rails. `sysfs` is where sysfs is mounted ("/sys"), `proc_sys` where the kernel's settings are

@@ -1,7 +1,8 @@
 //! One port: what verbs and sysfs say of it together, and whether it is a rail.
 
 use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refusal, Refused, sysfs};
-use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder, no_address};
+use crate::error::Missing;
+use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
 use crate::wire::fields::remoteness;
 use std::net::{IpAddr, Ipv6Addr};
@@ -151,7 +152,7 @@ impl Obstacle {
             Self::State(PortState::Init) => "the port is not active yet (state INIT)".to_owned(),
             Self::State(PortState::Armed) => "the port is not active yet (state ARMED)".to_owned(),
             Self::State(state) => format!("the port is not active (state {state:?})"),
-            Self::NoAddress(netdev) => no_address(netdev),
+            Self::NoAddress(netdev) => Missing::Address(netdev.clone()).to_string(),
             Self::NoGid => "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address".to_owned(),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::library::{Device, Library, Pointer};
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
 /// An opened device. It closes when the last object on it is dropped.
@@ -64,14 +64,13 @@ impl Device {
 
 /// Describes why a device cannot be opened.
 fn cannot_open(name: &str, error: &std::io::Error) -> Error {
-    Error::os(
-        match error.raw_os_error() {
-            // The kernel's answer if the device rules of the control group exclude the device.
-            Some(libc::EPERM) => format!("cannot open {name}: the device rules of this container leave it out"),
-            _ => format!("cannot open {name} (check that /dev/infiniband exists and that this user may open it)"),
-        },
-        error,
-    )
+    let device = name.to_owned();
+    let call = match error.raw_os_error() {
+        // The kernel's answer if the device rules of the control group exclude the device.
+        Some(libc::EPERM) => Call::OpenExcluded { device },
+        _ => Call::Open { device },
+    };
+    Error::os(call, error)
 }
 
 impl Context {
@@ -88,7 +87,7 @@ impl Context {
         // SAFETY: the context is open, and the struct is a local.
         let status = unsafe { (library.query_device)(raw.as_ptr(), &raw mut attributes) };
         if status != 0 {
-            return Err(Error::Os { what: format!("cannot query {name}"), errno: status });
+            return Err(Error::Os { call: Call::Query { device: name.to_owned() }, errno: status });
         }
         let context = Self {
             library,
@@ -188,7 +187,7 @@ impl Pd {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })
-            .ok_or_else(|| Error::last_os(format!("cannot allocate a protection domain on {}", context.name)))?;
+            .ok_or_else(|| Error::last_os(Call::AllocatePd { device: context.name.clone() }))?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -237,7 +236,7 @@ unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operat
     };
     match found {
         (Some(poll_cq), Some(post_send), Some(post_recv)) => Ok(Operations { poll_cq, post_send, post_recv }),
-        _ => Err(Error::Missing(format!("the provider of {name} lacks post and poll functions"))),
+        _ => Err(Missing::Operations(name.to_owned()).into()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::context::{Context, note_failure};
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Result};
 use verbs_sys::*;
 
 /// A completion queue. Several QPs may share one.
@@ -47,7 +47,7 @@ impl Cq {
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(format!("cannot create a CQ of {entries} entries on {}{hint}", context.name()), &error)
+            Error::os(Call::CreateCq { device: context.name().to_owned(), entries, hint }, &error)
         })?;
         let queue = Arc::new(Queue { raw, context: Arc::clone(context), number });
         Ok(Self { queue, poll_cq: context.operations.poll_cq })

@@ -7,7 +7,7 @@ use super::barrier::order_loads;
 use super::cq::{Completion, CompletionBuffer, Cq};
 use super::memory::Readable;
 use super::qp::{Prepared, Qp};
-use crate::error::{Error, Quick};
+use crate::error::{Argument, Call, Error, Quick};
 use verbs_sys::*;
 
 /// An address in the peer's memory, with its key.
@@ -105,7 +105,7 @@ impl Qp {
         // requests.
         let status = unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
         if status != 0 {
-            return Err(self.refused("cannot post receives", status));
+            return Err(self.refused(|device, qp| Call::PostReceives { device, qp }, status));
         }
         Ok(())
     }
@@ -134,26 +134,26 @@ impl Qp {
         // provider reads memory that is readable during the call.
         let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
-            return Err(self.refused("cannot post a write", status));
+            return Err(self.refused(|device, qp| Call::PostWrite { device, qp }, status));
         }
         Ok(())
     }
 
     #[cold]
-    fn refused(&self, what: &str, status: i32) -> Box<Error> {
+    fn refused(&self, call: impl FnOnce(String, u32) -> Call, status: i32) -> Box<Error> {
         // The provider returns the errno; a few old providers return -1 and set errno.
         let errno = if status > 0 { status } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
-        Box::new(Error::Os { what: format!("{what} on QP {} of {}", self.number(), self.device()), errno })
+        Box::new(Error::Os { call: call(self.device().to_owned(), self.number()), errno })
     }
 
     #[cold]
     fn too_long_for_inline(&self, bytes: u32) -> Box<Error> {
-        Box::new(Error::Argument(format!("{bytes} inline bytes on a QP that takes {}", self.inline_bytes())))
+        Box::new(Argument::Inline { bytes, most: self.inline_bytes() }.into())
     }
 
     #[cold]
     fn too_many_receives(&self, count: usize) -> Box<Error> {
-        Box::new(Error::Argument(format!("{count} receives on a QP that holds {}", self.receives.len())))
+        Box::new(Argument::Receives { count, most: self.receives.len() }.into())
     }
 }
 
@@ -177,6 +177,6 @@ impl Cq {
 
     #[cold]
     fn broken(&self) -> Box<Error> {
-        Box::new(Error::last_os(format!("cannot poll a CQ of {}", self.queue.context.name())))
+        Box::new(Error::last_os(Call::Poll { device: self.queue.context.name().to_owned() }))
     }
 }

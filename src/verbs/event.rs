@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Result};
 use verbs_sys::*;
 
 /// An event of a device.
@@ -70,7 +70,7 @@ impl Context {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(Error::os(format!("cannot read events of {}", self.name()), &error)),
+                _ => Err(Error::os(Call::ReadEvents { device: self.name().to_owned() }, &error)),
             };
         }
         // SAFETY: the library has just filled in `event`, and it is not acknowledged yet.
@@ -99,7 +99,7 @@ impl Context {
             flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
         };
         if failed {
-            return Err(Error::last_os(format!("cannot make the event descriptor of {} non-blocking", self.name())));
+            return Err(Error::last_os(Call::NonBlockingEvents { device: self.name().to_owned() }));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! message; a flag set by a fork handler takes one load. (A child made by a raw `clone` is not
 //! detected. No program that loads NCCL is known to make one.)
 
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Result};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,11 +22,7 @@ pub fn watch_for_fork() -> Result<()> {
     // process. It stays mapped until the process ends, because the library is linked with `-z
     // nodelete`.
     ONCE.call_once(|| errno = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
-    if errno == 0 {
-        Ok(())
-    } else {
-        Err(Error::Os { what: "cannot watch for fork() (pthread_atfork)".to_owned(), errno })
-    }
+    if errno == 0 { Ok(()) } else { Err(Error::Os { call: Call::WatchFork, errno }) }
 }
 
 extern "C" fn in_child() {

@@ -3,12 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
-
-/// Instructions to install the library; part of error texts.
-const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
-    in a container: the same packages in the image, and docker run --device /dev/infiniband --ulimit memlock=-1";
 
 /// The functions of libibverbs, looked up once. The library is never unloaded, because its
 /// providers keep threads and mappings of their own.
@@ -67,9 +63,8 @@ impl Library {
         /// Expands to the function, or to an early return with an error that names it.
         macro_rules! required {
             ($function_type:ty, $name:literal) => {
-                optional!($function_type, $name, c"IBVERBS_1.1").ok_or_else(|| {
-                    Error::Missing(format!("the RDMA library {path} has no function {}; {HOW_TO_GET}", $name))
-                })?
+                optional!($function_type, $name, c"IBVERBS_1.1")
+                    .ok_or_else(|| Missing::Function { path: path.to_owned(), function: $name })?
             };
         }
         macro_rules! optional {
@@ -122,7 +117,7 @@ impl Library {
             return match error.raw_os_error() {
                 // The library's answer if the kernel's verbs module is not loaded.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
-                _ => Err(Error::os(format!("cannot list RDMA devices with {}", self.path), &error)),
+                _ => Err(Error::os(Call::ListDevices { library: self.path.clone() }, &error)),
             };
         }
         let list = Arc::new(DeviceList { library: self, first });
@@ -190,16 +185,14 @@ impl Drop for DeviceList {
 }
 
 fn open(path: &str) -> Result<*mut c_void> {
-    let name = CString::new(path).map_err(|_| {
-        Error::Missing(format!("NCCL_IBVERBS_LIB={path:?} is not a file name; the default is libibverbs.so.1"))
-    })?;
+    let name = CString::new(path).map_err(|_| Missing::LibraryName(path.to_owned()))?;
     // SAFETY: `name` is a C string. Loading runs the library's initialisers, as the caller intends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         // SAFETY: after a failed dlopen this returns its message, valid until the thread's next dl
         // call.
-        let reason = unsafe { text(libc::dlerror()) };
-        return Err(Error::Missing(format!("the RDMA library {path} cannot be loaded ({reason}); {HOW_TO_GET}")));
+        let why = unsafe { text(libc::dlerror()) };
+        return Err(Missing::Library { path: path.to_owned(), why }.into());
     }
     Ok(handle)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::context::{Pd, note_failure};
-use crate::error::{Error, Result};
+use crate::error::{Argument, Call, Error, Internal, Missing, Result};
 use verbs_sys::*;
 
 bitflags::bitflags! {
@@ -171,9 +171,7 @@ impl Mr {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
             // `ibv_reg_mr` would silently drop the flag.
-            return Err(Error::Missing(
-                "relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2".to_owned(),
-            ));
+            return Err(Missing::RelaxedOrdering.into());
         }
         let addr = memory.addr as *mut c_void;
         let raw = match library.reg_mr_iova2 {
@@ -190,9 +188,9 @@ impl Mr {
         };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
-            let HostMemory { addr, len } = memory;
+            let HostMemory { addr, len: bytes } = memory;
             let hint = memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(format!("cannot register {len} bytes at {addr:#x} with {}{hint}", pd.context().name()), &error)
+            Error::os(Call::Register { device: pd.context().name().to_owned(), addr, bytes, hint }, &error)
         })?;
         // SAFETY: the registration is alive, and its keys are never written.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
@@ -228,7 +226,7 @@ impl Region {
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let words = bytes.div_ceil(size_of::<AtomicU64>());
         if words == 0 {
-            return Err(Error::Argument("cannot map a region of 0 bytes".to_owned()));
+            return Err(Argument::EmptyRegion.into());
         }
         let length = words * size_of::<AtomicU64>();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -236,15 +234,14 @@ impl Region {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
-            return Err(Error::last_os(format!("cannot map {length} bytes")));
+            return Err(Error::last_os(Call::Map(length)));
         }
         // After a fork, the next write of this process would give it a new page, while the NIC
         // keeps writing the old one. Kernels before 5.12 do that; later kernels copy the pages for
         // the child, so a failure here does not matter.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
-        let start = NonNull::new(start.cast())
-            .ok_or_else(|| Error::Internal("the kernel mapped memory at address 0".to_owned()))?;
+        let start = NonNull::new(start.cast()).ok_or(Internal::MappedAtZero)?;
         Ok(Arc::new(Self { start, words }))
     }
 

@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use super::context::{Context, extended_operation};
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
 /// Present properties of a port.
@@ -117,10 +117,7 @@ impl Context {
             (Some(query_table), _) => self.whole_gid_table(query_table)?,
             (None, Some(query_entry)) => self.gid_entries_of(port, query_entry)?,
             (None, None) => {
-                return Err(Error::Missing(format!(
-                    "the RDMA library cannot report the GID types of {}; install rdma-core 32 or newer",
-                    self.name()
-                )));
+                return Err(Missing::GidTypes(self.name().to_owned()).into());
             }
         };
         Ok(entries.iter().filter(|entry| entry.port_num == u32::from(port)).filter_map(gid_entry).collect())
@@ -142,7 +139,7 @@ impl Context {
         };
         match status {
             0 => Ok(attributes),
-            errno => Err(Error::Os { what: format!("cannot query {} port {port}", self.name()), errno }),
+            errno => Err(Error::Os { call: Call::QueryPort { device: self.name().to_owned(), port }, errno }),
         }
     }
 
@@ -162,7 +159,7 @@ impl Context {
             unsafe { query_table(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
         if written < 0 {
             let errno = i32::try_from(-written).unwrap_or(0);
-            return Err(Error::Os { what: format!("cannot read the GID table of {}", self.name()), errno });
+            return Err(Error::Os { call: Call::GidTable { device: self.name().to_owned() }, errno });
         }
         // SAFETY: the library has written `written` entries, and at most `room`.
         unsafe { entries.set_len(written.unsigned_abs().min(room)) };
@@ -183,8 +180,7 @@ impl Context {
                 // An empty entry of the table.
                 libc::ENODATA => {}
                 errno => {
-                    let what = format!("cannot read GID {index} of {} port {port}", self.name());
-                    return Err(Error::Os { what, errno });
+                    return Err(Error::Os { call: Call::Gid { device: self.name().to_owned(), port, index }, errno });
                 }
             }
         }

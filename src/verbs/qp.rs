@@ -7,7 +7,7 @@ use super::context::{Operations, Pd, note_failure};
 use super::cq::{Cq, Queue};
 use super::library::Pointer;
 use super::thread_domain::{ThreadDomain, tell_doorbells};
-use crate::error::{Error, Result};
+use crate::error::{Argument, Call, Error, Result};
 use verbs_sys::*;
 
 /// A reliably connected queue pair.
@@ -166,8 +166,8 @@ impl Qp {
         attributes.ah_attr.port_num = path.port;
         attributes.ah_attr.sl = path.service_level;
         attributes.ah_attr.grh.dgid = ibv_gid { raw: path.remote_gid };
-        attributes.ah_attr.grh.sgid_index = u8::try_from(path.gid_index)
-            .map_err(|_| Error::Argument(format!("GID index {} is above 255", path.gid_index)))?;
+        attributes.ah_attr.grh.sgid_index =
+            u8::try_from(path.gid_index).map_err(|_| Argument::GidIndex(path.gid_index))?;
         attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
         attributes.ah_attr.grh.traffic_class = path.traffic_class;
         let mask = IBV_QP_AV
@@ -186,7 +186,8 @@ impl Qp {
     /// refuses.
     pub fn ready_to_send(&mut self, timing: &Timing) -> Result<()> {
         if timing.timeout > 31 || timing.retry_count > 7 {
-            return Err(Error::Argument(format!("{timing:?}: the timeout must be 0 to 31 and the retry count 0 to 7")));
+            let Timing { timeout, retry_count, .. } = *timing;
+            return Err(Argument::Timing { timeout, retry_count }.into());
         }
         let mut attributes = attributes(IBV_QPS_RTS);
         attributes.timeout = timing.timeout;
@@ -211,16 +212,16 @@ impl Qp {
         self.pd.context().name()
     }
 
-    fn modify(&mut self, state: &str, mut attributes: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
+    fn modify(&mut self, state: &'static str, mut attributes: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
         let mask = (IBV_QP_STATE | mask).cast_signed();
         // SAFETY: the QP is alive, and the struct lives for the call.
         let status = unsafe { (self.pd.context().library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask) };
         match status {
             0 => Ok(()),
-            errno => Err(Error::Os {
-                what: format!("cannot move QP {} of {} to {state}", self.number, self.device()),
-                errno,
-            }),
+            errno => {
+                let call = Call::ModifyQp { device: self.device().to_owned(), qp: self.number, state };
+                Err(Error::Os { call, errno })
+            }
         }
     }
 }
@@ -269,10 +270,9 @@ fn create(
         if inline_bytes == 0 {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
-            let QpCaps { send_requests, receive_requests, .. } = caps;
-            let device = cq.queue.context.name();
-            let what = format!("cannot create a QP of {send_requests} + {receive_requests} requests on {device}{hint}");
-            return Err(Error::os(what, &error));
+            let QpCaps { send_requests: sends, receive_requests: receives, .. } = caps;
+            let device = cq.queue.context.name().to_owned();
+            return Err(Error::os(Call::CreateQp { device, sends, receives, hint }, &error));
         }
         inline_bytes /= 2;
     }
@@ -292,7 +292,7 @@ fn mtu(bytes: u32) -> Result<ibv_mtu> {
         1024 => Ok(IBV_MTU_1024),
         2048 => Ok(IBV_MTU_2048),
         4096 => Ok(IBV_MTU_4096),
-        _ => Err(Error::Argument(format!("path MTU {bytes} is not 256, 512, 1024, 2048 or 4096"))),
+        _ => Err(Argument::PathMtu(bytes).into()),
     }
 }
 

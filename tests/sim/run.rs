@@ -10,7 +10,7 @@ use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::peer::Presence;
 use nccl_net_spark::comm::datapath::shared::{SharedPath, leave};
 use nccl_net_spark::comm::recovery::driver::PortChange;
-use nccl_net_spark::error::Error;
+use nccl_net_spark::error::{Error, Internal};
 use nccl_net_spark::flow::in_flight::Bound;
 use std::sync::Arc;
 use std::time::Instant;
@@ -485,7 +485,7 @@ impl<'f> Run<'f> {
         };
         let path: Arc<dyn SharedPath> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
         let holds_buffers = path.borrow().expect("no panic went through it").holds_buffers();
-        let why = || Error::Internal("on purpose".to_owned());
+        let why = || Error::from(Internal::PathPanicked);
         match by {
             BreakOff::Caller => {
                 leave(&*path, &self.pair.contexts[side].peer);

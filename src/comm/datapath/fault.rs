@@ -3,9 +3,10 @@
 
 use super::try_cell::TryCell;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Error, Quick};
+use crate::error::{Argument, Error, Internal, Quick, Usage, Violation};
 use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
+use std::ops::Range;
 
 /// Reason given for a rail whose completion queue is in error. A lane's completion queue has room
 /// for a full flush, so none should overrun.
@@ -26,7 +27,7 @@ pub enum Fault {
     /// The request itself is wrong and would fail on every rail. The connection has failed.
     Fatal(String),
     /// The peer violated the protocol. The connection has failed.
-    Violation(String),
+    Violation(Violation),
 }
 
 impl Fault {
@@ -72,28 +73,23 @@ pub fn not_entered<P>(path: &TryCell<P>) -> Quick<()> {
 /// Returns the error of a data path in which a thread panicked. The data path is not used again.
 #[cold]
 pub fn broken() -> Error {
-    Error::Internal("this connection cannot be used: its data path panicked".to_owned())
+    Internal::PathPanicked.into()
 }
 
 /// Returns the error for a request number that names no request in flight.
 #[cold]
 pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
-    Box::new(Error::Argument(error.to_string()))
+    Box::new(Argument::NotInFlight(error.0).into())
 }
 
 /// Returns the error for memory outside its registration, or registered for sends alone.
 #[cold]
-pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Error {
-    let range = memory.range();
+pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     if !memory.is_for_receives() && memory.covers(addr, bytes) {
-        return Error::Argument(format!(
-            "{call}: the memory at {addr:#x} was registered with a connection that sends; register it with this one"
-        ));
+        return Argument::ForSends { call, addr }.into();
     }
-    Error::Argument(format!(
-        "{call}: {bytes} bytes at {addr:#x} are outside the registered range {:#x} to {:#x}",
-        range.start, range.end
-    ))
+    let Range { start, end } = memory.range();
+    Argument::Outside { call, addr, bytes, start, end }.into()
 }
 
 /// Returns the error for a send that is larger than its receive (`room`) or than the connection
@@ -101,15 +97,13 @@ pub fn outside(call: &str, addr: u64, bytes: usize, memory: &Registration) -> Er
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
-        return Box::new(Error::Usage(format!(
-            "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {peer}): the ranks disagree on a size"
-        )));
+        return Box::new(Usage::Sizes { peer: peer.to_owned(), bytes, room, tag }.into());
     }
-    Box::new(Error::Argument(format!("send of {bytes} bytes; at most {most} are allowed on this connection")))
+    Box::new(Argument::TooLarge { bytes, most }.into())
 }
 
-/// Returns the text of a protocol violation, for [`Error::Protocol`].
+/// Returns the error of a peer that violated the protocol.
 #[cold]
-pub fn broken_protocol(peer: &str, violation: &dyn std::fmt::Display) -> String {
-    format!("{peer} violated the protocol: {violation}")
+pub fn broken_protocol(peer: &str, how: &dyn std::fmt::Display) -> Violation {
+    Violation::Breach { peer: peer.to_owned(), how: how.to_string() }
 }

@@ -8,7 +8,7 @@ use crate::comm::threads;
 use crate::config::Config;
 use crate::counters::Record;
 use crate::counters::layout::Word;
-use crate::error::{Error, Quick, Result};
+use crate::error::{Internal, Missing, Network, Quick, Result, Violation};
 use crate::flow::pace::Moment;
 use crate::verbs::{
     Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
@@ -156,11 +156,7 @@ impl Lane {
                 inline_bytes: SENDER_INLINE_BYTES,
             },
             Role::Receiver if limit < RECEIVE_DEPTH => {
-                let what = format!(
-                    "{}: the device allows {limit} work requests per QP, {RECEIVE_DEPTH} are needed",
-                    rail.name()
-                );
-                return Err(Error::Missing(what));
+                return Err(Missing::WorkRequests { rail: rail.name(), most: limit, needed: RECEIVE_DEPTH }.into());
             }
             Role::Receiver => QpCaps {
                 send_requests: RECEIVER_DEPTH,
@@ -171,8 +167,8 @@ impl Lane {
         // Room for a full flush: all requests of all queue pairs may fail together.
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
         if flush > context.limits().max_cqe {
-            let (name, most) = (rail.name(), context.limits().max_cqe);
-            return Err(Error::Missing(format!("{name}: the device allows {most} entries per CQ, {flush} are needed")));
+            let most = context.limits().max_cqe;
+            return Err(Missing::CqEntries { rail: rail.name(), most, needed: flush }.into());
         }
         let cq = Cq::new(context, flush)?;
         let mut queues = Vec::with_capacity(queue_count);
@@ -270,19 +266,14 @@ impl Lane {
     pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
-            return Err(Error::Protocol(format!("the peer sent {theirs} queue pairs; {ours} were agreed")));
+            return Err(Violation::QueuePairs { theirs, ours }.into());
         }
         let most = route.look.port.active_mtu_bytes;
         if route.mtu_bytes > most {
-            let (mtu_bytes, name) = (route.mtu_bytes, self.rail.name());
-            return Err(Error::Protocol(format!(
-                "the peer asked for path MTU {mtu_bytes} on {name}, whose port has {most}"
-            )));
+            return Err(Violation::PathMtu { rail: self.rail.name(), mtu_bytes: route.mtu_bytes, most }.into());
         }
-        let gid_index = route
-            .look
-            .gid_index(&route.gid)
-            .ok_or_else(|| Error::Network(format!("{} no longer has the agreed address", self.rail.name())))?;
+        let gid_index =
+            route.look.gid_index(&route.gid).ok_or_else(|| Network::AddressGone { rail: self.rail.name() })?;
         let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         self.path_mtu_bytes = route.mtu_bytes;
@@ -427,8 +418,8 @@ impl Lane {
     /// [`Error::Os`] if the device refuses one; [`Error::Internal`] if a queue pair has no room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
-            let full = || Error::Internal(format!("queue pair {queue} has no room for a test write"));
-            self.slot(queue as u8).ok_or_else(full)?.write(&LaneWrite { work: Work::Probe, ..*write }, None)?;
+            let slot = self.slot(queue as u8).ok_or(Internal::NoRoomForTest(queue))?;
+            slot.write(&LaneWrite { work: Work::Probe, ..*write }, None)?;
         }
         Ok(())
     }
@@ -570,8 +561,7 @@ fn receive_id(queue: u8) -> u64 {
 /// Returns a random 24-bit packet sequence number, so that a packet of an earlier connection is not
 /// mistaken for one of this connection.
 fn random_psn() -> Result<u32> {
-    let random = getrandom::u32().map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
-    Ok(random & 0xff_ffff)
+    Ok(getrandom::u32()? & 0xff_ffff)
 }
 
 /// Text about the lanes of a connection and the bytes that they carried, for messages.

@@ -7,7 +7,7 @@ use super::lane::{Lane, LaneWrite, Role, lanes_text};
 use super::peer::Presence;
 use super::rails::Rails;
 use super::status::{Doubt, Fenced, Loss, STRIKES};
-use crate::error::{Error, Quick, Result};
+use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
 use crate::wire::control::Received;
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
@@ -112,12 +112,12 @@ impl<P: DataPath + ?Sized> Faults for P {
             Fault::Doubtful(why) => return doubt(self, context, lane, why, Doubt::Request),
             Fault::Denied(why) => return doubt(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
-                let text = failed_on(self.rails(), context, lane, &why);
-                return Err(self.end(Error::Network(text).into()));
+                let failed = failed_on(self.rails(), context, lane, why);
+                return Err(self.end(Box::new(Network::OnRail(failed).into())));
             }
             Fault::Violation(why) => {
-                let text = failed_on(self.rails(), context, lane, &why);
-                return Err(self.end(Error::Protocol(text).into()));
+                let failed = failed_on(self.rails(), context, lane, why.to_string());
+                return Err(self.end(Box::new(Violation::OnRail(failed).into())));
             }
         }
         Ok(())
@@ -191,8 +191,8 @@ fn doubt<P: DataPath + ?Sized>(
 
 /// Text of an error on a lane that ends the connection.
 #[cold]
-fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: &str) -> String {
-    let Lane { rail, peer_rail: there, .. } = &lanes[lane.index()];
-    let (here, peer, all) = (rail.name(), &context.peer.name, lanes_text(lanes));
-    format!("rail {here} to {peer} failed: {why} (peer rail {there}); {all}")
+fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: String) -> Box<OnRail> {
+    let Lane { rail, peer_rail, .. } = &lanes[lane.index()];
+    let (peer, peer_rail) = (context.peer.name.clone(), peer_rail.clone());
+    Box::new(OnRail { rail: rail.name(), peer, why, peer_rail, lanes: lanes_text(lanes) })
 }

@@ -15,7 +15,7 @@ use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
-use crate::error::{Error, Quick};
+use crate::error::{Argument, Error, Internal, Quick};
 use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
@@ -318,7 +318,7 @@ impl RecvPath {
     }
 
     #[inline(always)]
-    fn stalled(&mut self, context: &PathContext, what: &str) -> Quick<()> {
+    fn stalled(&mut self, context: &PathContext, what: &'static str) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {
             (None, Presence::Here) => Ok(()),
             (waited, _) => self.waiting(context, what, waited),
@@ -326,7 +326,7 @@ impl RecvPath {
     }
 
     #[cold]
-    fn waiting(&mut self, context: &PathContext, what: &str, waited: Option<Duration>) -> Quick<()> {
+    fn waiting(&mut self, context: &PathContext, what: &'static str, waited: Option<Duration>) -> Quick<()> {
         if !context.peer.is_here() {
             // Messages that arrived before the peer left may be on a lane that was not polled yet.
             for lane in LaneId::all(self.rails.lanes.len()) {
@@ -460,10 +460,10 @@ fn without_immediate(context: &PathContext) -> Box<Fault> {
 
 #[cold]
 fn no_room() -> Box<Error> {
-    Box::new(Error::Internal("no room for a clear-to-send".into()))
+    Box::new(Internal::NoRoomForCts.into())
 }
 
 #[cold]
 fn group_size(count: usize) -> Error {
-    Error::Argument(format!("group of {count} receives; 1 to {PARTS} are allowed"))
+    Argument::Group { count, most: PARTS }.into()
 }

@@ -16,7 +16,7 @@ use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Error, Quick};
+use crate::error::Quick;
 use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
 use crate::flow::sends::{REQUESTS, Route, Sends};
@@ -170,7 +170,7 @@ impl SendPath {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
             Err(violation) => {
-                return Err(self.end(Error::Protocol(broken_protocol(&context.peer.name, &violation)).into()));
+                return Err(self.end(Box::new(broken_protocol(&context.peer.name, &violation).into())));
             }
         };
         let most_bytes = self.sizes.most_bytes;
@@ -478,7 +478,13 @@ impl SendPath {
     }
 
     #[cold]
-    fn waiting(&mut self, context: &PathContext, what: &str, bytes: usize, waited: Option<Duration>) -> Quick<()> {
+    fn waiting(
+        &mut self,
+        context: &PathContext,
+        what: &'static str,
+        bytes: usize,
+        waited: Option<Duration>,
+    ) -> Quick<()> {
         let waited = waited.unwrap_or_else(|| self.stall.elapsed());
         if let Presence::Closed { delivered } = context.peer.presence()
             && self.sends.delivered(delivered)

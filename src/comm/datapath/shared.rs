@@ -5,7 +5,7 @@ use super::peer::Peer;
 use super::recv::RecvPath;
 use super::send::SendPath;
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};
-use crate::error::Error;
+use crate::error::Usage;
 use std::ops::{Deref, DerefMut};
 
 /// A data path that the service thread can borrow from the thread that uses it.
@@ -89,6 +89,6 @@ pub fn leave(path: &dyn SharedPath, peer: &Peer) {
     let Some(mut path) = path.borrow() else { return };
     if path.holds_buffers() {
         tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
-        path.end(Box::new(Error::Usage("connection closed while requests were running".to_owned())));
+        path.end(Box::new(Usage::ClosedEarly.into()));
     }
 }

@@ -6,7 +6,7 @@ use super::peer::Presence;
 use crate::comm::log::once::Direction;
 use crate::counters::layout::Word;
 use crate::counters::{Record, nanos};
-use crate::error::{Error, Quick};
+use crate::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 
 /// Number of idle polls between two readings of the clock. They take some milliseconds, so reading
@@ -99,16 +99,16 @@ impl StallTimer {
 }
 
 /// A request that makes no progress, for messages.
-pub struct Stalled<'a> {
+pub struct Stalled {
     /// Direction of the request.
     pub direction: Direction,
     /// Name of the request with an article, such as "a posted send".
-    pub what: &'a str,
+    pub what: &'static str,
     /// Bytes of a send, or number of pending receives.
     pub count: usize,
 }
 
-impl Stalled<'_> {
+impl Stalled {
     /// Logs a request that has waited for `stall_warn`. Fails a request whose peer has closed or
     /// vanished.
     ///
@@ -116,31 +116,27 @@ impl Stalled<'_> {
     /// [`Error::PeerGone`], with which the caller ends the connection.
     #[cold]
     pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
-        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
+        let peer = context.peer.name.clone();
         if let Some(first) = lanes.first() {
             timer.count(waited, &first.record);
         }
-        let why = match context.peer.presence() {
+        let gone = Box::new(match context.peer.presence() {
             Presence::Here if timer.should_warn(waited, context.stall_warn) => {
                 self.warn(context, waited, lanes);
                 return Ok(());
             }
             Presence::Here => return Ok(()),
             _ if timer.away() < GONE_GRACE => return Ok(()),
-            Presence::Closed { .. } => format!("{peer} closed the connection"),
+            Presence::Closed { .. } => PeerGone::Closed { peer },
             // If the peer violated the protocol, the connection has already ended with that error.
-            Presence::Gone => format!(
-                "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
-            ),
+            Presence::Gone => PeerGone::Vanished { peer },
+        });
+        let what = self.what;
+        let waited = match self.direction {
+            Direction::Send => Waited::Send { what, waited },
+            Direction::Receive => Waited::Receive { what, waited, pending: self.count },
         };
-        let lanes = lanes_text(lanes);
-        let text = match self.direction {
-            Direction::Send => format!("{why}; {what} had waited {waited:.1?}; {lanes}"),
-            Direction::Receive => {
-                format!("{why}; {what} had waited {waited:.1?} ({count} receives pending); {lanes}")
-            }
-        };
-        Err(Error::PeerGone(text).into())
+        Err(Box::new(PeerGone::OnLanes { gone, waited, lanes: lanes_text(lanes) }.into()))
     }
 
     fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {

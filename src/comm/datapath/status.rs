@@ -155,6 +155,7 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Network, Usage};
     use crate::wire::ids::lane;
 
     #[test]
@@ -196,8 +197,8 @@ mod tests {
     fn the_first_error_stays() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
-        let first = Error::Network("the first".to_owned());
-        assert_eq!(status.fail(first).to_string(), status.fail(Error::Usage("another".to_owned())).to_string());
+        let (first, another) = (Error::from(Network::ConnectAgain), Error::from(Usage::Closed));
+        assert_eq!(status.fail(first), status.fail(another));
         assert!(status.has_failed() && status.check().is_err());
     }
 }

@@ -22,7 +22,7 @@
 //! and reads no clock.
 
 use super::Rail;
-use crate::error::{Error, Result};
+use crate::error::{Error, Network, Result};
 use crate::wire::ids::RailId;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -165,10 +165,10 @@ impl Backoff {
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         let known = lock(&self.0);
         match known.paths.iter().find(|path| path.id == id) {
-            Some(Path { finding: Finding::Dead(dead), .. }) if now < dead.until => Err(Error::Network(dead.text(now))),
-            Some(path) if path.is_suspect() && path.is_tried(now) => {
-                Err(Error::Network("another connection tests this path".to_owned()))
+            Some(Path { finding: Finding::Dead(dead), .. }) if now < dead.until => {
+                Err(Network::DeadPath(dead.text(now)).into())
             }
+            Some(path) if path.is_suspect() && path.is_tried(now) => Err(Network::PathOnTrial.into()),
             _ => Ok(()),
         }
     }

@@ -41,7 +41,7 @@
 //! gone, whatever state the new one is in.
 
 use crate::comm::threads;
-use crate::error::{Error, Result};
+use crate::error::{Error, Missing, Result};
 use crate::verbs::{Context, Library, Pd, PortInfo};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -162,10 +162,11 @@ impl RailDevice {
     }
 
     fn missing(&self) -> Error {
-        Error::Missing(match &*self.lock() {
-            State::Stuck(_) | State::Behind(_) => format!("device {} does not answer", self.name),
-            _ => format!("device {} was removed", self.name),
-        })
+        let missing = match &*self.lock() {
+            State::Stuck(_) | State::Behind(_) => Missing::Silent,
+            _ => Missing::Removed,
+        };
+        missing(self.name.clone()).into()
     }
 
     /// Returns true while a command to the device may never return.

@@ -1,7 +1,7 @@
 //! Choice of the network interface on which the bootstrap listens.
 
 use crate::config::{Config, NameFilter, SocketFamily};
-use crate::error::{Error, Result};
+use crate::error::{Missing, Result};
 use crate::interfaces;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -72,10 +72,7 @@ pub fn bootstrap_address(
             format!("{} ({}{carrier})", a.interface, a.address.ip())
         };
         let have: Vec<String> = addresses.iter().map(one).collect();
-        Error::Missing(format!(
-            "no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {}",
-            have.join(", ")
-        ))
+        Missing::Interface(have.join(", ")).into()
     })
 }
 

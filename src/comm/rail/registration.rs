@@ -14,7 +14,7 @@
 
 use super::Rail;
 use super::device::Presence;
-use crate::error::{Error, Result};
+use crate::error::{Argument, Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
 use crate::wire::cts::PackedKeys;
 use crate::wire::ids::RailId;
@@ -257,10 +257,8 @@ impl Registrations {
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
     pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
-        let (addr, len) = (memory.addr(), memory.len());
-        let range = memory.range().ok_or_else(|| {
-            Error::Argument(format!("cannot register {len} bytes at {addr:#x}: the range is empty or wraps around"))
-        })?;
+        let (addr, bytes) = (memory.addr(), memory.len());
+        let range = memory.range().ok_or(Argument::Range { addr, bytes })?;
         let rails = &rails[..rails.len().min(MAX_OFFERED_RAILS)];
         let registration = self.share(range, purpose, |id| {
             let made = Registration::new(id, memory, purpose, rails.len());
@@ -343,10 +341,10 @@ impl Known {
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
     match Mr::register(pd, memory, access) {
-        Err(Error::Os { what, errno: errno @ (libc::EFAULT | libc::EINVAL | libc::EPERM) }) => {
+        Err(Error::Os { call, errno: errno @ (libc::EFAULT | libc::EINVAL | libc::EPERM) }) => {
             let made = Mr::register(pd, memory, access | Access::LOCAL_WRITE)?;
             if !rail.needed_local_write.swap(true, Ordering::Relaxed) {
-                let (name, why) = (rail.name(), Error::Os { what, errno });
+                let (name, why) = (rail.name(), Error::Os { call, errno });
                 tracing::info!("rail {name}: sends are registered with LOCAL_WRITE, because without it: {why}");
             }
             Ok((made, None))
@@ -378,6 +376,7 @@ pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Missing;
 
     /// Creates a registration without rails.
     fn registration(id: u32, range: &Range<usize>) -> Registration {
@@ -394,7 +393,7 @@ mod tests {
             Ok(registration(id, &(0x4000..0x8000)))
         });
         assert_eq!(made.unwrap().range(), 0x4000..0x8000);
-        assert!(all.share(0x4000..0x8000, Purpose::Receive, |_| Err(Error::Missing("on purpose".to_owned()))).is_err());
+        assert!(all.share(0x4000..0x8000, Purpose::Receive, |_| Err(Missing::RelaxedOrdering.into())).is_err());
         assert_eq!(all.in_use(), 1);
     }
 
@@ -410,8 +409,7 @@ mod tests {
         });
         let (first, second) = (first.unwrap(), second.unwrap());
         assert!(Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1);
-        let third =
-            all.share(range.clone(), Purpose::Receive, |_| Err(Error::Missing("registered again".to_owned()))).unwrap();
+        let third = all.share(range.clone(), Purpose::Receive, |_| Err(Missing::RelaxedOrdering.into())).unwrap();
         assert!(Arc::ptr_eq(&first, &third));
         drop((first, second, third));
         assert_eq!((all.in_use(), all.find(0).is_none(), all.find(1).is_none()), (0, true, true));
@@ -425,7 +423,7 @@ mod tests {
         let received = all.share(range.clone(), Purpose::Receive, make).unwrap();
         assert!(!Arc::ptr_eq(&sent, &received), "peers may not write to memory for sends");
         drop(sent);
-        let again = all.share(range.clone(), Purpose::Send, |_| Err(Error::Missing("registered again".to_owned())));
+        let again = all.share(range.clone(), Purpose::Send, |_| Err(Missing::RelaxedOrdering.into()));
         assert!(Arc::ptr_eq(&again.unwrap(), &received));
     }
 }

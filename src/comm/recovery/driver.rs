@@ -25,7 +25,7 @@ use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::counters::nanos;
-use crate::error::Error;
+use crate::error::{Error, Network, TimedOut};
 use crate::flow::recovery::{Action, Cause, Changed, Failure, Frame, Limits, LogEntry, Recovery, State};
 use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
@@ -517,25 +517,16 @@ impl Driver {
 
     /// Ends a connection that recovery has given up.
     fn fail(&mut self, failure: &Failure) {
-        let (peer, limit) = (&self.context.peer.name, self.process.config.loss_timeout.as_secs());
+        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.loss_timeout.as_secs());
+        let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
         let error = match failure {
-            Failure::Protocol(why) => Error::Protocol(broken_protocol(&self.context.peer.name, why)),
-            Failure::NotStopped(lane) => Error::TimedOut(format!(
-                "rail {} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
-                self.rails[lane.index()].rail.name(),
-                self.text()
-            )),
-            Failure::NotAcknowledged(lane) => Error::TimedOut(format!(
-                "{peer} did not acknowledge the loss of rail {} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {}",
-                self.rails[lane.index()].rail.name(),
-                self.text()
-            )),
+            Failure::Protocol(why) => broken_protocol(&peer, why).into(),
+            Failure::NotStopped(lane) => TimedOut::NotStopped { rail: rail(lane), peer, limit, rails }.into(),
+            Failure::NotAcknowledged(lane) => TimedOut::NotAcknowledged { rail: rail(lane), peer, limit, rails }.into(),
             Failure::NoFirstRail => self.no_first_rail(),
-            Failure::NoRail(waited) => Error::Network(format!(
-                "no usable rail to {peer} for {:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {}",
-                Duration::from_nanos(*waited),
-                self.text()
-            )),
+            Failure::NoRail(waited) => {
+                Network::NoRailLeft { peer, waited: Duration::from_nanos(*waited), limit, rails }.into()
+            }
         };
         self.end(error);
     }

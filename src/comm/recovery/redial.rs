@@ -12,7 +12,7 @@ use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::descriptors::DescriptorWarning;
 use crate::comm::unauthenticated::{Admitted, Unauthenticated, Verdict};
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Internal, Network, Result};
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpListener};
@@ -65,7 +65,7 @@ impl Standing {
     }
 
     fn try_to_invite(&mut self, channel: &Channel, descriptors: &Arc<DescriptorWarning>) -> Result<RedialAt> {
-        let trouble = |e: std::io::Error| Error::os("cannot set up a bootstrap connection", &e);
+        let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         let [mut own, _] = channel.addresses().map_err(trouble)?;
         own.set_port(0);
         let at = match self.at {
@@ -73,16 +73,16 @@ impl Standing {
             None => self.open(own, descriptors)?,
         };
         if at.ip() != own.ip() {
-            return Err(Error::Network(format!("the process listens on {at}, and the peer came to {}", own.ip())));
+            return Err(Network::OtherAddress { at, own }.into());
         }
-        let port = NonZeroU16::new(at.port()).ok_or_else(|| Error::Internal("a listener without a port".to_owned()))?;
+        let port = NonZeroU16::new(at.port()).ok_or(Internal::NoPort)?;
         let mut token = [0; TOKEN_BYTES];
-        getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+        getrandom::fill(&mut token)?;
         Ok(RedialAt { port, token })
     }
 
     fn open(&mut self, address: SocketAddr, descriptors: &Arc<DescriptorWarning>) -> Result<SocketAddr> {
-        let trouble = |e: std::io::Error| Error::os(format!("cannot listen on {address}"), &e);
+        let trouble = |e: std::io::Error| Error::os(Call::Listen(address), &e);
         let listener = TcpListener::bind(address).map_err(trouble)?;
         listener.set_nonblocking(true).map_err(trouble)?;
         let at = listener.local_addr().map_err(trouble)?;

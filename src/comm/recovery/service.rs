@@ -17,7 +17,7 @@ use crate::comm::datapath::waker::Waker;
 use crate::comm::process::Process;
 use crate::comm::streams::farewell::Farewell;
 use crate::comm::threads;
-use crate::error::{Error, Result, panic_text};
+use crate::error::{Call, Error, Internal, Result, panic_text};
 use crate::wire::message::Redial;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
@@ -132,13 +132,11 @@ impl Service {
         if let Some(waker) = &mut shared.waker {
             // A full pipe is as good, because the thread has not read it yet.
             return match waker.write(&[1]) {
-                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => {
-                    Err(Error::os("cannot wake the service thread", &e))
-                }
+                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => Err(Error::os(Call::WakeService, &e)),
                 _ => Ok(()),
             };
         }
-        let trouble = |e: std::io::Error| Error::os("cannot start the service thread", &e);
+        let trouble = |e: std::io::Error| Error::os(Call::StartService, &e);
         let (waker, wakened) = UnixStream::pair().map_err(trouble)?;
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
@@ -263,7 +261,7 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
     for mut each in watched.drain(..) {
-        let error = Error::Internal(format!("internal error in the service thread: {fault}"));
+        let error = Internal::ServicePanic(fault.to_owned()).into();
         // A second panic must not keep the other connections from failing.
         if catch_unwind(AssertUnwindSafe(|| each.driver.give_up(error))).is_err() {
             tracing::warn!("could not fail the connection with {}: it may hang", each.driver.peer().name);

@@ -17,10 +17,11 @@
 
 use super::driver::Driver;
 use crate::comm::channel::{Channel, Received};
+use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::peer::Presence;
 use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use crate::counters::nanos;
-use crate::error::{Error, Result};
+use crate::error::{Error, PeerGone, Result};
 use crate::flow::redial::{Attempts, Need, Step, is_timely};
 use crate::wire::control::ControlFrame;
 use crate::wire::handle::TOKEN_BYTES;
@@ -226,7 +227,7 @@ impl Tcp {
                     self.line = Line::GivenUp;
                 }
                 Ok(Received::Unreachable(why)) => {
-                    driver.lost_channel(&why, now);
+                    driver.lost_channel(&why.to_string(), now);
                     self.line = Line::GivenUp;
                 }
                 Err(error) => {
@@ -299,9 +300,9 @@ impl Dialler {
 fn heard(dialled: &mut Channel) -> Result<bool> {
     match dialled.receive()? {
         Received::Message(Message::Resumed) => Ok(true),
-        Received::Message(other) => Err(Error::Protocol(other.kind().to_owned())),
+        Received::Message(other) => Err(broken_protocol(&dialled.peer(), &other.kind()).into()),
         Received::Nothing => Ok(false),
-        Received::Closed => Err(Error::PeerGone("closed".to_owned())),
-        Received::Unreachable(why) => Err(Error::Network(why)),
+        Received::Closed => Err(PeerGone::Closed { peer: dialled.peer() }.into()),
+        Received::Unreachable(network) => Err(network.into()),
     }
 }

@@ -15,7 +15,7 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::Way;
 use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
-use crate::error::{Error, Result};
+use crate::error::{Internal, Network, Result, Usage, Violation};
 use crate::flow::paths::End;
 use crate::verbs::Region;
 use crate::wire::fields::Priority;
@@ -34,9 +34,7 @@ use std::time::{Duration, Instant};
 /// refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Text of an internal error: READY is sent when every rail is either connected or left out.
-const UNDECIDED: &str = "a rail was neither connected nor left out";
-
+/// A connection being made.
 struct Connecting {
     started: Instant,
     progress: Progress,
@@ -120,7 +118,7 @@ impl PendingConnections {
         handle: &mut [u8; HANDLE_BYTES],
         traffic_class: Option<u8>,
     ) -> Result<Option<SendComm>> {
-        let decoded = Handle::decode(handle).map_err(|foreign| Error::Usage(foreign.to_string()))?;
+        let decoded = Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
         let config = &setup.process.config;
         let ticket = match Handle::ticket(handle) {
             0 => {
@@ -132,9 +130,7 @@ impl PendingConnections {
             ticket => ticket,
         };
         let Some(connecting) = self.take(ticket, config.connect_timeout) else {
-            return Err(Error::Network(
-                "connect called again for a connection that has failed or timed out".to_owned(),
-            ));
+            return Err(Network::ConnectAgain.into());
         };
         match connecting.step(setup)? {
             Step::Done(comm) => Ok(Some(*comm)),
@@ -281,7 +277,7 @@ fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: 
         Ok(true) => say_hello(process, channel, handle, priority).map(|rails| Some(Stage::AwaitingOffer(rails))),
         Ok(false) => Ok(None),
         Err(error) if is_dropped(&error) => Ok(Some(redial(handle.address))),
-        Err(error) => Err(Error::Network(format!("cannot reach the peer at {}: {error}", handle.address))),
+        Err(error) => Err(Network::Unreachable { address: handle.address, why: error.to_string() }.into()),
     }
 }
 
@@ -321,7 +317,7 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
 impl Connected {
     fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
         if offer.pairs.is_empty() {
-            return Err(Error::Protocol(format!("{} offered no pair of rails", offer.name)));
+            return Err(Violation::NoPairs { peer: offer.name.clone() }.into());
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
@@ -329,10 +325,7 @@ impl Connected {
         for pair in &offer.pairs {
             let place = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(place) else {
-                return Err(Error::Protocol(format!(
-                    "{} offered rail {place}, which this host does not have",
-                    offer.name
-                )));
+                return Err(Violation::UnknownRail { peer: offer.name.clone(), rail: place }.into());
             };
             paired.push(place);
             let queue_count = pair.queue_pairs.count();
@@ -386,7 +379,7 @@ impl Connected {
             Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
             Made::NotYet(not_yet) => PairReady::NotYet(not_yet.clone()),
             Made::Later => PairReady::NotYet(NotYet { why: String::new(), may_pass: true }),
-            Made::Joining(_) => PairReady::NotYet(NotYet { why: UNDECIDED.to_owned(), may_pass: false }),
+            Made::Joining(_) => PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), may_pass: false }),
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
@@ -395,7 +388,7 @@ impl Connected {
         let Self { peer, chunk_bytes, priority, region, pairs: offered, left_out } = self;
         if go.pairs.len() != offered.len() {
             let (theirs, ours) = (go.pairs.len(), offered.len());
-            return Err(Error::Protocol(format!("{peer} answered for {theirs} rails; {ours} were offered")));
+            return Err(Violation::RailCount { peer, theirs, ours }.into());
         }
         let mut pairs = Vec::new();
         for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, word) in offered.into_iter().zip(go.pairs) {
@@ -407,13 +400,11 @@ impl Connected {
                     Ok(lane)
                 }
                 (Made::NotYet(_) | Made::Later, PairGo::Carries { .. }) => {
-                    return Err(Error::Protocol(format!(
-                        "{peer} says that a rail carries which this side could not connect"
-                    )));
+                    return Err(Violation::NotConnected { peer }.into());
                 }
                 (Made::Lane(_) | Made::Later, PairGo::NotYet(why))
                 | (Made::NotYet(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
-                (Made::Joining(_), _) => return Err(Error::Internal(UNDECIDED.to_owned())),
+                (Made::Joining(_), _) => return Err(Internal::NotConnected.into()),
             };
             pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
         }

@@ -25,7 +25,7 @@ use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
 use crate::counters::layout::Direction;
 use crate::counters::{CountedConnection, CountedLane};
-use crate::error::{Error, Result};
+use crate::error::{PeerGone, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;
 use crate::wire::fields::Priority;
@@ -109,7 +109,7 @@ impl<P: Shareable> AwaitingRail<P> {
         let rails = if has_left { lanes_text(&path.rails().lanes) } else { String::new() };
         path.leave();
         if has_left {
-            return Err(Error::PeerGone(format!("{} has left before any rail carried: {rails}", peer.name)));
+            return Err(PeerGone::Left { peer: peer.name.clone(), rails }.into());
         }
         Ok(if has_rail { self.endpoint.take() } else { None })
     }

@@ -19,7 +19,7 @@ use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::Way;
-use crate::error::{Error, Result};
+use crate::error::{Call, Error, Internal, Missing, Result, Violation};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
 use crate::verbs::{CompletionBuffer, Region};
@@ -133,11 +133,11 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     let config = &setup.process.config;
     let address =
         interfaces::bootstrap_address(&interfaces::addresses()?, &config.socket_interfaces, config.socket_family)?;
-    let trouble = |e: std::io::Error| Error::os(format!("cannot listen on {address}"), &e);
+    let trouble = |e: std::io::Error| Error::os(Call::Listen(address), &e);
     let listener = TcpListener::bind(address).map_err(trouble)?;
     listener.set_nonblocking(true).map_err(trouble)?;
     let mut token = [0; TOKEN_BYTES];
-    getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+    getrandom::fill(&mut token)?;
     let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
     let progress = Progress::Idle;
     let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, progress };
@@ -246,7 +246,7 @@ impl Accepting {
             return Ok(Step::Waiting(Box::new(self)));
         }
         let Stage::Probing(mut probing) = self.stage else {
-            return Err(Error::Internal("connection set-up is in no stage".to_owned()));
+            return Err(Internal::NoStage.into());
         };
         // Checked first: a peer that has left acknowledges nothing, and the paths are not at fault.
         if let Some(other) = receive(&mut self.channel)? {
@@ -341,11 +341,8 @@ impl OfferMade {
         if all.iter().all(|pair| pair.opened.as_ref().is_err_and(|not_yet| !not_yet.may_pass)) {
             let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()));
             left_out.extend(all.iter().filter_map(why));
-            return Err(Error::Missing(format!(
-                "cannot create queue pairs for {}: {}",
-                hello.name,
-                negotiate::left_out_text(process, &left_out)
-            )));
+            let (peer, rails) = (hello.name.clone(), negotiate::left_out_text(process, &left_out));
+            return Err(Missing::QueuePairs { peer, rails }.into());
         }
         let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
         let theirs = hello.rails.clone();
@@ -355,11 +352,8 @@ impl OfferMade {
     /// Starts to connect this side's queue pairs. They are tested afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
-            return Err(Error::Protocol(format!(
-                "{peer} answered for {} rails; {} were offered",
-                ready.pairs.len(),
-                self.pairs.len()
-            )));
+            let (theirs, ours) = (ready.pairs.len(), self.pairs.len());
+            return Err(Violation::RailCount { peer: peer.to_owned(), theirs, ours }.into());
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
@@ -509,7 +503,7 @@ impl Probing {
                 Probed::Carries(lane) => Ok(lane),
                 Probed::NotYet(NotYet { why, .. }) => Err(why),
                 Probed::Joining(_) | Probed::Testing(_) => {
-                    return Err(Error::Internal("a rail was neither tested nor left out".to_owned()));
+                    return Err(Internal::NotTested.into());
                 }
             };
             words.push(match &lane {

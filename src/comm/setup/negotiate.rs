@@ -9,7 +9,7 @@ use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::device::Presence;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
 use crate::flow::pairing;
 use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::flow::striping::Striping;
@@ -36,7 +36,7 @@ const MOST_CHUNK_BYTES: u32 = 1 << 30;
 /// # Errors
 /// [`Error::Usage`].
 pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
-    let (ours, peer) = (&process.tuner, &hello.name);
+    let ours = &process.tuner;
     if hello.tuner_hash == ours.hash {
         return Ok(());
     }
@@ -44,14 +44,13 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
         0 => format!("off, GPU {gpu}"),
         _ => format!("hash {hash:016x}, GPU {gpu}"),
     };
-    Err(Error::Usage(format!(
-        "the tuners of {peer} ({}) and {} ({}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, \
-         NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), \
-         or set NCCL_SPARK_TUNER=off on every node",
-        word(hello.tuner_hash, &hello.gpu),
-        process.name,
-        word(ours.hash, &ours.gpu)
-    )))
+    Err(Usage::Tuners {
+        peer: hello.name.clone(),
+        theirs: word(hello.tuner_hash, &hello.gpu),
+        host: process.name.clone(),
+        ours: word(ours.hash, &ours.gpu),
+    }
+    .into())
 }
 
 /// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`. The tuners depend on the setting,
@@ -65,9 +64,7 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
         return Ok(());
     }
     let (with, without) = if ours { (&process.name, &hello.name) } else { (&hello.name, &process.name) };
-    Err(Error::Usage(format!(
-        "NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none"
-    )))
+    Err(Usage::RingTcp { with: with.clone(), without: without.clone() }.into())
 }
 
 /// This host's rails, usable and lost ones.
@@ -298,7 +295,7 @@ pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String
 
 /// Returns the error for a connection without a rail.
 pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String)]) -> Error {
-    Error::Network(format!("no usable rail to {peer}: {}", left_out_text(process, left_out)))
+    Network::NoRail { peer: peer.to_owned(), rails: left_out_text(process, left_out) }.into()
 }
 
 /// Checks that a handshake has not taken too long.
@@ -310,10 +307,7 @@ pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result
     if waited < limit {
         return Ok(());
     }
-    Err(Error::TimedOut(format!(
-        "timed out after {waited:.0?} waiting for {waiting_for} (NCCL_SPARK_CONNECT_TIMEOUT_S={})",
-        limit.as_secs()
-    )))
+    Err(TimedOut::Setup { what: waiting_for.to_owned(), waited, limit: limit.as_secs() }.into())
 }
 
 /// Receives a message from the peer, `None` if there is none.
@@ -331,25 +325,17 @@ pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
 /// The errors of [`receive`].
 pub fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
     match received {
-        Received::Message(Message::Refuse(why)) => {
-            Err(Error::Usage(format!("{} refused the connection: {why}", channel.peer())))
-        }
+        Received::Message(Message::Refuse(why)) => Err(Usage::Refused { peer: channel.peer(), why }.into()),
         Received::Message(message) => Ok(Some(message)),
         Received::Nothing => Ok(None),
-        Received::Unreachable(why) => Err(Error::Network(why)),
-        Received::Closed => {
-            Err(Error::PeerGone(format!("{} closed the bootstrap connection during connection set-up", channel.peer())))
-        }
+        Received::Unreachable(network) => Err(network.into()),
+        Received::Closed => Err(PeerGone::ClosedInSetup { peer: channel.peer() }.into()),
     }
 }
 
 /// Returns the error for a message that the handshake does not expect now.
 pub fn out_of_turn(channel: &Channel, message: &Message) -> Error {
-    Error::Protocol(format!(
-        "{} sent an unexpected {} message during connection set-up",
-        channel.peer(),
-        message.kind()
-    ))
+    Violation::Unexpected { peer: channel.peer(), kind: message.kind() }.into()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::comm::streams::context::StreamContext;
 use crate::comm::streams::recv::StreamRecvPath;
 use crate::comm::streams::send::StreamSendPath;
 use crate::comm::streams::sockets::Sockets;
-use crate::error::{Error, Result};
+use crate::error::{Error, Network, Result, Tcp, Usage, Violation};
 use crate::interfaces;
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{ByTcp, Hello, Message, Stream, Streams};
@@ -42,22 +42,18 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// # Errors
 /// [`Error::Usage`] if they do not, with the remedy.
 pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
-    let nothing = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
+    let by_tcp = rails.by_tcp(&process.config);
+    let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
     // `check_ring_tcp` has made sure that both sides have the same setting.
-    let (host, why) = match (rails.by_tcp(&process.config), &hello.by_tcp) {
+    let (host, why) = match (by_tcp, &hello.by_tcp) {
         (ByTcp::Withheld(why), _) => (&process.name, why),
         (ByTcp::Allowed, ByTcp::Withheld(why)) => (&hello.name, why.clone()),
         (ByTcp::Allowed, ByTcp::Allowed) => return Ok(()),
         (ByTcp::Off, _) | (_, ByTcp::Off) => {
-            return Err(Error::Usage(format!(
-                "{nothing}; if none does (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set \
-                 NCCL_SPARK_RING_TCP=1 on every node: they are connected by TCP then"
-            )));
+            return Err(Usage::NothingInCommon { rails }.into());
         }
     };
-    Err(Error::Usage(format!(
-        "{nothing}; NCCL_SPARK_RING_TCP does not replace rails that may come back: {host} cannot use {why}"
-    )))
+    Err(Usage::TcpWithheld { rails, host: host.clone(), why }.into())
 }
 
 /// The accepting side: waits for the other streams of a connection.
@@ -75,7 +71,7 @@ impl Gathering {
     /// [`Error::Missing`] without random numbers.
     pub fn new(process: &Process) -> Result<(Self, Streams)> {
         let mut token = [0; TOKEN_BYTES];
-        getrandom::fill(&mut token).map_err(|e| Error::Missing(format!("cannot get random numbers: {e}")))?;
+        getrandom::fill(&mut token)?;
         let (name, channels) = (process.name.clone(), [const { None }; STREAMS - 1]);
         Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
     }
@@ -175,7 +171,7 @@ impl Opening {
             match line {
                 Line::Said(channel) => channels.push(channel),
                 Line::Waiting(_) | Line::Dialling(_) => {
-                    return Err(Error::Protocol(format!("{} uses streams that are not open", self.peer)));
+                    return Err(Violation::NotOpen { peer: self.peer }.into());
                 }
             }
         }
@@ -187,7 +183,7 @@ impl Opening {
 impl Line {
     fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
         let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
-        let cannot = |error: std::io::Error| Error::Network(format!("cannot reach the peer at {address}: {error}"));
+        let cannot = |error: std::io::Error| Network::Unreachable { address, why: error.to_string() }.into();
         match self {
             Self::Waiting(when) if Instant::now() < when => Ok(self),
             Self::Waiting(_) => Channel::dial(address).map(Self::Dialling),
@@ -205,7 +201,7 @@ impl Line {
             Self::Said(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Said(channel)),
                 Received::Closed => again(),
-                Received::Unreachable(why) => Err(Error::Network(why)),
+                Received::Unreachable(network) => Err(network.into()),
                 Received::Message(message) => Err(negotiate::out_of_turn(&channel, &message)),
             },
         }
@@ -226,7 +222,7 @@ fn finish<P>(
     let process = Arc::clone(&setup.process);
     let local = channels.first().and_then(|first| first.addresses().ok()).map(|[own, _]| own.ip());
     let interface = local.map_or_else(|| "an unknown interface".to_owned(), interface_with);
-    let (sockets, read) = Sockets::new(channels, peer, interface)?;
+    let (sockets, read) = Sockets::new(channels, Tcp { peer, interface })?;
     report(&process, &sockets);
     let context = StreamContext {
         sockets: Arc::new(sockets),
@@ -234,7 +230,7 @@ fn finish<P>(
         log: Arc::clone(&process.log),
         totals: Arc::clone(&process.by_streams),
     };
-    process.opened(&context.sockets.peer);
+    process.opened(&context.sockets.tcp.peer);
     let path = TryCell::new(path(&read));
     Ok(StreamEndpoint { context, process, service: Arc::clone(&setup.service), path })
 }
@@ -251,7 +247,7 @@ fn interface_with(ip: IpAddr) -> String {
 
 /// Logs the new connection, once for all connections with the peer.
 fn report(process: &Process, sockets: &Sockets) {
-    let Sockets { peer, interface, .. } = sockets;
+    let Tcp { peer, interface } = &sockets.tcp;
     let line = format!(
         "connected with {peer} by TCP over {interface}, {} streams, because no rail reaches it (NCCL_SPARK_RING_TCP)",
         sockets.count()

@@ -3,7 +3,7 @@
 use super::sockets::Sockets;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::{Direction, LogOnce};
-use crate::error::{Error, Quick};
+use crate::error::{Network, Quick, Waited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -76,28 +76,27 @@ impl Waiting {
         }
         let silent = if waited < UNACKNOWLEDGED { None } else { context.sockets.unacknowledged() };
         match silent {
-            Some(silent) if silent >= UNACKNOWLEDGED => Err(Box::new(Error::Network(format!(
-                "no answer from {} for {silent:.0?}: {}",
-                context.sockets,
-                self.text(waited)
-            )))),
+            Some(silent) if silent >= UNACKNOWLEDGED => {
+                let (tcp, waited) = (context.sockets.tcp.clone(), self.after(waited));
+                Err(Box::new(Network::Silent { tcp, silent, waited }.into()))
+            }
             _ => Ok(()),
         }
     }
 
     /// Describes the request, for an error that ends it.
     #[cold]
-    pub fn text(&self, waited: Duration) -> String {
-        let Self { direction, what, count } = self;
+    pub fn after(&self, waited: Duration) -> Waited {
+        let Self { direction, what, count } = *self;
         match direction {
-            Direction::Send => format!("{what} had waited {waited:.1?} ({count} bytes)"),
-            Direction::Receive => format!("{what} had waited {waited:.1?} ({count} receives pending)"),
+            Direction::Send => Waited::StreamSend { what, waited, bytes: count },
+            Direction::Receive => Waited::Receive { what, waited, pending: count },
         }
     }
 
     fn warn(&self, context: &StreamContext, waited: Duration) {
         let (sockets, Self { direction, what, count }) = (&context.sockets, self);
-        let is_first = context.log.is_first_stall(&sockets.peer, *direction, context.stall_warn, Instant::now());
+        let is_first = context.log.is_first_stall(&sockets.tcp.peer, *direction, context.stall_warn, Instant::now());
         match (direction, is_first) {
             (Direction::Send, true) => tracing::warn!(
                 "{what} by {sockets} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck"

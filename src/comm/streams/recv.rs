@@ -7,7 +7,7 @@ use crate::comm::datapath::fault::{broken_protocol, not_in_flight};
 use crate::comm::datapath::recv::{RecvPart, check_parts};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
-use crate::error::{Error, Quick};
+use crate::error::{Error, Network, PeerGone, Quick, Usage};
 use crate::flow::NotInFlight;
 use crate::flow::streams::inbound::{Inbound, Landing};
 use crate::verbs::HostMemory;
@@ -179,20 +179,20 @@ impl StreamRecvPath {
                 return Ok(());
             }
         }
-        let text = self.waiting(what).text(self.stall.elapsed());
+        let waited = self.waiting(what).after(self.stall.elapsed());
         let broken = self.streams.iter().find_map(|stream| match &stream.end {
             End::Broken(error) => Some(error.clone()),
             End::Open | End::Closed => None,
         });
         let error = match broken {
-            Some(Error::PeerGone(why)) => Error::PeerGone(format!("{why}; {text}")),
-            Some(Error::Network(why)) => Error::Network(format!("{why}; {text}")),
+            Some(Error::PeerGone(gone)) => PeerGone::While(Box::new(gone), waited).into(),
+            Some(Error::Network(network)) => Network::While(Box::new(network), waited).into(),
             Some(other) => other,
             // Some streams have ended with BYE, and the ends of the others are still in transit.
             None if self.streams.iter().any(|stream| matches!(stream.end, End::Open)) => {
                 return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error));
             }
-            None => Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets)),
+            None => PeerGone::StreamsClosed { tcp: context.sockets.tcp.clone(), waited }.into(),
         };
         Err(self.fail(context, error))
     }
@@ -250,7 +250,7 @@ impl StreamRecvPath {
             match stream.use_inbox(inbound, buffers, &mut found) {
                 Ok(()) => {}
                 Err(why) => {
-                    return Err(self.fail(context, Error::Protocol(broken_protocol(&context.sockets.peer, &why))));
+                    return Err(self.fail(context, broken_protocol(&context.sockets.tcp.peer, &why).into()));
                 }
             }
             if !matches!(stream.end, End::Open) {
@@ -386,7 +386,7 @@ impl Arriving {
 impl Last for StreamRecvPath {
     fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some();
-        self.failed.get_or_insert_with(|| Box::new(Error::Usage("connection closed".to_owned())));
+        self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let mut words = vec![Vec::new(); self.streams.len()];
         words[0] = std::mem::take(&mut self.outbox);
         words.iter_mut().for_each(|word| word.extend_from_slice(&Frame::Bye.encode()));

@@ -7,7 +7,7 @@ use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside, too_
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Error, Quick};
+use crate::error::{Error, PeerGone, Quick, Usage};
 use crate::flow::next::Head;
 use crate::flow::sends::REQUESTS;
 use crate::flow::streams::outbound::{Chunk, Outbound};
@@ -105,7 +105,7 @@ impl StreamSendPath {
             return Ok(None);
         };
         if bytes as u64 > head.room_bytes {
-            let peer = &context.sockets.peer;
+            let peer = &context.sockets.tcp.peer;
             return Err(too_large(peer, bytes as u64, tag, head.room_bytes, MAX_RECEIVE_BYTES));
         }
         let Some(request) = self.outbound.start(head, bytes as u64) else { return Ok(None) };
@@ -156,10 +156,8 @@ impl StreamSendPath {
     fn idle(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         let waiting = Waiting { direction: Direction::Send, what, count: bytes };
         if self.peer_has_closed {
-            let text = waiting.text(self.stall.elapsed());
-            return Err(
-                self.fail(context, Error::PeerGone(format!("{} was closed by the peer; {text}", context.sockets)))
-            );
+            let (tcp, waited) = (context.sockets.tcp.clone(), waiting.after(self.stall.elapsed()));
+            return Err(self.fail(context, PeerGone::StreamsClosed { tcp, waited }.into()));
         }
         waiting.check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
     }
@@ -267,7 +265,7 @@ impl StreamSendPath {
 
     #[cold]
     fn breach(&mut self, context: &StreamContext, why: &dyn Display) -> Box<Error> {
-        self.fail(context, Error::Protocol(broken_protocol(&context.sockets.peer, why)))
+        self.fail(context, broken_protocol(&context.sockets.tcp.peer, why).into())
     }
 
     /// Fails the connection and returns the first error, which all later calls return too. The peer
@@ -295,7 +293,7 @@ impl Begun {
 impl Last for StreamSendPath {
     fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some() || self.outbound.is_running();
-        self.failed.get_or_insert_with(|| Box::new(Error::Usage("connection closed".to_owned())));
+        self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let bye = || Frame::Bye.encode().to_vec();
         (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
     }

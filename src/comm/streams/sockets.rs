@@ -2,7 +2,7 @@
 
 use super::caller_memory;
 use crate::comm::channel::Channel;
-use crate::error::{Error, Result};
+use crate::error::{Error, Network, PeerGone, Result, Tcp};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
@@ -12,10 +12,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Sockets {
     streams: Vec<TcpStream>,
-    /// The peer, for log lines.
-    pub peer: String,
-    /// This host's interface that the streams use, for log lines.
-    pub interface: String,
+    /// The peer and this host's interface, for log lines.
+    pub tcp: Tcp,
 }
 
 /// The streams of one connection, with the bytes received on each after the handshake.
@@ -26,14 +24,14 @@ impl Sockets {
     ///
     /// # Errors
     /// [`Error::Os`] if an option of a socket cannot be set.
-    pub fn new(channels: Vec<Channel>, peer: String, interface: String) -> Result<Opened> {
+    pub fn new(channels: Vec<Channel>, tcp: Tcp) -> Result<Opened> {
         let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
         for channel in channels {
             let (stream, rest) = channel.into_stream()?;
             streams.push(stream);
             read.push(rest);
         }
-        Ok((Self { streams, peer, interface }, read))
+        Ok((Self { streams, tcp }, read))
     }
 
     /// Returns the number of streams.
@@ -55,14 +53,13 @@ impl Sockets {
     /// Converts an error of a stream.
     #[cold]
     pub fn failed(&self, number: usize, error: &std::io::Error) -> Error {
+        let (tcp, why) = (self.tcp.clone(), error.to_string());
         match error.kind() {
             ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted
             | ErrorKind::BrokenPipe
-            | ErrorKind::UnexpectedEof => Error::PeerGone(format!(
-                "{self} ended without BYE (stream {number}: {error}): the peer's process has failed or is gone"
-            )),
-            _ => Error::Network(format!("{self} failed (stream {number}: {error})")),
+            | ErrorKind::UnexpectedEof => PeerGone::StreamEnded { tcp, number, why }.into(),
+            _ => Network::Stream { tcp, number, why }.into(),
         }
     }
 
@@ -78,6 +75,6 @@ impl Sockets {
 
 impl fmt::Display for Sockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TCP with {} over {}", self.peer, self.interface)
+        self.tcp.fmt(f)
     }
 }

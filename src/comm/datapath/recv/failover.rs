@@ -9,7 +9,7 @@ use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::status::Fenced;
 use crate::comm::datapath::wr_id::Work;
-use crate::error::{Error, Result};
+use crate::error::{Network, Result, Usage};
 use crate::flow::receives::Grant;
 use crate::wire::control::Received;
 use crate::wire::cts::{Entry, Epoch, Terms};
@@ -42,9 +42,8 @@ impl RecvPath {
                 return stopped;
             }
             if is_broken || begun.elapsed() > DRAIN_LIMIT {
-                let (rail, peer) = (self.rails.lanes[lane.index()].rail.name(), &context.peer.name);
-                let text = format!("rail {rail} to {peer} lost, and its device does not return what it has received");
-                self.end(Box::new(Error::Network(text)));
+                let (rail, peer) = (self.rails.lanes[lane.index()].rail.name(), context.peer.name.clone());
+                self.end(Box::new(Network::NotFlushed { rail, peer }.into()));
                 break;
             }
         }
@@ -117,12 +116,10 @@ impl RecvPath {
     /// Writes the entry of a receive's part into the shadow again, with the current keys.
     fn renew_entry(&self, context: &PathContext, grant: Grant, part: usize) -> Result<()> {
         let Source { memory: id, strict } = self.memory[source_of(grant, part)];
-        let memory = context.registrations.find(id).ok_or_else(|| {
-            Error::Usage(format!(
-                "memory was deregistered while a receive into it from {} was running",
-                context.peer.name
-            ))
-        })?;
+        let memory = context
+            .registrations
+            .find(id)
+            .ok_or_else(|| Usage::DeregisteredReceive { peer: context.peer.name.clone() })?;
         let Some(kept) = kept(&self.shadow, grant, part) else { return Ok(()) };
         let words = std::array::from_fn(|word| kept[word].load(Ordering::Relaxed));
         let Some(old) = Entry::whole(words, grant.sequence) else { return Ok(()) };

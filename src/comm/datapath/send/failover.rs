@@ -9,7 +9,7 @@ use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::status::Fenced;
-use crate::error::{Error, Result};
+use crate::error::{Result, Usage};
 use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
 use crate::wire::MAX_RAILS;
@@ -44,8 +44,7 @@ impl SendPath {
             Some((by, Route { queue: lane.next_queue(), lkey, rkey: entry.rkey(by), timed: false }))
         });
         if deregistered {
-            let what = format!("memory was deregistered while a send from it to {} was running", context.peer.name);
-            return Err(Error::Usage(what));
+            return Err(Usage::DeregisteredSend { peer: context.peer.name.clone() }.into());
         }
         let waiting: Vec<u16> = self.sends.waiting().collect();
         for request in waiting {

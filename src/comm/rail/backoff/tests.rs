@@ -1,10 +1,15 @@
 use super::*;
+use crate::error::Call;
 
 const PATH: PathId = PathId { rail: RailId::new(0).unwrap(), peer_gid: [7; 16] };
 const LIMIT: Duration = Duration::from_secs(4);
 
+fn failed(errno: i32) -> Error {
+    Error::Os { call: Call::ModifyQp { device: "mlx5_0".to_owned(), qp: 5, state: "RTR" }, errno }
+}
+
 fn unanswered() -> Error {
-    Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::ETIMEDOUT }
+    failed(libc::ETIMEDOUT)
 }
 
 /// Findings about paths, and a time that the tests advance.
@@ -91,7 +96,10 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     let trial = stage.trial(Need::Address);
     trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
-    assert_eq!(stage.why(), "QP 5 to RTR: Connection timed out (os error 110); next attempt in 2s");
+    assert_eq!(
+        stage.why(),
+        "cannot move QP 5 of mlx5_0 to RTR: Connection timed out (os error 110); next attempt in 2s"
+    );
     // A failed attempt that ran at the same time does not lengthen the pause.
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.pass(1999);
@@ -178,7 +186,7 @@ fn a_dead_path_rests_for_15_s_at_most_and_is_forgotten_a_minute_after() {
 #[test]
 fn a_failure_that_is_not_the_paths_leaves_it_usable() {
     let stage = Stage::new();
-    let refused = Error::Os { what: "QP 5 to RTR".to_owned(), errno: libc::EINVAL };
+    let refused = failed(libc::EINVAL);
     stage.backoff.connected(PATH, Some(&refused), stage.now);
     assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && !stage.is_dead());
 }

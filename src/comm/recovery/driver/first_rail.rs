@@ -3,7 +3,7 @@
 use super::Driver;
 use crate::comm::log::once::Subject;
 use crate::comm::recovery::attempt::ManagedRail;
-use crate::error::Error;
+use crate::error::{Error, Network, PeerGone, TimedOut};
 use std::time::Duration;
 
 /// Time without a rail until the first warning. [`NEXT_WARNING`] is the interval of later ones.
@@ -23,10 +23,8 @@ impl Driver {
         }
         let unasked = Duration::from_nanos(at.saturating_sub(self.asked_at));
         if self.recovery.waits_for_first_rail(at).is_some() && unasked > ABANDONED {
-            let (peer, seconds) = (&self.context.peer.name, ABANDONED.as_secs());
-            let why =
-                format!("set-up of the connection with {peer} abandoned: NCCL has not asked for it for {seconds} s");
-            self.give_up(Error::TimedOut(why));
+            let (peer, seconds) = (self.context.peer.name.clone(), ABANDONED.as_secs());
+            self.give_up(TimedOut::Abandoned { peer, seconds }.into());
             self.recovery.close(0);
         }
     }
@@ -58,17 +56,16 @@ impl Driver {
 
     /// Returns the error of a connection on which no rail has carried within the limit.
     pub(super) fn no_first_rail(&self) -> Error {
-        let (peer, limit) = (&self.context.peer.name, self.process.config.connect_timeout.as_secs());
-        let tries = self.tries_text();
-        Error::Network(format!("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"))
+        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.connect_timeout.as_secs());
+        Network::NoFirstRail { peer, limit, tries: self.tries_text() }.into()
     }
 
     /// Handles a peer that leaves the connection. The connection has failed unless a rail has
     /// carried.
     pub(super) fn ends_without_rail(&mut self) {
         if !self.recovery.has_carried() && !self.recovery.has_failed() {
-            let (peer, tries) = (&self.context.peer.name, self.tries_text());
-            self.give_up(Error::PeerGone(format!("{peer} has left before any rail carried: {tries}")));
+            let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());
+            self.give_up(PeerGone::Left { peer, rails }.into());
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
 use crate::comm::rail::{Look, Rail};
 use crate::comm::recovery::attempt::{Asked, Attempt, Done, Stage, Way};
 use crate::comm::threads;
-use crate::error::{Error, Result};
+use crate::error::{Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::recovery::Answer;
 use crate::interfaces;
@@ -143,7 +143,7 @@ impl Driver {
             Ok(done) => self.finish(lane, done, now, at),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
-                self.give_up(Error::Internal("internal error in a thread that connects queue pairs".to_owned()));
+                self.give_up(Internal::ConnectorPanic.into());
             }
         }
     }
@@ -302,7 +302,7 @@ impl Job {
         let (look, ours) = self.look()?;
         let pair = pairing::pair_again(theirs, &ours, answers).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
-            Error::Missing(format!("no shared subnet: this host has {ours}, the peer has {theirs}"))
+            Missing::Subnet { ours, theirs }
         })?;
         Ok((look, pair))
     }

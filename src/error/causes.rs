@@ -1,0 +1,415 @@
+//! Causes of errors, one enumeration for each answer to NCCL. A cause holds the names and figures of
+//! its event.
+//!
+//! This room imports no other. The error of another room, and the words of a peer, come as text in
+//! `why` or `how`; a list of rails comes as text in `rails`, `lanes` or `tries`.
+
+#![allow(missing_docs, reason = "the text of each cause explains the cause and its fields")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use thiserror::Error as Cause;
+
+/// How to get libibverbs.
+const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
+    in a container: the same packages in the image, and docker run --device /dev/infiniband --ulimit memlock=-1";
+
+/// Reason why a setting is not usable.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum SettingFault {
+    #[error("{}{allowed}", .reason.as_ref().map_or_else(String::new, |reason| format!("{reason}; allowed: ")))]
+    Value { reason: Option<String>, allowed: &'static str },
+    #[error("no such setting; {}`nccl-spark settings` lists all", .near.map_or_else(String::new, |near| format!("did you mean {near}? ")))]
+    Unknown { near: Option<&'static str> },
+    #[error("the file cannot be read: {0}")]
+    Unreadable(String),
+    #[error("a settings file cannot name another one")]
+    NamesAFile,
+    #[error("a line must be NAME=value; `#` starts a comment")]
+    NotALine,
+    #[error("line {0} already sets it")]
+    SetBefore(usize),
+    #[error("{0}; it must be where sysfs is mounted, usually /sys")]
+    Sysfs(String),
+}
+
+/// Lack of this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Missing {
+    #[error("read {}: {why}", .path.display())]
+    SettingsFile { path: PathBuf, why: String },
+    #[error("cannot get random numbers: {0}")]
+    Random(getrandom::Error),
+    #[error(
+        "this process was forked after NCCL had initialised the network, and RDMA does not survive fork(): use NCCL in the parent only, or call exec() first"
+    )]
+    Forked,
+    #[error("NCCL_IBVERBS_LIB={0:?} is not a file name; the default is libibverbs.so.1")]
+    LibraryName(String),
+    #[error("the RDMA library {path} cannot be loaded ({why}); {HOW_TO_GET}")]
+    Library { path: String, why: String },
+    #[error("the RDMA library {path} has no function {function}; {HOW_TO_GET}")]
+    Function { path: String, function: &'static str },
+    #[error("the RDMA library cannot report the GID types of {0}; install rdma-core 32 or newer")]
+    GidTypes(String),
+    #[error("relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2")]
+    RelaxedOrdering,
+    #[error("the provider of {0} lacks post and poll functions")]
+    Operations(String),
+    #[error(
+        "{}. On the host: is the driver loaded (rdma link; packages rdma-core, ibverbs-providers)? In a container: start it with --device /dev/infiniband --ulimit memlock=-1 --network host, and install ibverbs-providers in it",
+        no_device(.0)
+    )]
+    Device(Vec<String>),
+    #[error("no port can be used as a rail: {0}")]
+    Rails(String),
+    #[error("device {0} does not answer")]
+    Silent(String),
+    #[error("device {0} was removed")]
+    Removed(String),
+    #[error("port state is {0}")]
+    PortState(String),
+    #[error("link layer is {0}, not Ethernet")]
+    LinkLayer(String),
+    #[error(
+        "its only GIDs are link-local addresses that its interface {0} does not have: give it an IPv4 address, or link-local: [ipv6] in netplan"
+    )]
+    Address(String),
+    #[error("no RoCE v2 GID: give its interface an IP address")]
+    Gid,
+    #[error("{rail}: the device allows {most} work requests per QP, {needed} are needed")]
+    WorkRequests { rail: String, most: u32, needed: u32 },
+    #[error("{rail}: the device allows {most} entries per CQ, {needed} are needed")]
+    CqEntries { rail: String, most: u32, needed: u32 },
+    #[error("cannot create queue pairs for {peer}: {rails}")]
+    QueuePairs { peer: String, rails: String },
+    #[error("no shared subnet: this host has {ours}, the peer has {theirs}")]
+    Subnet { ours: String, theirs: String },
+    #[error("no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {0}")]
+    Interface(String),
+}
+
+fn no_device(failures: &[String]) -> String {
+    match failures {
+        [] => "no RDMA device found".to_owned(),
+        some => format!("cannot open any RDMA device: {}", some.join("; ")),
+    }
+}
+
+/// System or verbs call with its arguments. `hint` is empty, or has a cure in parentheses.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Call {
+    #[error("cannot watch for fork() (pthread_atfork)")]
+    WatchFork,
+    #[error("cannot list the network interfaces (getifaddrs)")]
+    ListInterfaces,
+    #[error("cannot list RDMA devices with {library}")]
+    ListDevices { library: String },
+    #[error("cannot open {device}: the device rules of this container leave it out")]
+    OpenExcluded { device: String },
+    #[error("cannot open {device} (check that /dev/infiniband exists and that this user may open it)")]
+    Open { device: String },
+    #[error("cannot query {device}")]
+    Query { device: String },
+    #[error("cannot query {device} port {port}")]
+    QueryPort { device: String, port: u8 },
+    #[error("cannot read the GID table of {device}")]
+    GidTable { device: String },
+    #[error("cannot read GID {index} of {device} port {port}")]
+    Gid { device: String, port: u8, index: u32 },
+    #[error("cannot read events of {device}")]
+    ReadEvents { device: String },
+    #[error("cannot make the event descriptor of {device} non-blocking")]
+    NonBlockingEvents { device: String },
+    #[error("cannot allocate a protection domain on {device}")]
+    AllocatePd { device: String },
+    #[error("cannot create a CQ of {entries} entries on {device}{hint}")]
+    CreateCq { device: String, entries: u32, hint: String },
+    #[error("cannot create a QP of {sends} + {receives} requests on {device}{hint}")]
+    CreateQp { device: String, sends: u32, receives: u32, hint: String },
+    #[error("cannot register {bytes} bytes at {addr:#x} with {device}{hint}")]
+    Register { device: String, addr: usize, bytes: usize, hint: String },
+    #[error("cannot map {0} bytes")]
+    Map(usize),
+    #[error("cannot move QP {qp} of {device} to {state}")]
+    ModifyQp { device: String, qp: u32, state: &'static str },
+    #[error("cannot post a write on QP {qp} of {device}")]
+    PostWrite { device: String, qp: u32 },
+    #[error("cannot post receives on QP {qp} of {device}")]
+    PostReceives { device: String, qp: u32 },
+    #[error("cannot poll a CQ of {device}")]
+    Poll { device: String },
+    #[error("cannot connect to {0}")]
+    Connect(SocketAddr),
+    #[error("cannot listen on {0}")]
+    Listen(SocketAddr),
+    #[error("cannot set up a bootstrap connection")]
+    Bootstrap,
+    #[error("cannot set up a TCP stream")]
+    Stream,
+    #[error("cannot start the service thread")]
+    StartService,
+    #[error("cannot wake the service thread")]
+    WakeService,
+}
+
+/// Argument of a call that the interface does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Argument {
+    #[error("{0} is NULL")]
+    Null(&'static str),
+    #[error("{0} is not a pointer that this plugin returned")]
+    NotOurs(&'static str),
+    #[error("{name} is {found}; it must be {wanted}")]
+    Kind { name: &'static str, found: &'static str, wanted: &'static str },
+    #[error("ctx is not a context that init returned")]
+    Context,
+    #[error("device {0} does not exist; the only device is 0")]
+    Device(i32),
+    #[error("data is NULL and its size is {0} bytes")]
+    NullData(usize),
+    #[error("size is {0}; it must not be negative")]
+    NegativeSize(i32),
+    #[error("n is {count}; a receive takes 1 to {most} buffers")]
+    Buffers { count: i32, most: usize },
+    #[error("group of {count} receives; 1 to {most} are allowed")]
+    Group { count: usize, most: usize },
+    #[error("request {0} is not in flight")]
+    NotInFlight(u16),
+    #[error("memory of type {kind} cannot be registered: only host memory (type {host})")]
+    MemoryType { kind: i32, host: i32 },
+    #[error("cannot register {bytes} bytes at {addr:#x}: data is NULL or the range wraps around")]
+    Data { addr: usize, bytes: usize },
+    #[error("cannot register {bytes} bytes at {addr:#x}: the range is empty or wraps around")]
+    Range { addr: usize, bytes: usize },
+    #[error("{call}: the memory at {addr:#x} was registered with a connection that sends; register it with this one")]
+    ForSends { call: &'static str, addr: u64 },
+    #[error("{call}: {bytes} bytes at {addr:#x} are outside the registered range {start:#x} to {end:#x}")]
+    Outside { call: &'static str, addr: u64, bytes: usize, start: usize, end: usize },
+    #[error("send of {bytes} bytes; at most {most} are allowed on this connection")]
+    TooLarge { bytes: u64, most: u64 },
+    #[error("GID index {0} is above 255")]
+    GidIndex(u16),
+    #[error("path MTU {0} is not 256, 512, 1024, 2048 or 4096")]
+    PathMtu(u32),
+    #[error("timeout {timeout}, retry count {retry_count}: the timeout must be 0 to 31 and the retry count 0 to 7")]
+    Timing { timeout: u8, retry_count: u8 },
+    #[error("{bytes} inline bytes on a QP that takes {most}")]
+    Inline { bytes: u32, most: u32 },
+    #[error("{count} receives on a QP that holds {most}")]
+    Receives { count: usize, most: usize },
+    #[error("cannot map a region of 0 bytes")]
+    EmptyRegion,
+    #[error(
+        "NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, this tuner supports {algorithms} and {protocols}: tuner not used; install a plugin made for this NCCL"
+    )]
+    CostTable { num_algo: i32, num_proto: i32, algorithms: usize, protocols: usize },
+}
+
+/// Ends that cannot work together, or a job that was set up wrongly.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Usage {
+    #[error("called before a successful init")]
+    NotInitialised,
+    #[error("trafficClass is out of range: 0 to 255, or negative for none")]
+    TrafficClass,
+    #[error("CUDA device memory cannot be registered: a GB10 has no GPUDirect RDMA; use host memory")]
+    CudaMemory,
+    #[error("{0}")]
+    Handle(String),
+    #[error("{peer} refused the connection: {why}")]
+    Refused { peer: String, why: String },
+    #[error(
+        "the tuners of {peer} ({theirs}) and {host} ({ours}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), or set NCCL_SPARK_TUNER=off on every node"
+    )]
+    Tuners { peer: String, theirs: String, host: String, ours: String },
+    #[error("NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none")]
+    RingTcp { with: String, without: String },
+    #[error(
+        "{rails}; if none does (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set NCCL_SPARK_RING_TCP=1 on every node: they are connected by TCP then"
+    )]
+    NothingInCommon { rails: String },
+    #[error("{rails}; NCCL_SPARK_RING_TCP does not replace rails that may come back: {host} cannot use {why}")]
+    TcpWithheld { rails: String, host: String, why: String },
+    #[error(
+        "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {peer}): the ranks disagree on a size"
+    )]
+    Sizes { peer: String, bytes: u64, room: u64, tag: i32 },
+    #[error("memory was deregistered while a send from it to {peer} was running")]
+    DeregisteredSend { peer: String },
+    #[error("memory was deregistered while a receive into it from {peer} was running")]
+    DeregisteredReceive { peer: String },
+    #[error("connection closed while requests were running")]
+    ClosedEarly,
+    #[error("connection closed")]
+    Closed,
+}
+
+/// Event that ends a connection, seen on one rail. Boxed, which keeps [`super::Error`] small.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+#[error("rail {rail} to {peer} failed: {why} (peer rail {peer_rail}); {lanes}")]
+pub struct OnRail {
+    pub rail: String,
+    pub peer: String,
+    pub why: String,
+    pub peer_rail: String,
+    pub lanes: String,
+}
+
+/// TCP streams of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+#[error("TCP with {peer} over {interface}")]
+pub struct Tcp {
+    pub peer: String,
+    /// Interface of this host.
+    pub interface: String,
+}
+
+/// Request that has made no progress. `what` is the request with an article: "a posted send".
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Waited {
+    #[error("{what} had waited {waited:.1?}")]
+    Send { what: &'static str, waited: Duration },
+    #[error("{what} had waited {waited:.1?} ({bytes} bytes)")]
+    StreamSend { what: &'static str, waited: Duration, bytes: usize },
+    #[error("{what} had waited {waited:.1?} ({pending} receives pending)")]
+    Receive { what: &'static str, waited: Duration, pending: usize },
+}
+
+/// Reason why bytes do not get through. Limits are in seconds.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Network {
+    #[error("bootstrap connection to {peer} failed: {why}")]
+    Bootstrap { peer: String, why: String },
+    #[error("cannot reach the peer at {address}: {why}")]
+    Unreachable { address: SocketAddr, why: String },
+    #[error("connect called again for a connection that has failed or timed out")]
+    ConnectAgain,
+    #[error("the process listens on {at}, and the peer came to {own}", own = .own.ip())]
+    OtherAddress { at: SocketAddr, own: SocketAddr },
+    #[error("{rail} no longer has the agreed address")]
+    AddressGone { rail: String },
+    #[error("{0}")]
+    DeadPath(String),
+    #[error("another connection tests this path")]
+    PathOnTrial,
+    #[error("no usable rail to {peer}: {rails}")]
+    NoRail { peer: String, rails: String },
+    #[error("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}")]
+    NoFirstRail { peer: String, limit: u64, tries: String },
+    #[error("no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}")]
+    NoRailLeft { peer: String, waited: Duration, limit: u64, rails: String },
+    #[error("rail {rail} to {peer} lost, and its device does not return what it has received")]
+    NotFlushed { rail: String, peer: String },
+    #[error(transparent)]
+    OnRail(Box<OnRail>),
+    #[error("{tcp} failed (stream {number}: {why})")]
+    Stream { tcp: Tcp, number: usize, why: String },
+    #[error("no answer from {tcp} for {silent:.0?}: {waited}")]
+    Silent { tcp: Tcp, silent: Duration, waited: Waited },
+    #[error("{0}; {1}")]
+    While(Box<Network>, Waited),
+}
+
+/// End of the peer.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum PeerGone {
+    #[error("{peer} closed the connection")]
+    Closed { peer: String },
+    #[error(
+        "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
+    )]
+    Vanished { peer: String },
+    #[error("{peer} has left before any rail carried: {rails}")]
+    Left { peer: String, rails: String },
+    #[error("{peer} closed the bootstrap connection during connection set-up")]
+    ClosedInSetup { peer: String },
+    #[error("bootstrap connection to {peer} failed: {why}")]
+    Bootstrap { peer: String, why: String },
+    #[error("{tcp} was closed by the peer; {waited}")]
+    StreamsClosed { tcp: Tcp, waited: Waited },
+    #[error("{tcp} ended without BYE (stream {number}: {why}): the peer's process has failed or is gone")]
+    StreamEnded { tcp: Tcp, number: usize, why: String },
+    #[error("{0}; {1}")]
+    While(Box<PeerGone>, Waited),
+    #[error("{gone}; {waited}; {lanes}")]
+    OnLanes { gone: Box<PeerGone>, waited: Waited, lanes: String },
+}
+
+/// Breach of the protocol by the peer.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Violation {
+    #[error("{peer} violated the protocol: {how}")]
+    Breach { peer: String, how: String },
+    #[error(transparent)]
+    OnRail(Box<OnRail>),
+    #[error("{peer}: {how}")]
+    Header { peer: String, how: String },
+    #[error("{peer} sent a malformed message: {how}")]
+    Malformed { peer: String, how: String },
+    #[error("{peer} sent an unexpected {kind} message during connection set-up")]
+    Unexpected { peer: String, kind: &'static str },
+    #[error("{peer} offered no pair of rails")]
+    NoPairs { peer: String },
+    #[error("{peer} offered rail {rail}, which this host does not have")]
+    UnknownRail { peer: String, rail: usize },
+    #[error("{peer} answered for {theirs} rails; {ours} were offered")]
+    RailCount { peer: String, theirs: usize, ours: usize },
+    #[error("{peer} says that a rail carries which this side could not connect")]
+    NotConnected { peer: String },
+    #[error("{peer} uses streams that are not open")]
+    NotOpen { peer: String },
+    #[error("the peer sent {theirs} queue pairs; {ours} were agreed")]
+    QueuePairs { theirs: usize, ours: usize },
+    #[error("the peer asked for path MTU {mtu_bytes} on {rail}, whose port has {most}")]
+    PathMtu { rail: String, mtu_bytes: u32, most: u32 },
+}
+
+/// Limit that passed. Limits are in seconds.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum TimedOut {
+    #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]
+    Setup { what: String, waited: Duration, limit: u64 },
+    #[error("set-up of the connection with {peer} abandoned: NCCL has not asked for it for {seconds} s")]
+    Abandoned { peer: String, seconds: u64 },
+    #[error(
+        "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
+    )]
+    NotStopped { rail: String, peer: String, limit: u64, rails: String },
+    #[error("{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}")]
+    NotAcknowledged { rail: String, peer: String, limit: u64, rails: String },
+}
+
+/// Fault in this library.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum Internal {
+    #[error("internal error, please report it: {0}")]
+    Panic(String),
+    #[error("internal error in the service thread: {0}")]
+    ServicePanic(String),
+    #[error("internal error in a thread that connects queue pairs")]
+    ConnectorPanic,
+    #[error("this connection cannot be used: an earlier call on it panicked")]
+    CallPanicked,
+    #[error("this connection cannot be used: its data path panicked")]
+    PathPanicked,
+    #[error("request {number} does not exist: there are {count}")]
+    Request { number: u16, count: usize },
+    #[error("{device}:{port} disappeared during initialisation")]
+    PortGone { device: String, port: u8 },
+    #[error("connection set-up is in no stage")]
+    NoStage,
+    #[error("a rail was neither connected nor left out")]
+    NotConnected,
+    #[error("a rail was neither tested nor left out")]
+    NotTested,
+    #[error("no room for a clear-to-send")]
+    NoRoomForCts,
+    #[error("queue pair {0} has no room for a test write")]
+    NoRoomForTest(usize),
+    #[error("a listener without a port")]
+    NoPort,
+    #[error("the kernel mapped memory at address 0")]
+    MappedAtZero,
+}
