@@ -6,7 +6,7 @@ use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::Config;
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
 use crate::interfaces;
-use crate::rails::{self, PortFacts, Refusal, Survey};
+use crate::rails::{self, Obstacle, PortFacts, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
 use crate::tuner::{Facts, Policy, Tuner};
@@ -274,9 +274,10 @@ fn await_a_link(config: &Config) -> Result<()> {
     let mut warn_at = Duration::ZERO;
     loop {
         let (survey, _) = while_devices_leave(|| look_around(config))?;
-        let of = |refusal| survey.refused.iter().filter(move |port| port.refusal == refusal);
-        let down: Vec<String> = of(Refusal::NoLink).map(|port| format!("{}:{}", port.device, port.port)).collect();
-        let has_others = !survey.rails.is_empty() || of(Refusal::Unusable).next().is_some();
+        let refused = survey.refused.iter().filter(|port| port.obstacle != Obstacle::Excluded);
+        let (down, unusable): (Vec<_>, Vec<_>) = refused.partition(|port| matches!(port.obstacle, Obstacle::State(_)));
+        let down: Vec<String> = down.iter().map(|port| format!("{}:{}", port.device, port.port)).collect();
+        let has_others = !survey.rails.is_empty() || !unusable.is_empty();
         if has_others || down.is_empty() {
             return Ok(());
         }
@@ -304,7 +305,7 @@ fn await_a_link(config: &Config) -> Result<()> {
 fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     let (survey, ports) = look_around(config)?;
     for refused in &survey.refused {
-        tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.reason);
+        tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.obstacle);
     }
     for warning in &survey.warnings {
         tracing::warn!("{warning}");
@@ -368,7 +369,7 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
 fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
         let all: Vec<String> =
-            survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.reason)).collect();
+            survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.obstacle)).collect();
         return Err(Missing::Rails(all.join("; ")).into());
     }
     let mut rails = Vec::with_capacity(survey.rails.len());

@@ -1,9 +1,9 @@
 //! Warnings: what is wrong with a host's ports or settings, and what to do about it.
 
 use super::arp::Arp;
-use super::port::{ASSUMED_SPEED_MBPS, Obstacle, Port, ipv4_subnet};
+use super::port::{ASSUMED_SPEED_MBPS, Port, ipv4_subnet};
 use super::text::{gbps, list};
-use super::{HcaFilter, PcieLink, Rail, Warning, WarningKind};
+use super::{HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
 
 /// All warnings, the costliest first.
 pub(super) fn warnings(
@@ -104,7 +104,7 @@ impl Host<'_> {
                     format!("NCCL_IB_HCA excludes its twin {}, which is on another link", twin.facts.device)
                 }
                 Some(twin) => {
-                    let reason = twin.obstacle.as_ref().map(Obstacle::text).unwrap_or_default();
+                    let reason = twin.obstacle.as_ref().map(Obstacle::to_string).unwrap_or_default();
                     let is_up = matches!(twin.obstacle, Some(Obstacle::NoAddress(_)));
                     let netdev = twin.netdev.as_ref().filter(|_| !is_up);
                     let up = netdev.map(|netdev| format!(" (try: ip link set {netdev} up)"));
@@ -154,7 +154,7 @@ impl Host<'_> {
             let shorter = device.char_indices().next_back().map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
             if let (true, Some(obstacle)) = (is_named, &port.obstacle) {
-                let text = format!("NCCL_IB_HCA names {device}, which is not usable: {}.", obstacle.text());
+                let text = format!("NCCL_IB_HCA names {device}, which is not usable: {obstacle}.");
                 found.push(Warning::new(WarningKind::NamedButUnusable, [device], text));
             }
         }

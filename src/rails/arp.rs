@@ -48,14 +48,14 @@ impl<'a> Arp<'a> {
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
         // Every interface has the larger of its own value and that of `all`: 2 there lifts a 1 (strict) and nothing else.
-        let loosened =
-            if found.iter().any(|(_, settings)| settings.is_strict()) { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+        let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
+        let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
             "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
              what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
              /etc/sysctl.d to keep them."
         );
-        Some(Warning::new(WarningKind::Arp, devices, text))
+        Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))
     }
 
     /// Whether it is known of each of these rails that its interface, and no other, answers for its addresses.

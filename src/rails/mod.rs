@@ -27,10 +27,11 @@ mod text;
 
 pub use crate::config::NameFilter as HcaFilter;
 
+pub use crate::verbs::{LinkLayer, PortState};
 pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;
-pub use model::{PcieLink, PortFacts, Rail, RailAddress, Refusal, Refused, Survey, Warning, WarningKind};
+pub use model::{Obstacle, PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
 pub use report::{report, wrapped};
 pub use text::{gbps, list};

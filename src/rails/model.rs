@@ -1,7 +1,8 @@
 //! What is known of a host's ports, as plain data.
 
 use super::pcie::{LinkRate, PciFunction};
-use crate::verbs::{GidEntry, PortInfo};
+use crate::error::Missing;
+use crate::verbs::{GidEntry, LinkLayer, PortInfo, PortState};
 use std::fmt;
 
 /// What verbs says of one port.
@@ -71,7 +72,10 @@ pub enum WarningKind {
     /// Rails are in one subnet.
     SharedSubnet,
     /// ARP requests for one rail may be answered by another.
-    Arp,
+    Arp {
+        /// True where `rp_filter` is strict on one of the rails.
+        is_strict: bool,
+    },
 }
 
 impl Warning {
@@ -144,21 +148,39 @@ pub struct Refused {
     pub pci: Option<PciFunction>,
     /// Line rate of the port in Mb/s, where it is known.
     pub speed_mbps: Option<u32>,
-    /// Kind of the reason.
-    pub refusal: Refusal,
-    /// The reason in words.
-    pub reason: String,
+    /// The reason.
+    pub obstacle: Obstacle,
 }
 
-/// Kind of reason why a port is no rail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// `NCCL_IB_HCA` excludes it.
+/// Reason why a port is no rail. `Display` gives it in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle {
+    /// `NCCL_IB_HCA` excludes the port.
     Excluded,
-    /// It has no link.
-    NoLink,
-    /// It has a link, and cannot carry RoCE v2 as it is set up.
-    Unusable,
+    /// Its link layer is not Ethernet.
+    LinkLayer(LinkLayer),
+    /// It has no link, or its link is not up yet.
+    State(PortState),
+    /// It has no RoCE v2 GID.
+    NoGid,
+    /// It has link-local GIDs alone, and this interface has none of their addresses.
+    NoAddress(String),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Excluded => f.write_str("NCCL_IB_HCA excludes it"),
+            Self::LinkLayer(LinkLayer::InfiniBand) => f.write_str("its link layer is InfiniBand, not Ethernet"),
+            Self::LinkLayer(_) => f.write_str("its link layer is not Ethernet"),
+            Self::State(PortState::Down) => f.write_str("the port is down: no cable, or its interface is not up"),
+            Self::State(PortState::Init) => f.write_str("the port is not active yet (state INIT)"),
+            Self::State(PortState::Armed) => f.write_str("the port is not active yet (state ARMED)"),
+            Self::State(state) => write!(f, "the port is not active (state {state:?})"),
+            Self::NoAddress(netdev) => Missing::Address(netdev.clone()).fmt(f),
+            Self::NoGid => f.write_str("it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address"),
+        }
+    }
 }
 
 /// A PCIe link, and who is on it.

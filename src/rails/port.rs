@@ -1,7 +1,6 @@
 //! One port: what verbs and sysfs say of it together, and whether it is a rail.
 
-use super::{HcaFilter, PciFunction, PortFacts, Rail, RailAddress, Refusal, Refused, sysfs};
-use crate::error::Missing;
+use super::{HcaFilter, Obstacle, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
 use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
 use crate::wire::fields::remoteness;
@@ -16,6 +15,7 @@ pub(super) struct Port<'a> {
     pub(super) phys_port: Option<String>,
     pub(super) pci: Option<PciFunction>,
     pub(super) addresses: Vec<RailAddress>,
+    /// The obstacle apart from the filter.
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
     pub(super) is_in_sysfs: bool,
@@ -23,16 +23,6 @@ pub(super) struct Port<'a> {
     pub(super) speed_mbps: Option<u32>,
     netdev_mtu_bytes: Option<u32>,
     system_image_guid: Option<u64>,
-}
-
-/// Why a port cannot carry RoCE v2, whatever the filter says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Obstacle {
-    LinkLayer(LinkLayer),
-    State(PortState),
-    NoGid,
-    /// It has link-local GIDs alone, and this interface has none of their addresses.
-    NoAddress(String),
 }
 
 /// What tells two cables apart: the adapter and its physical port, or the port itself where neither is known.
@@ -122,13 +112,7 @@ impl<'a> Port<'a> {
 
     /// The port with the reason why it is not a rail, if it is not.
     pub(super) fn refused(&self) -> Option<Refused> {
-        let (refusal, reason) = match &self.obstacle {
-            _ if self.is_rail() => return None,
-            _ if !self.is_admitted => (Refusal::Excluded, "NCCL_IB_HCA excludes it".to_owned()),
-            Some(obstacle @ Obstacle::State(_)) => (Refusal::NoLink, obstacle.text()),
-            Some(obstacle) => (Refusal::Unusable, obstacle.text()),
-            None => return None,
-        };
+        let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
         Some(Refused {
             device: self.facts.device.clone(),
             port: self.facts.port,
@@ -136,25 +120,8 @@ impl<'a> Port<'a> {
             phys_port: self.phys_port.clone(),
             pci: self.pci.clone(),
             speed_mbps: self.speed_mbps,
-            refusal,
-            reason,
+            obstacle,
         })
-    }
-}
-
-impl Obstacle {
-    /// The reason for a person.
-    pub(super) fn text(&self) -> String {
-        match self {
-            Self::LinkLayer(LinkLayer::InfiniBand) => "its link layer is InfiniBand, not Ethernet".to_owned(),
-            Self::LinkLayer(_) => "its link layer is not Ethernet".to_owned(),
-            Self::State(PortState::Down) => "the port is down: no cable, or its interface is not up".to_owned(),
-            Self::State(PortState::Init) => "the port is not active yet (state INIT)".to_owned(),
-            Self::State(PortState::Armed) => "the port is not active yet (state ARMED)".to_owned(),
-            Self::State(state) => format!("the port is not active (state {state:?})"),
-            Self::NoAddress(netdev) => Missing::Address(netdev.clone()).to_string(),
-            Self::NoGid => "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address".to_owned(),
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
 
 use super::text::{gbps, list};
-use super::{Limit, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
+use super::{Limit, Obstacle, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// What would be merged and the rate to expect, or why nothing is usable; the warnings; all ports, each with the reason why it is
@@ -51,17 +51,17 @@ fn merged(survey: &Survey) -> String {
 
 /// The reasons, each once, with the ports that it keeps out.
 fn nothing_usable(survey: &Survey) -> String {
-    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
-    for Refused { device, port, reason, .. } in &survey.refused {
+    let mut obstacles: Vec<(&Obstacle, Vec<String>)> = Vec::new();
+    for Refused { device, port, obstacle, .. } in &survey.refused {
         let name = format!("{device}:{port}");
-        match reasons.iter_mut().find(|(known, _)| known == reason) {
+        match obstacles.iter_mut().find(|(known, _)| *known == obstacle) {
             Some((_, names)) => names.push(name),
-            None => reasons.push((reason, vec![name])),
+            None => obstacles.push((obstacle, vec![name])),
         }
     }
     let mut page = "No rail is usable:\n".to_owned();
-    for (reason, names) in reasons {
-        page += &folded("    ", &format!("  {}: {reason}", list(names.iter().map(String::as_str))));
+    for (obstacle, names) in obstacles {
+        page += &folded("    ", &format!("  {}: {obstacle}", list(names.iter().map(String::as_str))));
     }
     page
 }
@@ -78,7 +78,7 @@ fn rail_text(rail: &Rail, survey: &Survey) -> String {
 }
 
 fn refused_text(refused: &Refused) -> String {
-    let head = format!("{}:{}  not used: {}", refused.device, refused.port, refused.reason);
+    let head = format!("{}:{}  not used: {}", refused.device, refused.port, refused.obstacle);
     let parts = place(refused.netdev.as_deref(), refused.phys_port.as_deref(), refused.pci.as_ref());
     folded("    ", &head) + &indented(&parts.join(", "))
 }

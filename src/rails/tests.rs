@@ -14,8 +14,8 @@ fn names(survey: &Survey) -> Vec<&str> {
     survey.rails.iter().map(|rail| rail.device.as_str()).collect()
 }
 
-fn reason<'a>(survey: &'a Survey, device: &str) -> &'a str {
-    &survey.refused.iter().find(|refused| refused.device == device).unwrap().reason
+fn reason(survey: &Survey, device: &str) -> String {
+    survey.refused.iter().find(|refused| refused.device == device).unwrap().obstacle.to_string()
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use crate::interrupt;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Context, Result};
 use clap::Args;
-use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refusal, Refused, Survey, gbps};
+use nccl_net_spark::rails::{Limit, Obstacle, PciFunction, PcieLink, Rail, Refused, Survey, gbps};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -145,9 +145,9 @@ fn lines(survey: &Survey) -> String {
         [name, netdev.unwrap_or_else(unknown), survey.cable_name(rail), "used".to_owned(), rate]
     });
     let others = survey.refused.iter().map(|port| {
-        let (state, rate) = match port.refusal {
-            Refusal::NoLink => ("down", None),
-            Refusal::Excluded | Refusal::Unusable => ("unused", port.speed_mbps),
+        let (state, rate) = match port.obstacle {
+            Obstacle::State(_) => ("down", None),
+            _ => ("unused", port.speed_mbps),
         };
         let [netdev, cable] = [&port.netdev, &port.phys_port].map(|name| name.clone().unwrap_or_else(unknown));
         [format!("{}:{}", port.device, port.port), netdev, cable, state.to_owned(), rate.map_or_else(unknown, gbps)]
@@ -207,7 +207,7 @@ fn unused_json(port: Refused) -> Value {
     let pci = port.pci.map(|PciFunction { address, .. }| address);
     json!({
         "device": port.device, "port": port.port, "netdev": port.netdev, "physical_port": port.phys_port, "pci": pci,
-        "speed_mbps": port.speed_mbps, "reason": port.reason,
+        "speed_mbps": port.speed_mbps, "reason": port.obstacle.to_string(),
     })
 }
 

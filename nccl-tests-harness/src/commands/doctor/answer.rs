@@ -223,7 +223,7 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
     let counted = function.counters.iter().filter(|(name, value)| **value > 0 && !is_traffic(name));
     let counted: Vec<String> = counted.map(|(name, value)| format!("{name} {value}")).collect();
     let parts = [
-        Some(refused.map_or("rail".to_owned(), |refused| format!("not used: {}", refused.reason))),
+        Some(refused.map_or("rail".to_owned(), |refused| format!("not used: {}", refused.obstacle))),
         rail.map(|rail| format!("cable {}", survey.cable_name(rail))),
         refused.and_then(|one| one.phys_port.as_ref()).map(|port| format!("port {port}")),
         rail.map(|rail| gbps(rail.speed_mbps)),

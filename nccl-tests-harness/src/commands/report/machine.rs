@@ -8,7 +8,7 @@ use crate::commands::rails::Found;
 use crate::digest::sha256;
 use anyhow::{Context, Error, Result};
 use nccl_net_spark::config::{Settings, Source};
-use nccl_net_spark::rails::{LinkRate, PciFunction, Refusal, Survey};
+use nccl_net_spark::rails::{LinkRate, Obstacle, PciFunction, Survey};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -100,10 +100,10 @@ fn function(one: &Function, survey: &Survey) -> Json {
     let refused = survey.refused.iter().find(|port| port.device == one.device && !one.is_rail);
     json!({
         "device": one.device,
-        "refusal": refused.map(|port| match port.refusal {
-            Refusal::NoLink => "no_link",
-            Refusal::Excluded => "excluded",
-            Refusal::Unusable => "unusable",
+        "refusal": refused.map(|port| match port.obstacle {
+            Obstacle::State(_) => "no_link",
+            Obstacle::Excluded => "excluded",
+            Obstacle::LinkLayer(_) | Obstacle::NoGid | Obstacle::NoAddress(_) => "unusable",
         }),
         "physical_port": refused.and_then(|port| port.phys_port.as_ref()),
         "firmware": one.firmware, "board": one.board, "iommu": one.iommu, "mtu_bytes": one.mtu_bytes,

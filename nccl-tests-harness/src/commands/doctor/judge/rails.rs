@@ -5,7 +5,7 @@ use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
 use nccl_net_spark::interfaces::{ARP_CURE, Interface};
-use nccl_net_spark::rails::{Rail, Refused, Survey, Warning, WarningKind};
+use nccl_net_spark::rails::{LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
@@ -20,49 +20,50 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     bootstrap(facts, cures, found);
 }
 
-/// Tells why no port is usable, each reason once.
+/// Tells why no port is usable, each obstacle once.
 fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
-    for (reason, ports) in alike(survey.refused.iter().map(|port| (port.reason.as_str(), port))) {
+    for (obstacle, ports) in alike(survey.refused.iter().map(|port| (&port.obstacle, port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
-        let reason = if ports.len() == 1 { reason.to_owned() } else { of_several(reason) };
+        let reason = if ports.len() == 1 { obstacle.to_string() } else { of_several(obstacle) };
         let text = format!("no rail: {} cannot be used: {reason}", list(&devices));
-        found.push(Finding { cure: cure_of(&ports), ..Id::NoRail.finding(text) });
+        found.push(Finding { cure: cure_of(obstacle, &ports), ..Id::NoRail.finding(text) });
     }
 }
 
-/// Turns the plugin's reason for one port into one for several.
-fn of_several(reason: &str) -> String {
-    const NUMBERS: &[(&str, &str)] = &[
-        ("excludes it", "excludes them"),
-        ("it has", "they have"),
-        ("its interface has", "their interfaces have"),
-        ("its interface is", "their interfaces are"),
-        ("its link layer", "their link layer"),
-        ("the port is", "the ports are"),
-    ];
-    NUMBERS.iter().fold(reason.to_owned(), |text, (one, several)| text.replace(one, several))
+/// Returns the text of an obstacle that several ports have.
+fn of_several(obstacle: &Obstacle) -> String {
+    let text = match obstacle {
+        Obstacle::Excluded => "NCCL_IB_HCA excludes them",
+        Obstacle::LinkLayer(LinkLayer::InfiniBand) => "their link layer is InfiniBand, not Ethernet",
+        Obstacle::LinkLayer(_) => "their link layer is not Ethernet",
+        Obstacle::State(PortState::Down) => "the ports are down: no cable, or their interfaces are not up",
+        Obstacle::State(PortState::Init) => "the ports are not active yet (state INIT)",
+        Obstacle::State(PortState::Armed) => "the ports are not active yet (state ARMED)",
+        Obstacle::State(state) => return format!("the ports are not active (state {state:?})"),
+        Obstacle::NoGid => "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address",
+        // Names one interface.
+        Obstacle::NoAddress(_) => return obstacle.to_string(),
+    };
+    text.to_owned()
 }
 
-/// Returns the commands that bring ports up, or give them addresses. All have the same reason.
-fn cure_of(ports: &[&Refused]) -> Option<String> {
-    let reason = ports.first()?.reason.as_str();
+/// Returns the commands that bring ports up, or give them addresses. All have this obstacle.
+fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
     let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
-    if reason.contains("NCCL_IB_HCA") {
-        return Some(UNSET_FILTER.to_owned());
-    }
-    if netdevs.is_empty() || reason.contains("link layer") {
-        return None;
-    }
-    if reason.starts_with("the port is") {
-        let mut cages: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
-        cages.sort_unstable();
-        cages.dedup();
-        let cage =
-            if cages.is_empty() { by_number(ports, "its port", "their ports").to_owned() } else { cages.join(" or ") };
-        return Some(format!(
-            "{}    # with a cable in {cage}",
-            each(&netdevs, |netdev| format!("sudo ip link set {netdev} up"))
-        ));
+    match obstacle {
+        Obstacle::Excluded => return Some(UNSET_FILTER.to_owned()),
+        Obstacle::LinkLayer(_) => return None,
+        _ if netdevs.is_empty() => return None,
+        Obstacle::State(_) => {
+            let mut cages: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
+            cages.sort_unstable();
+            cages.dedup();
+            let several = by_number(ports, "its port", "their ports").to_owned();
+            let cage = if cages.is_empty() { several } else { cages.join(" or ") };
+            let up = each(&netdevs, |netdev| format!("sudo ip link set {netdev} up"));
+            return Some(format!("{up}    # with a cable in {cage}"));
+        }
+        Obstacle::NoGid | Obstacle::NoAddress(_) => {}
     }
     // The examples' subnets begin with 192.168.100.0/24.
     let mut subnets = 100_u8..;
@@ -92,12 +93,14 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
         WarningKind::FilterAdmitsNothing => (Id::HcaFilterEmpty, UNSET_FILTER.to_owned()),
         WarningKind::FilterWithinOneLink => (Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", devices.join(","))),
         WarningKind::NamedButUnusable => {
-            let other = refused(0).and_then(|port| cure_of(&[port])).map(|cure| format!("{cure}; or: {UNSET_FILTER}"));
+            let other = refused(0)
+                .and_then(|port| cure_of(&port.obstacle, &[port]))
+                .map(|cure| format!("{cure}; or: {UNSET_FILTER}"));
             (Id::HcaFilterUnusable, other.unwrap_or_else(|| UNSET_FILTER.to_owned()))
         }
         WarningKind::HalfUsedCable => {
             let absent = "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband";
-            let cure = refused(1).map(|twin| cure_of(&[twin]).unwrap_or_else(|| "ip link".to_owned()));
+            let cure = refused(1).map(|twin| cure_of(&twin.obstacle, &[twin]).unwrap_or_else(|| "ip link".to_owned()));
             (Id::HalfCable, cure.unwrap_or_else(|| absent.to_owned()))
         }
         WarningKind::SlowLink => {
@@ -112,8 +115,8 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
             let remark = "# one subnet for each function: docs/guide/install.md";
             (Id::SharedSubnet, format!("sudo ip address change ... dev {first}    {remark}"))
         }
-        WarningKind::Arp => {
-            let loose = if warning.text.contains("rp_filter=2") { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+        WarningKind::Arp { is_strict } => {
+            let loose = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
             (Id::Arp, format!("sudo {ARP_CURE}{loose}"))
         }
     };
@@ -221,23 +224,39 @@ fn subnet(ip: IpAddr, prefix: Option<u8>) -> Option<(u32, u8)> {
 mod tests {
     use super::*;
 
-    /// Every reason of the plugin.
     #[test]
-    fn a_reason_is_said_of_several_ports_as_of_one() {
-        for (one, several) in [
-            ("NCCL_IB_HCA excludes it", "NCCL_IB_HCA excludes them"),
-            ("its link layer is not Ethernet", "their link layer is not Ethernet"),
-            (
-                "the port is down: no cable, or its interface is not up",
-                "the ports are down: no cable, or their interfaces are not up",
-            ),
-            ("the port is not active yet (state INIT)", "the ports are not active yet (state INIT)"),
-            (
-                "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address",
-                "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address",
-            ),
+    fn an_obstacle_has_a_text_for_several_ports() {
+        for (obstacle, several) in [
+            (Obstacle::Excluded, "NCCL_IB_HCA excludes them"),
+            (Obstacle::LinkLayer(LinkLayer::Unspecified), "their link layer is not Ethernet"),
+            (Obstacle::State(PortState::Down), "the ports are down: no cable, or their interfaces are not up"),
+            (Obstacle::State(PortState::Init), "the ports are not active yet (state INIT)"),
+            (Obstacle::NoGid, "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address"),
         ] {
-            assert_eq!(of_several(one), several);
+            assert_eq!(of_several(&obstacle), several);
+            assert!(!several.contains(" it") && obstacle.to_string() != several, "{obstacle}");
+        }
+    }
+
+    #[test]
+    fn a_cure_follows_from_the_obstacle() {
+        let port = |obstacle| Refused {
+            device: "mlx5_0".to_owned(),
+            port: 1,
+            netdev: Some("eth0".to_owned()),
+            phys_port: Some("p0".to_owned()),
+            pci: None,
+            speed_mbps: None,
+            obstacle,
+        };
+        let cure = |obstacle: Obstacle| cure_of(&obstacle, &[&port(obstacle.clone())]).unwrap_or_default();
+        assert_eq!(cure(Obstacle::Excluded), "unset NCCL_IB_HCA");
+        assert_eq!(cure(Obstacle::LinkLayer(LinkLayer::InfiniBand)), "");
+        for state in [PortState::Down, PortState::Init, PortState::Other(5)] {
+            assert_eq!(cure(Obstacle::State(state)), "sudo ip link set eth0 up    # with a cable in p0");
+        }
+        for without in [Obstacle::NoGid, Obstacle::NoAddress("eth0".to_owned())] {
+            assert!(cure(without).starts_with("sudo ip address add 192.168.100.1/24 dev eth0"));
         }
     }
 }
