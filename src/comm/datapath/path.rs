@@ -189,7 +189,7 @@ fn doubt<P: DataPath + ?Sized>(
     Ok(())
 }
 
-/// Text of an error on a lane that ends the connection.
+/// Cause of an error on a lane that ends the connection.
 #[cold]
 fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: String) -> Box<OnRail> {
     let Lane { rail, peer_rail, .. } = &lanes[lane.index()];
