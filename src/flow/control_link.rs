@@ -1,70 +1,75 @@
-//! One side of the talk between the two ends of a running connection: control messages in order, each exactly once.
+//! One end's queue of control messages on a running connection. Each message is delivered exactly
+//! once and in order.
 //!
-//! Stop and wait: one control message is under way at a time, and its control frame is sent again until the other side has heard it. So
-//! the paths that control frames take may lose, double and delay them; one path that works now and then is enough.
+//! Stop and wait: one control message is under way at a time. Its frame is sent again until the
+//! peer acknowledges it. The paths of control frames may therefore lose, duplicate and delay them;
+//! one path that works intermittently is enough.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};
 use std::collections::VecDeque;
 
-/// What this side has to tell, and how far it heard the other.
+/// Outgoing control messages, and the number of the last one received.
 #[derive(Debug, Default, Clone, Hash)]
 pub struct ControlLink {
     waiting: VecDeque<ControlMessage>,
-    /// The number of the control message under way, or of the last one; and its bytes.
+    /// Number of the control message under way, or of the last one sent; `message` is its encoding.
     sent: u64,
     message: Vec<u8>,
-    /// The last control message that the other side has heard.
+    /// Number of the last control message that the peer acknowledged.
     confirmed: u64,
-    /// The last control message of the other side's that was heard.
+    /// Number of the last control message received from the peer.
     heard: u64,
-    /// Whether there is something that the other side has not been sent.
+    /// True while a frame is due: a new message, an acknowledgement or a resend.
     news: bool,
 }
 
 impl ControlLink {
-    /// Has something to tell.
+    /// Queues a control message for the peer.
     pub fn say(&mut self, message: ControlMessage) {
         self.waiting.push_back(message);
         self.go_on();
     }
 
-    /// Whether something that was said has not been heard.
+    /// Returns true until the peer has acknowledged every queued control message.
     pub fn is_waiting(&self) -> bool {
         self.sent > self.confirmed || !self.waiting.is_empty()
     }
 
-    /// How many control messages wait behind the one under way.
+    /// Number of control messages queued behind the one under way.
     pub fn backlog(&self) -> usize {
         self.waiting.len()
     }
 
-    /// The number of the control message that was sent and that the other side has not heard.
+    /// Number of the control message that was sent and is not yet acknowledged.
     pub fn under_way(&self) -> Option<u64> {
         (self.sent > self.confirmed).then_some(self.sent)
     }
 
-    /// What was sent may be lost with the path that it took: the frame counts as news.
+    /// Makes [`ControlLink::news`] return the current frame again, because the path that carried it
+    /// may have lost it.
     pub fn send_again(&mut self) {
         self.news = true;
     }
 
-    /// The control frame to send at once, if there is news for the other side.
+    /// Returns the control frame to send now, if one is due.
     pub fn news(&mut self) -> Option<ControlFrame> {
         std::mem::take(&mut self.news).then(|| self.frame())
     }
 
-    /// The control frame as it is now: what is under way, and how far the other side was heard.
+    /// Returns the current control frame: the message under way, and the acknowledgement of the
+    /// peer's.
     pub fn frame(&self) -> ControlFrame {
         let asks = self.sent > self.confirmed;
         let message = if asks { self.message.clone() } else { Vec::new() };
         ControlFrame { number: self.sent, heard: self.heard, asks, message }
     }
 
-    /// A control frame came in; the control message in it, if it is a new one.
+    /// Accepts a control frame and returns its control message, if that is new.
     ///
     /// # Errors
-    /// [`Malformed`] when its control message is none. It counts as heard, so that the talk goes on.
+    /// [`Malformed`] when the control message cannot be decoded. The message is acknowledged
+    /// nevertheless, so that later messages follow.
     pub fn hear(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
         if frame.heard == self.sent {
             self.confirmed = self.sent;
@@ -73,7 +78,7 @@ impl ControlLink {
         if !frame.asks || frame.number > self.heard + 1 {
             return Ok(None);
         }
-        // The other side does not know that this was heard, whether now or before.
+        // The peer lacks this acknowledgement, whether the message is new or a repetition.
         self.news = true;
         if frame.number <= self.heard {
             return Ok(None);
@@ -107,7 +112,7 @@ mod tests {
         let first = one.news().unwrap();
         assert!(one.news().is_none() && one.is_waiting());
         assert_eq!(other.hear(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
-        assert_eq!(other.hear(&first), Ok(None), "the same once more");
+        assert_eq!(other.hear(&first), Ok(None), "the same frame again");
         let echo = other.news().unwrap();
         assert_eq!(one.hear(&echo), Ok(None));
         assert_eq!(other.hear(&one.news().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
@@ -116,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// Control frames are lost, doubled and delayed, by a script of what happens next.
+        /// `script` loses, duplicates and delays control frames.
         #[test]
         fn every_message_is_heard_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
@@ -127,7 +132,7 @@ mod tests {
             for step in script.into_iter().chain(calm) {
                 let at = usize::from(step % 2);
                 match step {
-                    // Says something, or repeats itself.
+                    // Queues a message if any is left, and sends the current frame.
                     0 | 1 => {
                         if said[at] < counts[at] {
                             ends[at].say(ControlMessage::Bye { delivered: said[at] });
@@ -136,7 +141,8 @@ mod tests {
                         let frame = ends[at].frame();
                         under_way[at].push_back(frame);
                     }
-                    // A control frame is lost, or comes ahead of those before it and once more.
+                    // A control frame is lost, or one overtakes those before it and is then
+                    // delivered again.
                     2 => _ = under_way[0].pop_front(),
                     3 => {
                         if let Some(frame) = under_way[1].back().cloned() {

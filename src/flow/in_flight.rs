@@ -1,26 +1,30 @@
-//! The bound on what a process has in flight for reading: the bytes of its sends that have begun and are not done, over all connections.
+//! The bound on a process's bytes in flight: those of sends that have begun and are not done, over
+//! all connections (`NCCL_SPARK_INFLIGHT_BYTES`).
 //!
-//! [`Bound`] is the one number that all connections share; each has a [`Hold`], which is its part of that number. A send takes its
-//! bytes before it begins ([`Hold::take`]) and gives them back when it is done ([`Hold::give`]). Where a rail is lost in between, the
-//! send keeps them: it goes once more without asking. What a connection still holds when it fails ([`Hold::give_all`]) or is
-//! dropped goes back at once, so a send that nobody finishes any more holds nothing. Nobody gives back more than it took.
+//! [`Bound`] is the counter that all connections share; a [`Hold`] is one connection's part of it.
+//! A send reserves its bytes before it begins ([`Hold::take`]) and releases them when it is done
+//! ([`Hold::give`]). When a rail is lost in between, the send keeps its reservation and is resent
+//! without a new one. A connection that fails ([`Hold::give_all`]) or is dropped releases the rest
+//! of its reservations, so an abandoned send holds nothing. No connection releases more than it
+//! reserved.
 //!
-//! A send counts with at most the bound: one that is larger begins when nothing else is in flight, and while it runs nothing else begins.
-//! An empty one counts nothing. Nobody waits here, and those who were refused have no order: who asks at the right moment begins.
+//! A send reserves at most the bound: a larger one begins when nothing else is in flight, and while
+//! it runs nothing else begins. An empty send reserves nothing. Refused sends do not block and have
+//! no queue: the first to ask when there is room begins.
 //!
-//! Where no bound is set there is neither a `Bound` nor a `Hold`, and the data path asks nobody.
+//! Without a bound there is neither a `Bound` nor a `Hold`, and the data path makes no reservation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What all sends of a process may have in flight together, and what they have.
+/// The bound on the bytes in flight of all sends of a process, and the bytes reserved.
 #[derive(Debug)]
 pub struct Bound {
     most_bytes: u64,
     taken_bytes: AtomicU64,
 }
 
-/// A connection's part of what is in flight. Dropped, it gives all back.
+/// One connection's reserved bytes. Dropping it releases them.
 #[derive(Debug)]
 pub struct Hold {
     bound: Arc<Bound>,
@@ -28,17 +32,18 @@ pub struct Hold {
 }
 
 impl Bound {
-    /// A bound of `most_bytes`, at least 1, of which nothing is taken.
+    /// Returns a bound of `most_bytes`, at least 1, with nothing reserved.
     pub fn new(most_bytes: u64) -> Self {
         Self { most_bytes: most_bytes.max(1), taken_bytes: AtomicU64::new(0) }
     }
 
-    /// The bound.
+    /// The bound, in bytes.
     pub fn most_bytes(&self) -> u64 {
         self.most_bytes
     }
 
-    /// What is in flight, never more than the bound; a send that is larger counts with the bound. From any thread.
+    /// Bytes reserved, never more than the bound; a larger send reserves exactly the bound. May be
+    /// called from any thread.
     pub fn taken_bytes(&self) -> u64 {
         // Relaxed: see `take`.
         self.taken_bytes.load(Ordering::Relaxed)
@@ -49,10 +54,13 @@ impl Bound {
         bytes.min(self.most_bytes)
     }
 
-    /// Relaxed, here and in `give`: nothing is published by this number, and nobody reads memory on the strength of it. It
-    /// is never above the bound because all changes of one atomic have one order, and each is made to the value before it. A send's
-    /// write is posted after its `take` and because of it, and its bytes are given back after its completion was polled and
-    /// because of that: a store that depends on a load does not become visible before it, on no processor that this runs on.
+    /// Reserves `charge` bytes if they fit.
+    ///
+    /// Relaxed, here and in `give`: the counter publishes nothing, and no memory is read because of
+    /// its value. It never exceeds the bound because all changes of one atomic have one order, and
+    /// each applies to the value before it. A send's write is posted after its `take` and depends
+    /// on it; its bytes are released after its completion was polled and depend on that. No
+    /// processor that this runs on makes a store visible before the load that it depends on.
     fn take(&self, charge: u64) -> bool {
         let fits = |taken: u64| taken.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
         self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -65,12 +73,12 @@ impl Bound {
 }
 
 impl Hold {
-    /// A connection that has nothing in flight.
+    /// Returns the part of a connection that has nothing in flight.
     pub fn new(bound: Arc<Bound>) -> Self {
         Self { bound, bytes: 0 }
     }
 
-    /// A send of `bytes` is to begin; whether it may. From then on it counts.
+    /// Reserves the bytes of a send that is about to begin. False if the send may not begin now.
     #[must_use]
     pub fn take(&mut self, bytes: u64) -> bool {
         let charge = self.bound.charge(bytes);
@@ -81,7 +89,8 @@ impl Hold {
         may_begin
     }
 
-    /// A send of `bytes` that had taken them is done, or did not begin after all. After [`Hold::give_all`] nothing is left to give.
+    /// Releases the bytes of a send that is done or did not begin. Releases nothing after
+    /// [`Hold::give_all`].
     #[inline(always)]
     pub fn give(&mut self, bytes: u64) {
         let charge = self.bound.charge(bytes).min(self.bytes);
@@ -89,7 +98,7 @@ impl Hold {
         self.bound.give(charge);
     }
 
-    /// The connection has failed: nothing of it is in flight any more.
+    /// Releases everything, because the connection has failed and has nothing in flight.
     #[cold]
     pub fn give_all(&mut self) {
         self.bound.give(std::mem::take(&mut self.bytes));
@@ -129,7 +138,7 @@ mod tests {
         assert!(failed.take(30) && failed.take(20) && dropped.take(50));
         failed.give_all();
         assert_eq!(bound.taken_bytes(), 50);
-        // What is confirmed late gives nothing back a second time.
+        // A late confirmation releases nothing a second time.
         failed.give(30);
         failed.give_all();
         drop(failed);
@@ -148,7 +157,7 @@ mod tests {
                     for turn in 0..20_000 {
                         let bytes = 1 + (turn * 7919 + thread * 104_729) % 600;
                         if hold.take(bytes) {
-                            // A count of its own, which is below what was taken at every moment.
+                            // Reference count of this test; never above the bytes reserved.
                             assert!(seen.fetch_add(bytes, Ordering::SeqCst) + bytes <= 1000);
                             seen.fetch_sub(bytes, Ordering::SeqCst);
                             hold.give(bytes);
@@ -163,7 +172,7 @@ mod tests {
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Take(u64),
-        /// The running send at this place is done.
+        /// The running send at this index is done.
         Give(usize),
         Fail,
         Drop,
@@ -202,7 +211,7 @@ mod tests {
                     Step::Give(_) => {}
                     Step::Fail => {
                         holds[at].give_all();
-                        // Those that are confirmed after all say so.
+                        // The sends that are confirmed after all.
                         running[at].drain(..).for_each(|bytes| holds[at].give(bytes));
                     }
                     Step::Drop => {

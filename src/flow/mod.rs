@@ -9,7 +9,7 @@
 //! - Rails of a message: `striping` (which lanes), `plan` (bytes for each lane), `pace` (measured
 //!   speed), `paths` (promised speed).
 //! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
-//!   return), `control_link` (control messages in order over paths that lose and double frames),
+//!   return), `control_link` (control messages in order over paths that lose and duplicate frames),
 //!   `redial` (when TCP is dialled again).
 
 #![forbid(unsafe_code)]
@@ -29,7 +29,7 @@ pub mod sends;
 pub mod streams;
 pub mod striping;
 
-/// A request number that names nothing in flight.
+/// A request number with no request in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("request {0} is not in flight")]
 pub struct NotInFlight(pub u16);

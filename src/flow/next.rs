@@ -1,48 +1,49 @@
-//! The receive that is next in the ring of clear-to-sends: whether it has come, whole, and which of its parts is for a send.
+//! The next receive in the ring of clear-to-sends: detects that all of its entries have arrived,
+//! and finds the part that matches a send.
 
 use crate::wire::PARTS;
 use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in};
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receive at the head of the ring: the only one that sends are matched with. Its entries stay in the ring: the
-/// receiver writes them anew only after it has all bytes of their sends.
+/// The receive at the head of the ring, the only one that sends are matched with. Its entries stay
+/// in the ring: the receiver overwrites them only after it has all bytes of their sends.
 #[derive(Debug, Default)]
 pub(super) struct Next {
     sequence: u64,
-    /// Parts of it that no send has taken, a bit each; 0 while the group has not arrived, or is one part that was not
-    /// searched for.
+    /// Bit set of the parts that no send has taken. 0 while the group has not arrived, or if the
+    /// receive is a single part that needed no search.
     waiting: u8,
-    /// The epoch of the receiver's keys that entries have, as far as is known.
+    /// Expected epoch of the receiver's keys in the entries.
     epoch: Epoch,
 }
 
-/// The receive's part that a send was matched with.
+/// The receive part that a send was matched with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// The receive's number on this connection.
     pub sequence: u64,
-    /// Which of its parts.
+    /// Part of that receive.
     pub part: u8,
-    /// Where to write.
+    /// Address in the receiver's memory to write to.
     pub addr: u64,
-    /// How much at most.
+    /// Size of the buffer there.
     pub room_bytes: u64,
-    /// Which of the receiver's keys its entry has.
+    /// Epoch of the receiver's keys in the entry.
     pub epoch: Epoch,
-    /// Where its entry begins in the ring, in words.
+    /// Start of the entry in the ring, in words.
     pub(super) at: usize,
 }
 
 impl Head {
-    /// The buffer's key on a lane's rail, from the same ring; to be asked before the send is done.
+    /// Returns the buffer's key on a lane's rail, from the same ring. Valid until the send is done.
     #[inline(always)]
     pub fn rkey(&self, ring: &[AtomicU64], lane: LaneId) -> u32 {
         rkey_at(ring, self.at, lane)
     }
 }
 
-/// The entry of a receive's part, for which a send runs; `None` while it is being written once more.
+/// Returns the entry of a receive part for which a send runs; `None` while it is being rewritten.
 pub fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
     entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
@@ -51,20 +52,22 @@ pub fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
 fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
     let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
-    // Relaxed: this word was read before, as part of a whole entry, and it does not change until the receiver has all bytes of the
-    // send: should the entry be written once more before that, it has the same key for each rail that is in use. (A rail whose key
-    // changes is lost meanwhile, and is used with what [`granted`] finds.)
+    // Relaxed: this word was already read as part of a whole entry. It does not change until the
+    // receiver has all bytes of the send: a rewritten entry has the same key for each rail in use.
+    // (A rail whose key changes is lost meanwhile, and later uses the key that [`granted`]
+    // returns.)
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
-/// What a look at the head of the ring found.
+/// Result of reading the entry at the head of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peek {
-    /// The receive has not come.
+    /// The receive has not arrived.
     Nothing,
-    /// It has, and is for this send.
+    /// The receive matches this send.
     Found(Head),
-    /// It is a group, or has another tag: [`super::sends::Sends::search`] tells.
+    /// The receive is a group, has another tag or an older epoch: use
+    /// [`super::sends::Sends::search`].
     Search,
 }
 
@@ -95,7 +98,7 @@ impl Next {
         self.find(ring, tag)
     }
 
-    /// Takes the part that was found. When it was the last of its group the group after it is the next.
+    /// Takes the part that was found, and advances to the next receive after the last part.
     #[inline(always)]
     pub(super) fn take(&mut self, part: u8) {
         self.waiting &= !(1 << (part & 7));
@@ -111,7 +114,7 @@ impl Next {
         Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), epoch: entry.epoch(), at }
     }
 
-    /// The first part with `tag` that no send has taken.
+    /// Returns the first part with `tag` that no send has taken.
     fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         let mut waiting = self.waiting;
         while waiting != 0 {
@@ -124,7 +127,7 @@ impl Next {
         Ok(None)
     }
 
-    /// Looks whether all entries of the group have arrived.
+    /// Returns true if all entries of the group have arrived.
     fn has_come(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
         let Some(first) = self.checked(ring, 0)? else { return Ok(false) };
         let parts = first.parts();
@@ -139,19 +142,19 @@ impl Next {
         Ok(true)
     }
 
-    /// The entry of a part, once it is there, whole and allowed.
+    /// Returns the entry of a part once it has arrived completely, after checking it.
     fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
         let Some(entry) = self.entry(ring, part) else { return Ok(None) };
         entry.check(part).map(|()| Some(entry))
     }
 
-    /// The entry of a part, once it is there, whole.
+    /// Returns the entry of a part once it has arrived completely.
     #[inline(always)]
     fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
         entry_at(ring, entry_word(self.sequence, usize::from(part)), self.sequence)
     }
 
-    /// The receiver's entries have keys of this epoch from here on.
+    /// Sets the epoch of the keys that new entries have.
     pub(super) fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
@@ -160,9 +163,10 @@ impl Next {
 #[inline(always)]
 fn entry_at(ring: &[AtomicU64], at: usize, sequence: u64) -> Option<Entry> {
     let place = ring.get(at..at + ENTRY_WORDS)?;
-    // Acquire: the words after it, and whatever is done because of them, come after it in this thread. The NIC
-    // promises nothing about the order of its stores within an entry; the entry's digest is what tells a whole
-    // entry from a torn one, so the loads that follow may be relaxed.
+    // Acquire: the loads of the words that follow, and everything that depends on them, come after
+    // this load in this thread. The NIC promises no order of its stores within an entry. The
+    // entry's digest distinguishes a whole entry from a torn one, so the loads that follow may be
+    // relaxed.
     let mut words = [0; ENTRY_WORDS];
     words[0] = place[0].load(Ordering::Acquire);
     if !Entry::may_be(words[0], sequence) {

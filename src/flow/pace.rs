@@ -1,74 +1,79 @@
-//! How fast a rail really carries, measured from its completions.
+//! The speed of a rail, measured from its completions.
 //!
-//! A rail serves the writes of a connection in order. So one is in service from when it was posted, or from when the one
-//! before it was done. The rate is the bytes done over the time in service, both fading; the bytes are those of all
-//! connections of this process with the peer, because the rail serves them in the same time. That holds whatever the rail is
-//! slow from: its cable, a PCIe link that it shares, the peer's port, other jobs.
+//! A rail serves the writes of a connection in order. A write's service therefore begins when it is
+//! posted, or when the write before it is done. The rate is the bytes done over the time in
+//! service, both decayed. The bytes are those of all connections of this process with the peer,
+//! because the rail serves them in the same time. The measure holds whatever slows the rail: its
+//! cable, a PCIe link that it shares, the peer's port, other jobs.
 //!
-//! Writes that followed one another are what counts. One that found the rail idle says less: its time on the way counts as
-//! service, and what a rail saved up while it was idle (a shaper's credit, buffers) makes it look quicker than it is. It
-//! counts where there is nothing else to go by.
+//! Back-to-back writes count most. A write that found the rail idle says less: its latency counts
+//! as service time, and credit that an idle rail saved up (in a shaper or in buffers) makes the
+//! rail look faster than it is. Such writes count only when there are no others.
 //!
-//! What one write shows is mostly what other connections did at that moment, so many are averaged (`Steady`): shares that
-//! follow noise leave rails idle. A change that is more than noise is followed within a few writes.
+//! One write mostly shows the load of other connections at that moment, so many are averaged
+//! (`Steady`): shares that follow noise leave rails idle. A change larger than noise is followed
+//! within a few writes.
 
-/// How much of the past is left in the sums after one more write: the average of some four, which shows a change, ...
+/// Factor by which each write decays the sums of the quick average: about four writes, which shows
+/// a change.
 const QUICK: f64 = 0.75;
-/// ... and of some 32, which shows the rail.
+/// The same for the slow average: about 32 writes, which shows the rail.
 const SLOW: f64 = 31.0 / 32.0;
-/// The quick average is off when it is this many times the slow one, or less than the inverse of it; far off from the
-/// second one on.
+/// The quick average is off when its ratio to the slow one, or the inverse, is above `OFF`; it is
+/// far off above `FAR_OFF`.
 const OFF: f64 = 1.6;
 const FAR_OFF: f64 = 2.5;
-/// Points for a write after which the quick average is off, or far off; at so many of them in a row it is the rail that changed.
+/// Points for a write after which the quick average is off, or far off. At [`CHANGED_POINTS`]
+/// points in a row the rail has changed, and the quick average replaces the slow one.
 const OFF_POINTS: u8 = 1;
 const FAR_OFF_POINTS: u8 = 3;
 const CHANGED_POINTS: u8 = 6;
-/// What was seen before a pause of this length says little of the rail as it is now.
+/// Measurements from before an idle time of this length are discarded.
 const OLD_NS: u64 = 150_000_000;
-/// After so many writes that found the rail idle, these are what it is judged by.
+/// After this many writes in a row that found the rail idle, only such writes determine the rate.
 const ALONE: u8 = 16;
 
-/// A time, and what the rail had carried by then.
+/// A time, and the bytes that the rail had carried by then.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Moment {
-    /// The time.
     pub now_ns: u64,
-    /// Bytes that all connections of this process have had confirmed there.
+    /// Bytes on this rail confirmed so far to all connections of this process.
     pub carried_bytes: u64,
 }
 
-/// One rail of one connection.
+/// Measured speed of one rail, as seen by one connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
-    /// Bytes given to it that it has not confirmed.
+    /// Bytes given to the rail and not confirmed.
     pub outstanding_bytes: u64,
-    /// Timed writes given to it that it has not confirmed.
+    /// Timed writes given to the rail and not confirmed.
     timed: u32,
-    /// When the oldest of these went into service.
+    /// Start of service of the oldest of these writes.
     mark: Moment,
-    /// Whether that one found the rail idle, and whether the last one did that took its time.
+    /// True if that write found the rail idle. `was_alone` is the same for the last confirmed write
+    /// whose service took time.
     alone: bool,
     was_alone: bool,
-    /// When a timed write was last given to it.
+    /// Time at which the last timed write was given to the rail.
     pub given_ns: u64,
-    /// Of writes that followed one another.
+    /// Average of back-to-back writes.
     following: Steady,
-    /// Of writes that found the rail idle, and how many of them there were since others.
+    /// Average of writes that found the rail idle, and their number since the last back-to-back
+    /// one.
     single: Served,
     singles: u8,
 }
 
-/// An average that noise does not move much and a change of the rail does soon.
+/// An average that ignores noise and follows a change of the rail within a few writes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Steady {
     quick: Served,
     slow: Served,
-    /// How much speaks for a change.
+    /// Points for a change of the rail; see [`CHANGED_POINTS`].
     points: u8,
 }
 
-/// Bytes, and how long they took, fading.
+/// Decayed sums of bytes and of their service time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Served {
     bytes: f64,
@@ -82,7 +87,7 @@ impl Served {
         self.busy_ns = self.busy_ns * keep + busy_ns as f64;
     }
 
-    /// In bytes per microsecond.
+    /// Returns the rate in bytes per microsecond.
     #[inline(always)]
     fn rate(&self) -> Option<f64> {
         (self.busy_ns > 0.0).then(|| self.bytes * 1000.0 / self.busy_ns)
@@ -94,7 +99,8 @@ impl Steady {
     fn add(&mut self, bytes: u64, busy_ns: u64) {
         self.quick.add(bytes, busy_ns, QUICK);
         self.slow.add(bytes, busy_ns, SLOW);
-        // The ratio of the two rates, without dividing: its terms, and the greater over the lesser of them.
+        // Compares the ratio of the two rates without a division: cross products, the greater over
+        // the lesser.
         let (quick, slow) = (self.quick.bytes * self.slow.busy_ns, self.slow.bytes * self.quick.busy_ns);
         let (more, less) = if quick > slow { (quick, slow) } else { (slow, quick) };
         if more <= OFF * less {
@@ -107,7 +113,7 @@ impl Steady {
         }
     }
 
-    /// More bytes for the time that was added last.
+    /// Adds bytes to the service time that was added last.
     #[inline(always)]
     fn add_bytes(&mut self, bytes: u64) {
         self.quick.bytes += bytes as f64;
@@ -116,14 +122,14 @@ impl Steady {
 }
 
 impl Pace {
-    /// Whether no timed write is under way: the next one's service begins when it is given, else when the one before it is
-    /// confirmed.
+    /// Returns true if no timed write is under way. The next write's service then begins when it is
+    /// given; otherwise when the write before it is confirmed.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.timed == 0
     }
 
-    /// A write was given to the rail, at `now` if it is one that is timed.
+    /// Records that a write was given to the rail. `now` is set if the write is timed.
     #[inline(always)]
     pub fn given(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes += bytes;
@@ -141,18 +147,20 @@ impl Pace {
         }
     }
 
-    /// The rail confirmed a write; `now` is there where it was when that was given, and includes the write.
+    /// Records that the rail confirmed a write. `now` is set if the write was timed, and its
+    /// `carried_bytes` include the write.
     #[inline(always)]
     pub fn confirmed(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         if let Some(now) = now {
             let busy_ns = now.now_ns.saturating_sub(self.mark.now_ns);
-            // In the meantime the rail has served others too.
+            // The rail has served other connections in the same time.
             let bytes = now.carried_bytes.saturating_sub(self.mark.carried_bytes);
             if busy_ns > 0 {
                 self.was_alone = self.alone;
             }
-            // Seen together with the one before: its time is counted there already, so its bytes are too.
+            // Polled together with the write before it, which already counted the time: add only
+            // the bytes.
             match (self.was_alone, busy_ns) {
                 (true, 0) => self.single.bytes += bytes as f64,
                 (false, 0) => self.following.add_bytes(bytes),
@@ -170,8 +178,8 @@ impl Pace {
         }
     }
 
-    /// What it carries, in bytes per microsecond; `None` before the first timed write was confirmed, and for a while after a
-    /// pause.
+    /// Returns the measured rate in bytes per microsecond. `None` until the first timed write is
+    /// confirmed, and again after a pause until the next one is.
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         let single = self.single.rate();
@@ -183,7 +191,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A connection that is alone on its rail.
+    /// A connection that shares its rail with no other.
     #[derive(Debug, Default)]
     struct Alone {
         pace: Pace,
@@ -215,7 +223,7 @@ mod tests {
     fn idle_time_does_not_count_and_queueing_does_not_either() {
         let mut pace = Alone::default();
         assert_eq!(pace.measured(), None);
-        // 1000 bytes in 100 ns: 10 bytes a nanosecond, whether alone or behind another.
+        // 1000 bytes in 100 ns, that is 10 bytes per ns, both on an idle rail and back to back.
         for start in [0, 50_000, 1_000_000] {
             pace.given(1000, Some(start));
             pace.given(1000, Some(start));
@@ -234,7 +242,7 @@ mod tests {
             for _ in 0..3 {
                 pace.given(1000, Some(start));
             }
-            // The first is through at once.
+            // The first write completes immediately.
             for done in [start + 1, start + 101, start + 201] {
                 pace.confirmed(1000, Some(done));
             }
@@ -264,7 +272,7 @@ mod tests {
         assert!((8_000.0..13_000.0).contains(&rate), "{rate}");
     }
 
-    /// Writes of 1000 bytes that follow one another, each taking so long.
+    /// Back-to-back writes of 1000 bytes, each with the given service time.
     fn run(pace: &mut Alone, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
         if pace.is_idle() {
             pace.given(1000, Some(*now));
@@ -290,7 +298,7 @@ mod tests {
     #[test]
     fn noise_does_not_move_it_much() {
         let (mut pace, mut now) = (Alone::default(), 0);
-        // Now alone on the rail, now behind another connection's writes: 133 on average.
+        // Some writes find the rail free, others wait for another connection's: 133 ns on average.
         let mut dice = 1_u64;
         let noise = std::iter::from_fn(|| {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,10 +1,15 @@
-//! Which rail of one side talks to which rail of the other.
+//! Pairs each rail of one side with a rail of the other.
 //!
-//! Pure. Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in one, or a switch with everything in
-//! one), the ports' names and the numbers of the PCIe links decide, and no link is left idle while another one has two pairs: two rails of
-//! one link carry no more than one. A rail that has only its link-local address (a common layout gives an address to one twin of a cable alone) is paired with the peer's
-//! rail of the same cable, as far as addresses and names tell which that is. Whether a pair works is left to the probe that follows on
-//! every pair. Two rails that are a pair stay one: when they return after a loss, only their addresses are chosen anew.
+//! Pure. Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in
+//! one subnet, or a switch with everything in one), the ports' names and the numbers of the PCIe
+//! links decide. No link is left idle while another has two pairs: two rails of one link carry no
+//! more than one.
+//!
+//! A common layout gives an address to only one twin of a cable. The other twin has only its
+//! link-local address and is paired with the peer's rail of the same cable, as far as addresses and
+//! names identify that cable. A probe on every pair then finds out whether the pair works. Two
+//! rails that are a pair stay one: when they return after a loss, only their addresses are chosen
+//! again.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::{Address, RailAdvert};
@@ -13,7 +18,7 @@ use std::net::Ipv6Addr;
 #[cfg(test)]
 mod tests;
 
-/// One rail of each side.
+/// A pair of rails, one of each side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
     /// Index into the connecting side's rails.
@@ -24,11 +29,11 @@ pub struct Pair {
     pub connector_gid: [u8; 16],
     /// The accepting side's address.
     pub acceptor_gid: [u8; 16],
-    /// The smaller path MTU.
+    /// The smaller of the two path MTUs.
     pub mtu_bytes: u32,
-    /// The smaller speed.
+    /// The smaller of the two speeds.
     pub speed_mbps: u32,
-    /// Whether both rails can be used now. If not, the pair is for later.
+    /// True if both rails can be used now. If not, the pair is reserved for their return.
     pub is_usable: bool,
 }
 
@@ -40,8 +45,8 @@ impl Pair {
     }
 }
 
-/// Pairs the rails; by the connecting side's order, at most [`MAX_RAILS`]. Those that can be used now come first; a rail that is lost
-/// gets one of what is left, for later.
+/// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
+/// now are paired first; a lost rail gets one of the remaining partners, for later.
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
     let mut found = Found { connector, acceptor, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
@@ -52,20 +57,24 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
     pairs
 }
 
-/// The same two rails as a pair, by the addresses that they have now. Which cable they hang on was settled when the connection came up,
-/// by what the other rails showed, and cannot be seen from these two alone: a cable may join ports of different names.
+/// Pairs the same two rails again by their current addresses. Their common cable was determined
+/// when the connection came up, with the help of the other rails, and cannot be inferred from these
+/// two alone: a cable may join ports of different names.
 ///
-/// `attempt` counts the attempts since they last carried, from 1. Every second one goes by the link-local addresses where both
-/// rails have one: twins can answer ARP for each other, so that what is sent to an IPv4 address reaches the wrong one, while a
-/// neighbour solicitation is answered by the interface alone that has the address. (An advert has no address that its interface
-/// is seen to lack. Where the interface cannot be seen, as in a container, only the attempt tells.)
+/// `attempt` counts the attempts since the pair last worked, from 1. Every second attempt uses the
+/// link-local addresses if both rails have one. Twins can answer ARP for each other, so that
+/// traffic to an IPv4 address reaches the wrong one, while a neighbour solicitation is answered
+/// only by the interface that has the address. (An advert omits addresses that its interface is
+/// seen to lack. Where the interface cannot be seen, as in a container, only the attempt itself
+/// shows it.)
 pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, attempt: u32) -> Option<Pair> {
     let (in_subnet, link_local) = (same_subnet(connector, acceptor), both_link_local(connector, acceptor));
     let gids = if attempt.is_multiple_of(2) { link_local.or(in_subnet) } else { in_subnet.or(link_local) }?;
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
-/// One side's rails and addresses, for the error that says why nothing could be paired. Link-local ones only where there are no others.
+/// Lists one side's rails and addresses for the error that no rails could be paired. Shows
+/// link-local addresses only for rails that have no others.
 pub fn describe(rails: &[RailAdvert]) -> String {
     if rails.is_empty() {
         return "no rail".to_owned();
@@ -119,11 +128,11 @@ impl Found<'_> {
         };
         self.take_unpaired(&by_cable);
         self.take_spare_speed(&in_subnets);
-        // What is beyond the limit is to be the last, by the order of the rails.
+        // Beyond the limit, the rails that come last are dropped.
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
 
-    /// All pairs that `gids` finds addresses for, the likeliest first.
+    /// All pairs for which `gids` finds addresses, most plausible first.
     fn candidates(
         &self,
         gids: impl Fn(&RailAdvert, &RailAdvert) -> Option<Gids>,
@@ -161,18 +170,20 @@ impl Found<'_> {
         }
     }
 
-    /// How good a candidate is, the least first: the same port of both machines, links of the same number (the PCIe domains of two Sparks),
-    /// then by place.
+    /// Sort key of a candidate, best first: the same port on both machines, links of the same
+    /// number (the PCIe domains of two Sparks), then the distance in the order of rails.
     fn rank(&self, pair: &Pair) -> (bool, bool, usize, usize, usize) {
         let (c, a) = self.ends(pair);
         let distance = pair.connector.abs_diff(pair.acceptor);
         (self.has_other_ports(pair), link(c) != link(a), distance, pair.connector, pair.acceptor)
     }
 
-    /// Replaces pairs of this pass (those from `first` on) by candidates of rails without a pair, where that leaves fewer rails on one link
-    /// and the ports' names speak against it no more than before. What a replaced pair frees is paired again.
+    /// Replaces pairs of this pass (those from `first` on) by candidates with an unpaired rail, if
+    /// that reduces the crowding of links and the ports' names fit no worse. A partner freed by a
+    /// replacement is paired again.
     fn even_out(&mut self, first: usize, candidates: &[Pair]) {
-        // Each replacement lowers the crowd, which is a whole number, and pairing what is free adds a pair: this ends.
+        // Terminates: each replacement lowers the crowding, a whole number, and each pairing of a
+        // freed rail adds a pair.
         while let Some((at, better)) = self.better(first, candidates) {
             self.pairs[at] = better;
             self.take_unpaired(candidates);
@@ -203,8 +214,9 @@ impl Found<'_> {
         c.phys_port != a.phys_port
     }
 
-    /// Whether cable `here` of the connecting side is cable `there` of the accepting side: as other pairs show; else not, where both have
-    /// addresses that share no subnet; else by the port's name, or because no other can be.
+    /// Returns true if cable `here` of the connecting side is cable `there` of the accepting side.
+    /// Existing pairs decide first. Otherwise the answer is no if both have addresses that share no
+    /// subnet, and else yes if the ports' names match or no other cable is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
         let mut known = self.pairs.iter().map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
         if let Some((of_c, of_a)) = known.find(|(of_c, of_a)| *of_c == here || *of_a == there) {
@@ -231,14 +243,16 @@ impl Found<'_> {
         is_named_alike || is_only_one()
     }
 
-    /// Whether the rails of both cables have addresses and none of them share a subnet: then the cables lead to other hosts.
+    /// Returns true if the rails of both cables have addresses but share no subnet, so that the
+    /// cables lead to different hosts.
     fn lead_apart(&self, here: u8, there: u8) -> bool {
         let addressed = |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
         let shares = |c: &RailAdvert| on(self.acceptor, there).any(|a| same_subnet(c, a).is_some());
         addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
     }
 
-    /// A fast rail serves several slower ones of the other side, while it has speed to spare for at least half of one.
+    /// Lets a fast rail serve several slower ones of the other side, as long as it has speed to
+    /// spare for at least half of one.
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
             if let Some(speed_mbps) = self.spare_mbps(candidate) {
@@ -247,8 +261,8 @@ impl Found<'_> {
         }
     }
 
-    /// What a rail that has a pair can carry for one that has none, where that is worth a second pair: not for a rail whose PCIe link has a
-    /// pair with it already.
+    /// Speed that a paired rail can spare for an unpaired one, if that is worth a second pair.
+    /// `None` if the PCIe link of the unpaired rail already has a pair with the fast rail.
     fn spare_mbps(&self, candidate: &Pair) -> Option<u32> {
         let (c, a) = self.ends(candidate);
         let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
@@ -273,7 +287,7 @@ impl Found<'_> {
     }
 }
 
-/// How crowded the links are: the sum of the squares of the pairs on each, on both sides.
+/// Measure of crowding: the sum over all links on both sides of the squared number of pairs.
 fn crowd(found: &Found, pairs: &[Pair]) -> usize {
     let alike = |one: &Pair| {
         let (c, a) = found.ends(one);
@@ -323,7 +337,8 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
     if ipv4 != y.to_ipv4_mapped().is_some() {
         return false;
     }
-    // Where no interface shows the prefix (a port lent to a container without its netdev): a /24, and a /64 for IPv6.
+    // Default prefix if no interface shows one (a port lent to a container without its netdev): /24
+    // for IPv4, /64 for IPv6.
     let usual = if ipv4 { 120 } else { 64 };
     let prefix = match (one.prefix, other.prefix) {
         (Some(p), Some(q)) => p.max(q),

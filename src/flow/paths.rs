@@ -1,23 +1,25 @@
-//! What the paths between two hosts share, and so what each of them carries while all are busy.
+//! The links, ports and cables that the paths between two hosts share, and the bandwidth left for
+//! each path while all are busy.
 //!
-//! A path is a rail of each side. It passes a PCIe link, a port and a cable here, and the same there, and any of them may
-//! serve other paths too: two functions of one PCIe link are not two rails' worth. [`Paths::even_rates`] gives every
-//! path as much as its narrowest passage leaves it.
+//! A path is a pair of rails, one on each side. It passes a PCIe link, a port and a cable on both
+//! sides, and may share each of them with other paths: two functions of one PCIe link do not carry
+//! twice as much as one. [`Paths::even_rates`] gives each path the share that its narrowest passage
+//! allows.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::Attachment;
 use crate::wire::ids::RailId;
 
-/// Link, port and cable on each side.
+/// Link, port and cable on each side of each path.
 const PASSAGES: usize = 6 * MAX_RAILS;
 
 /// The paths of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct Paths {
     count: usize,
-    /// What each passage carries, in Mb/s.
+    /// Capacity of each passage, in Mb/s.
     capacity: Vec<f64>,
-    /// The passages of each path, a bit each.
+    /// Bit set of the passages of each path.
     passes: [u64; MAX_RAILS],
 }
 
@@ -26,7 +28,7 @@ pub struct Paths {
 pub struct End {
     /// The rail's number on its host.
     pub rail: RailId,
-    /// What the rail hangs on.
+    /// The rail's PCIe link, cable and port.
     pub attachment: Attachment,
 }
 
@@ -38,7 +40,7 @@ enum Passage {
 }
 
 impl Paths {
-    /// The paths between pairs of rails, at most [`MAX_RAILS`]: this side's end first.
+    /// Builds the paths between pairs of rails, at most [`MAX_RAILS`]. This side's end comes first.
     pub fn new(pairs: &[[End; 2]]) -> Self {
         let mut paths = Self::default();
         let mut known: Vec<Passage> = Vec::with_capacity(PASSAGES);
@@ -56,7 +58,7 @@ impl Paths {
                         paths.capacity.push(mbps);
                         known.len() - 1
                     });
-                    // A cable is as wide as the widest port on it.
+                    // A cable is as fast as its fastest port.
                     paths.capacity[at] = paths.capacity[at].max(mbps);
                     paths.passes[path] |= 1 << at;
                 }
@@ -66,13 +68,13 @@ impl Paths {
         paths
     }
 
-    /// How many there are.
+    /// Number of paths.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// What each path carries while all are busy, in Mb/s, by max-min fairness: the rates of all grow together, and those
-    /// whose passage is full stay where they are.
+    /// Rate of each path while all are busy, in Mb/s, by max-min fairness: all rates grow together,
+    /// and a path stops growing when one of its passages is full.
     pub fn even_rates(&self) -> [f64; MAX_RAILS] {
         let mut rates = [0.0; MAX_RAILS];
         let mut left = self.capacity.clone();
@@ -87,7 +89,7 @@ impl Paths {
                 let several = on(passage);
                 if several > 0.0 {
                     *left -= step * several;
-                    // A link of unknown speed is never full.
+                    // A link of unknown speed never fills.
                     if capacity.is_finite() && *left <= 1e-6 * capacity {
                         full |= 1 << passage;
                     }
@@ -100,8 +102,10 @@ impl Paths {
     }
 }
 
-/// Whether one more rail on a cable of this side would add nothing to these paths: they fill the cable, or the ports of the peer's cables
-/// at their other ends. Pairs have this side's end first. Nine tenths count as all: links are counted in payload, ports with their framing.
+/// Returns true if another rail on a cable of this side would add no bandwidth, because the paths
+/// fill the cable or the ports of the peer's cables at their other ends. This side's end comes
+/// first in each pair. Nine tenths count as full: links are counted in payload, ports with their
+/// framing.
 pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
     let rates = Paths::new(pairs).even_rates();
     let is_full = |side: usize, cable: u8| {
@@ -123,7 +127,7 @@ mod tests {
         RailId::new(number.into()).unwrap()
     }
 
-    /// Rails by PCIe link, cable; 200 Gb/s ports on links of 112 Gb/s.
+    /// Rails by PCIe link and cable; 200 Gb/s ports on links of 112 Gb/s.
     fn spark(rails: &[(u8, u8)]) -> Vec<End> {
         let end = |(rail, &(link, cable)): (RailId, &(u8, u8))| {
             let attachment = Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 };
@@ -147,7 +151,7 @@ mod tests {
         assert_eq!(rounded(&straight(&spark(&TWO_CABLES))), [56_000; 4]);
         assert_eq!(rounded(&straight(&spark(&[(0, 0), (0, 1)]))), [56_000; 2]);
         assert_eq!(rounded(&straight(&spark(&[(0, 0), (1, 0)]))), [100_000; 2], "one cable");
-        assert_eq!(rounded(&straight(&spark(&[(0, 0), (1, 1)]))), [112_000; 2], "each has its own of both");
+        assert_eq!(rounded(&straight(&spark(&[(0, 0), (1, 1)]))), [112_000; 2], "each has its own link and cable");
         assert_eq!(rounded(&straight(&spark(&[(0, 0), (0, 1), (1, 1)]))), [56_000, 56_000, 112_000]);
     }
 
@@ -184,7 +188,7 @@ mod tests {
         let elsewhere = end(1, 1, 1, 200_000);
         assert!(
             is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 0),
-            "another cable is none of this"
+            "cable 0 is full although another cable is free"
         );
         assert!(!is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 1));
         let [first, second] = [end(0, 0, 0, 200_000), end(1, 1, 0, 200_000)];

@@ -1,8 +1,8 @@
-//! How a large message is cut.
+//! Cuts a large message into shares, one for each lane that helps, so that all shares finish at the
+//! same moment given each lane's backlog.
 //!
-//! One share for each lane that helps, so that all shares finish at the same moment given what each lane still has to
-//! carry: the fluid limit of handing out pieces one by one to the lane that will finish them first, with one work
-//! request for each lane instead of many.
+//! This is the fluid limit of handing out pieces one by one to the lane that will finish them
+//! first, with one work request for each lane instead of many.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
@@ -10,23 +10,23 @@ use crate::wire::ids::LaneId;
 /// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
 pub const SHARE_ALIGNMENT: u64 = 128;
 
-/// What the planner knows of one lane.
+/// Speed and backlog of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Lane {
-    /// What it carries, in bytes per microsecond; 0: it is not to be used.
+    /// Rate in bytes per microsecond; 0 means that the lane must not be used.
     pub bytes_per_us: f64,
-    /// Bytes given to it that it has not confirmed.
+    /// Bytes given to the lane and not confirmed.
     pub backlog_bytes: u64,
 }
 
 /// A contiguous part of a message on one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
-    /// The lane that it goes by.
+    /// The lane that carries the share.
     pub lane: LaneId,
-    /// Where the part begins in the message.
+    /// Offset in the message.
     pub offset: u64,
-    /// Its size; 0 only for the single share of an empty message.
+    /// Size of the share; 0 only for the single share of an empty message.
     pub bytes: u64,
 }
 
@@ -51,7 +51,8 @@ impl Shares {
         Self { shares, count: 1 }
     }
 
-    /// Gives the last `bytes` (about, for the alignment) to another lane, if that leaves the last share at least as much.
+    /// Gives about the last `bytes` (rounded for the alignment) to another lane, if that leaves the
+    /// last share at least as much.
     pub fn give(&mut self, lane: LaneId, bytes: u64) {
         let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };
         if self.count >= MAX_RAILS || last.bytes < 2 * bytes.next_multiple_of(SHARE_ALIGNMENT) {
@@ -65,7 +66,8 @@ impl Shares {
     }
 }
 
-/// The lane on which the whole message would be done first, and when (in microseconds).
+/// Returns the lane that would finish the whole message first, and its finishing time in
+/// microseconds.
 #[inline]
 pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
     let done_us = |lane: &Lane| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
@@ -73,17 +75,20 @@ pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
-/// The lanes that may take part, the one that is free first first, and of several the fastest.
+/// The lanes that may take part, by the time at which they are free; equal ones by speed, fastest
+/// first.
 struct Order {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
     count: usize,
 }
 
-/// Cuts a message over `lanes` (1 to [`MAX_RAILS`] of them) by water-filling: the lanes that are free first join until the
-/// common finishing time is before the next one is free; at most as many as have `min_share_bytes` (above 0) on average.
-/// Lanes whose share would be smaller than half of that leave, the smallest share first. Fewer lanes take part where the
-/// message is done at most `late_us` (in microseconds) later that way.
+/// Cuts a message over `lanes` (1 to [`MAX_RAILS`] of them) by water-filling.
+///
+/// The lanes that are free first join until the common finishing time is before the next one is
+/// free. At most as many join as get `min_share_bytes` (above 0) on average. Lanes whose share
+/// would be smaller than half of that leave, the smallest share first. Fewer lanes take part if
+/// that delays the end of the message by at most `late_us` microseconds.
 #[inline]
 pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64, late_us: f64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
@@ -115,7 +120,8 @@ pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64, late_us: f64) ->
     }
 }
 
-/// The same where all lanes take part, as they mostly do: then nothing has to be put in order. `None` where they do not.
+/// As [`divide`], for the usual case in which all lanes take part and need not be sorted. `None` in
+/// all other cases.
 #[inline]
 fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64, late_us: f64) -> Option<Shares> {
     if lanes.len() > most {
@@ -141,7 +147,7 @@ fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64, late_us
     let each = shares.shares.iter_mut().zip(lanes).zip(LaneId::all(lanes.len())).enumerate();
     for (index, ((share, known), lane)) in each {
         let exact = level * known.bytes_per_us - known.backlog_bytes as f64;
-        // Lanes that all carry nothing make it no number.
+        // NaN if no lane carries anything.
         if exact.is_nan() || exact < least || bytes <= offset {
             return None;
         }
@@ -175,13 +181,13 @@ impl Order {
             (order.lane[at], order.free_at_us[at]) = (lane, free);
             order.count += 1;
         }
-        // Lanes that all carry nothing: the first, for want of a better one.
+        // If no lane carries anything, use the first.
         order.count = order.count.max(1);
         order
     }
 
-    /// How many of the lanes take part, and when (in microseconds) they are all done: at most `late_us` later than with all that
-    /// would help.
+    /// Returns the number of lanes that take part and the time (in microseconds) at which they are
+    /// all done, at most `late_us` later than with every lane that would help.
     #[inline]
     fn fill(&self, bytes: u64, lanes: &[Lane], most: usize, late_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
@@ -280,11 +286,13 @@ mod tests {
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
 
-    /// When (in microseconds) a message is done that is cut over `lanes` (1 to [`MAX_RAILS`]) without regard to what a share costs: the level of
-    /// the water-filling. Not finite where all lanes carry nothing.
+    /// Time (in microseconds) at which a message is done that is cut over `lanes` (1 to
+    /// [`MAX_RAILS`]) at no cost per share: the level of the water-filling. Not finite if no lane
+    /// carries anything.
     fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
         let mut level = f64::INFINITY;
-        // With each round the level falls, so that another lane may be free too late to help; mostly none is.
+        // The level falls with each round, and a further lane may then be free too late to help;
+        // mostly none is.
         for _ in 0..lanes.len() {
             let (mut rate, mut work) = (0.0, bytes as f64);
             for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
@@ -301,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// The level is that of the lanes in order, and no lane by itself is sooner.
+        /// The level equals that of the sorted lanes, and no single lane finishes earlier.
         #[test]
         fn the_level_is_when_a_message_is_done_that_is_cut_freely(
             bytes in 1..1u64 << 30,
@@ -359,7 +367,7 @@ mod tests {
                 at += share.bytes;
             }
             prop_assert_eq!(at, bytes);
-            // The last share pays for the rounding of the others.
+            // The last share absorbs the rounding of the others.
             let rounding = SHARE_ALIGNMENT * got.len() as u64;
             prop_assert!(got.len() == 1 || got.iter().all(|s| s.bytes + rounding >= min / 2), "{:?}", got);
         }

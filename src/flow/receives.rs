@@ -1,4 +1,4 @@
-//! The receiver's side: granted receives, and what has arrived of them.
+//! The receiver's side: granted receives, and the shares of each that have arrived.
 
 use super::NotInFlight;
 use crate::wire::control::{OpenReceive, Received};
@@ -10,17 +10,19 @@ use crate::wire::{PARTS, SLOTS};
 #[derive(Debug)]
 pub struct Receives {
     slots: [SlotState; SLOTS],
-    /// Their buffers, written only as far as a receive has them.
+    /// The parts of each slot's receive; entries beyond its part count are stale.
     parts: [[Part; PARTS]; SLOTS],
-    /// By which lane each slot's clear-to-send went last.
+    /// Lane that carried each slot's last clear-to-send.
     lanes: [LaneId; SLOTS],
-    /// Slots whose clear-to-send went by a lane that was lost, and has to go once more; a bit each.
+    /// Bit set of the slots whose clear-to-send must be resent: its lane was lost, or its keys have
+    /// changed.
     owed: u32,
-    /// Of these, slots whose clear-to-send went by a lane that still carries, with keys that are of no use any more. It goes by the same
-    /// lane once more: the first one could land after it by another.
+    /// The slots of `owed` whose lane still works and whose keys have changed. Their clear-to-send
+    /// must take the same lane again, because the first one could arrive after it if it took
+    /// another.
     bound: u32,
-    /// Slots whose clear-to-send goes once more just now. They are not granted again before that is over: it could land on
-    /// the next one's.
+    /// Slots whose clear-to-send is being resent. They are not granted again until that is done: a
+    /// late resend could overwrite the entry of the slot's next receive.
     repeating: u32,
     next: u64,
     open: usize,
@@ -41,14 +43,14 @@ struct Granted {
     claim: Claim,
 }
 
-/// Pending completion notification of a receive.
+/// Completion notification of a receive that NCCL is still to get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
-    /// The caller, when the bytes are there.
+    /// Due when all bytes have arrived.
     Pending,
-    /// The caller, who reads the bytes' own flags: told at once.
+    /// Due immediately, because the caller reads flags in the data.
     Optional,
-    /// Nobody: the caller was told, the slot waits for its last immediate.
+    /// Already given; the slot waits for its last immediate.
     Told,
 }
 
@@ -56,16 +58,16 @@ enum Claim {
 struct Part {
     room: u64,
     bytes: u64,
-    /// The shares that came, a bit each.
+    /// Bit set of the shares that have arrived.
     seen: u8,
-    /// How many there are; 0 while none has come.
+    /// Number of shares; 0 before the first has arrived.
     shares: u8,
 }
 
 impl Part {
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        // Of one share there is nothing to count. In 16 bits: eight fill all of `seen`.
+        // A single share needs no counting. In 16 bits because eight shares fill all of `seen`.
         self.shares == 1 || (u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0)
     }
 }
@@ -73,35 +75,36 @@ impl Part {
 /// A granted receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Its slot, which is its request number.
+    /// The receive's slot, which is also its request number.
     pub slot: Slot,
-    /// Its number on this connection, from 0.
+    /// The receive's number on this connection, from 0.
     pub sequence: u64,
 }
 
-/// A clear-to-send that has to go once more.
+/// A clear-to-send that must be resent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owed {
     /// The receive.
     pub grant: Grant,
-    /// Its parts.
+    /// Number of its parts.
     pub parts: usize,
-    /// The lane that it has to go by, if only one will do.
+    /// The lane that must carry it, if only one will do.
     pub lane: Option<LaneId>,
 }
 
-/// What an immediate meant.
+/// Result of an immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Bytes of a receive that still waits for others.
+    /// Part of a receive has arrived; more is missing.
     Part,
-    /// The last bytes of a receive.
+    /// A receive is complete.
     Whole,
-    /// It belongs to an earlier use of the slot, or says once more what it said before, without bytes.
+    /// The immediate belongs to an earlier use of the slot, or repeats an earlier one without
+    /// bytes.
     Stale,
 }
 
-/// An immediate that the protocol does not allow: the peer is broken or lies.
+/// An immediate that the protocol does not allow. The peer is broken or malicious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The receive has no such part, or the part has no such share.
@@ -112,36 +115,36 @@ pub enum Violation {
         /// The share of it.
         share: u8,
     },
-    /// The part has the share already, and bytes were written for it once more.
+    /// The share has already arrived, and bytes were written for it again.
     #[error("share {share} of part {part} came again, with {bytes} bytes")]
     Again {
         /// The part.
         part: u8,
         /// The share of it.
         share: u8,
-        /// What was written.
+        /// Bytes written the second time.
         bytes: u32,
     },
     /// Two immediates of one message disagree.
     #[error("message of {now} shares, announced as {before}")]
     Shares {
-        /// What the first said.
+        /// Number of shares in the first immediate.
         before: u8,
-        /// What this one says.
+        /// Number of shares in this one.
         now: u8,
     },
-    /// More bytes than were granted.
+    /// The message is larger than the receive.
     #[error("{bytes} bytes for a receive of {room} bytes")]
     Overrun {
-        /// What arrived.
+        /// Bytes that arrived.
         bytes: u64,
-        /// What was granted.
+        /// Size of the receive's buffer.
         room: u64,
     },
 }
 
 impl Receives {
-    /// No receives yet; `chunk_bytes` is the connection's.
+    /// Returns an empty set of receives. `chunk_bytes` is the size that the connection agreed on.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
             slots: [SlotState::Free; SLOTS],
@@ -156,26 +159,27 @@ impl Receives {
         }
     }
 
-    /// The size of all writes of a share but its last.
+    /// Size of every write of a share except the last.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// Whether a receive could be granted now.
+    /// Returns true if a receive can be granted now.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         let slot = Slot::of(self.next);
         matches!(self.slots[slot.index()], SlotState::Free) && self.repeating & slot.bit() == 0
     }
 
-    /// Receives that wait for bytes.
+    /// Number of receives that wait for bytes.
     #[inline(always)]
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Takes the next slot for a receive with the given rooms (1 to [`PARTS`]), whose clear-to-send goes by `lane`; `None`
-    /// while that slot is in use. An optional receive is reported done before its bytes are there.
+    /// Takes the next slot for a receive with the given part sizes (1 to [`PARTS`] of them), whose
+    /// clear-to-send `lane` carries. `None` while that slot is in use. An optional receive is
+    /// reported done before its bytes have arrived.
     #[inline(always)]
     pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: LaneId) -> Option<Grant> {
         if !self.has_room() {
@@ -190,7 +194,7 @@ impl Receives {
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
         self.lanes[slot.index()] = lane;
-        // What the slot's last receive was owed it did not need.
+        // A resend that the slot's previous receive had pending is no longer needed.
         self.owed &= !slot.bit();
         self.bound &= !slot.bit();
         self.next += 1;
@@ -198,10 +202,10 @@ impl Receives {
         Some(Grant { slot, sequence })
     }
 
-    /// Takes note of an immediate and the bytes of the write it came with.
+    /// Records an immediate and the bytes of the write that carried it.
     ///
     /// # Errors
-    /// A [`Violation`]; nothing changed then.
+    /// A [`Violation`]; the state is unchanged then.
     #[inline(always)]
     pub fn arrived(&mut self, immediate: &Immediate, bytes: u32) -> Result<Arrival, Violation> {
         match self.arrived_once(immediate, bytes) {
@@ -210,11 +214,13 @@ impl Receives {
         }
     }
 
-    /// An immediate of a share that there is not, or that has come.
+    /// Handles an immediate of a share that does not exist or has already arrived.
     ///
-    /// Linux' soft-RoCE repeats one without bytes: where acknowledgements get lost, its requester may take a write for confirmed and not
-    /// for complete, and begin it again behind its last byte, with its immediate and a new packet number (`req_retry` and
-    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Nothing was written then, and nothing is counted.
+    /// Linux' soft-RoCE can repeat an immediate without bytes: when acknowledgements are lost, its
+    /// requester may consider a write acknowledged but incomplete. It then restarts the write
+    /// behind its last byte, with its immediate and a new packet number (`req_retry` and
+    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Such a repetition wrote
+    /// nothing and is ignored.
     #[cold]
     #[inline(never)]
     fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
@@ -266,9 +272,9 @@ impl Receives {
         Ok(Arrival::Whole)
     }
 
-    /// Whether a receive is finished; then `tell` hears the size of each part, and its slot is free from then on. An
-    /// optional receive is finished at once, with what was asked for as its sizes, and keeps its slot until its bytes are
-    /// there.
+    /// Returns true if a receive is finished. Then calls `tell` with the index and size of each
+    /// part, and frees the slot. An optional receive is finished immediately, reports its buffer
+    /// sizes, and keeps its slot until its bytes have arrived.
     ///
     /// # Errors
     /// [`NotInFlight`].
@@ -285,7 +291,7 @@ impl Receives {
         let size = |part: &Part| if whole { part.bytes } else { part.room };
         let [first, others @ ..] = &self.parts[slot.index()];
         tell(0, size(first));
-        // Most receives are no groups.
+        // Most receives are not groups.
         for index in 1..usize::from(granted.count).min(PARTS) {
             tell(index, size(&others[index - 1]));
         }
@@ -297,7 +303,8 @@ impl Receives {
         Ok(true)
     }
 
-    /// What has come: for a sender that has to know what was lost with a rail.
+    /// Lists the shares that have arrived, for a sender that must find out what a lost rail
+    /// delivered.
     pub fn received(&self) -> Received {
         let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
             SlotState::Granted(g) if g.unfinished > 0 => {
@@ -308,8 +315,8 @@ impl Receives {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// A lane is lost, and nothing comes in or goes out by it any more on either side: the clear-to-sends that went by it
-    /// and are waited for have to go once more ([`Receives::next_owed`]).
+    /// Records the loss of a lane that carries nothing any longer in either direction. Pending
+    /// clear-to-sends that it carried must be resent ([`Receives::next_owed`]).
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
@@ -323,11 +330,12 @@ impl Receives {
         }
     }
 
-    /// The receives that wait for bytes have other keys: their clear-to-sends have to go once more. `tell` hears of each, before any goes.
+    /// Marks the clear-to-sends of all pending receives for a resend, because their keys have
+    /// changed. `tell` gets each receive and its number of parts before any is resent.
     pub fn renew(&mut self, mut tell: impl FnMut(Grant, usize)) {
         for (slot, state) in Slot::all().zip(&self.slots) {
             if let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state {
-                // What is owed already went by a lane that is lost.
+                // A slot in `owed` already has a lost lane.
                 self.bound |= slot.bit() & !self.owed;
                 self.owed |= slot.bit();
                 tell(Grant { slot, sequence }, usize::from(count));
@@ -335,8 +343,9 @@ impl Receives {
         }
     }
 
-    /// A clear-to-send that has to go once more and is not [`Receives::repeats`] going, if there is one for which `takes` says that its
-    /// lane has room, or where it may go by any, that any has. The caller posts it, then calls [`Receives::repeats`].
+    /// Returns a clear-to-send to resend now, if any: one that is not being resent already, and for
+    /// whose lane `takes` returns true (`None` for any lane). The caller posts it, then
+    /// calls [`Receives::repeats`].
     pub fn next_owed(&mut self, mut takes: impl FnMut(Option<LaneId>) -> bool) -> Option<Owed> {
         let mut left = self.owed & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -357,13 +366,13 @@ impl Receives {
         None
     }
 
-    /// Whether a clear-to-send has to go once more.
+    /// Returns true if a clear-to-send must be resent.
     pub fn is_owing(&self) -> bool {
         let waits = |slot: Slot| matches!(self.slots[slot.index()], SlotState::Granted(g) if g.unfinished > 0);
         Slot::all().any(|slot| self.owed & slot.bit() != 0 && waits(slot))
     }
 
-    /// A slot's clear-to-send goes once more, by `lane`.
+    /// Records that a slot's clear-to-send was posted again on `lane`.
     pub fn repeats(&mut self, slot: Slot, lane: LaneId) {
         self.owed &= !slot.bit();
         self.bound &= !slot.bit();
@@ -371,24 +380,25 @@ impl Receives {
         self.lanes[slot.index()] = lane;
     }
 
-    /// It went: the sender has it.
+    /// Records that the resend has completed.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
     }
 
-    /// Whether the caller waits for a receive's bytes. (Who was told at once looks at the bytes themselves.)
+    /// Returns true if the caller waits for a receive's bytes. Optional receives do not count:
+    /// their caller polls the data.
     pub fn is_awaited(&self) -> bool {
         let awaited =
             |state: &SlotState| matches!(state, SlotState::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
         self.slots.iter().any(awaited)
     }
 
-    /// The number of the oldest receive that waits for bytes, and of the one to be granted next.
+    /// Number of the oldest receive that waits for bytes, and of the next one to be granted.
     pub fn span(&self) -> (u64, u64) {
         (self.delivered(), self.next)
     }
 
-    /// How many receives, from the first on, have all their bytes.
+    /// Number of receives, counted from the first, that have all their bytes.
     pub fn delivered(&self) -> u64 {
         let waiting = self.slots.iter().filter_map(|state| match state {
             SlotState::Granted(g) if g.unfinished > 0 => Some(g.sequence),
@@ -405,7 +415,7 @@ mod tests {
 
     const CHUNK: u64 = 4096;
 
-    /// The closing write of share number `share.0` of `share.1`.
+    /// The last write of share `share.0` of `share.1`.
     fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
         let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
         Immediate { slot: grant.slot, part, generation, shares, share, leads }
@@ -462,7 +472,7 @@ mod tests {
             receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
-        assert!(!receives.has_room(), "the slot's immediate has not come");
+        assert!(!receives.has_room(), "the slot's immediate has not arrived");
         assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
         assert_eq!(receives.arrived(&immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
         assert_eq!(one(&mut receives, 1).slot, grant.slot);
@@ -492,7 +502,7 @@ mod tests {
         assert_eq!(say(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
         let again = |share, bytes| Err(Violation::Again { part: 0, share, bytes });
         assert_eq!(say(0, (1, 2), 0, 4), again(1, 4));
-        assert_eq!(say(0, (1, 3), 0, 0), again(1, 0), "of another message");
+        assert_eq!(say(0, (1, 3), 0, 0), again(1, 0), "the number of shares differs");
         assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
         assert_eq!(say(0, (0, 2), 0, 1), again(0, 1));
         assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
@@ -506,10 +516,10 @@ mod tests {
         let mut say = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
         assert_eq!(say(1, 4), Ok(Arrival::Part));
         for _ in 0..100 {
-            assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other is missing");
+            assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other share is missing");
         }
         assert_eq!(say(0, 3), Ok(Arrival::Whole));
-        assert_eq!(say(0, 0), Ok(Arrival::Stale), "and when all have come");
+        assert_eq!(say(0, 0), Ok(Arrival::Stale), "and when all shares have arrived");
         assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![7])));
     }
 
@@ -551,7 +561,7 @@ mod tests {
         receives.lost(lane(1));
         assert_eq!(receives.next_owed(|_| true), Some(Owed { grant: first, parts: 2, lane: None }));
         receives.repeats(first.slot, lane(0));
-        assert_eq!(receives.next_owed(|_| true), None, "one is done, and one went by another lane");
+        assert_eq!(receives.next_owed(|_| true), None, "one is done, and one used another lane");
         for part in [0, 1] {
             receives.arrived(&immediate(first, part, (0, 1), 0), 8).unwrap();
         }
@@ -562,7 +572,7 @@ mod tests {
             receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
             test(&mut receives, other.slot).unwrap().unwrap();
         }
-        assert!(!receives.has_room(), "its clear-to-send is still under way");
+        assert!(!receives.has_room(), "the slot's clear-to-send is still under way");
         receives.repeated(first.slot);
         assert_eq!(one(&mut receives, 1).slot, first.slot);
         receives.lost(lane(0));
@@ -587,7 +597,7 @@ mod tests {
         receives.repeats(by_other.slot, lane(2));
         assert_eq!(receives.next_owed(|at| at.is_none()), Some(Owed { grant: by_lost, parts: 1, lane: None }));
         receives.renew(|_, _| {});
-        assert_eq!(receives.next_owed(|at| at == Some(lane(2))), None, "the one before is still under way");
+        assert_eq!(receives.next_owed(|at| at == Some(lane(2))), None, "the resend before is still under way");
         receives.repeated(by_other.slot);
         assert!(receives.next_owed(|at| at == Some(lane(2))).is_some());
         receives.lost(lane(2));

@@ -1,55 +1,64 @@
-//! When the connecting side dials for another bootstrap TCP connection: at once when the one it had is given up, then with pauses that
-//! double, more often while no rail is up, each attempt with a limit.
+//! The times at which the connecting side dials a new bootstrap TCP connection: immediately after
+//! the old one is given up, then after pauses that double. The pauses are shorter while no rail is
+//! up. Each attempt has a time limit.
 //!
-//! Attempts are numbered by the milliseconds since the connection came up, so that who learns the token and dials with a number far ahead
-//! of its time cannot make every later attempt a late one.
+//! Attempts are numbered by the milliseconds since the connection came up. A stranger who learns
+//! the token and dials with a number far in the future therefore cannot make all later attempts
+//! count as outdated.
 //!
-//! Pure: times are nanoseconds of one clock since the connection came up; if time goes backwards, none has passed.
+//! Pure: times are nanoseconds of one clock since the connection came up; if time goes backwards,
+//! none has passed.
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// The pause after the first attempt in vain; each further one doubles it.
+/// Pause after the first failed attempt; each further failure doubles it.
 const FIRST_PAUSE: u64 = 250 * MILLISECOND;
-/// At most so long: a process has a hundred connections and more with a peer, and each dials by itself.
+/// Longest pause. A process has a hundred connections and more with one peer, each dialling
+/// independently.
 const LONGEST_PAUSE: u64 = 16 * SECOND;
-/// The same while no rail is up: what the peer has to be asked for a rail's return goes by TCP alone. And while a peer whose TCP was closed
-/// has not shown that it is there: it counts as gone after two seconds.
+/// Longest pause while no rail is up, because the requests that a rail's return needs then have no
+/// path but TCP. Also the longest pause while a peer whose TCP was closed has not shown that it is
+/// alive: such a peer is given up after two seconds.
 const LONGEST_URGENT_PAUSE: u64 = SECOND;
-/// How long an attempt may take, from its first packet to the peer's answer: two SYNs that are lost (Linux sends them again after one and
-/// three seconds), and a peer whose service thread waits for the kernel's address resolution for a second.
+/// Time limit of an attempt, from its first packet to the peer's answer. Allows for two lost SYNs
+/// (Linux resends them after one and three seconds) and for a peer whose service thread waits one
+/// second for the kernel's address resolution.
 const ATTEMPT: u64 = 5 * SECOND;
-/// A TCP connection that has carried for so long is dialled again without a pause.
+/// A TCP connection that worked for longer than this is redialled without a pause.
 const STEADY: u64 = 10 * SECOND;
 
-/// How far an attempt may be ahead of the accepting side's clock: what a handshake takes between the two sides' beginnings is far less.
+/// Limit for the number of an attempt ahead of the accepting side's clock. The two sides start
+/// their clocks within one handshake of each other, which takes far less.
 const AHEAD: u64 = 60 * SECOND;
-/// And by this part of the time that has passed: Linux lets two clocks differ by 500 ppm each at most while it adjusts them (adjtimex(2)).
+/// Divisor of the time passed that gives the tolerance for clock drift: Linux lets two clocks
+/// differ by at most 500 ppm each while it adjusts them (adjtimex(2)).
 const DRIFT: u64 = 1000;
 
-/// Whether the accepting side, for which so much time has passed since the connection came up, takes an attempt after this `last` one.
+/// Returns true if the accepting side takes this attempt after the `last` one. `passed` is its time
+/// since the connection came up.
 pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
     let most = passed.saturating_add(passed / DRIFT).saturating_add(AHEAD) / MILLISECOND;
     attempt > last && attempt <= most
 }
 
-/// What the connection has to do with another TCP connection.
+/// The connection's need for another TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// It has one that carries, or control messages have no use any more.
+    /// It has a working TCP connection, or needs no more control messages.
     No,
-    /// It has none, and its rails carry control messages.
+    /// TCP is down, and the rails carry control messages.
     Calm,
-    /// It has none that is known to carry, and no rail, or little time to hear of the peer.
+    /// No TCP connection is known to work, and no rail is up or the peer is about to be given up.
     Urgent,
 }
 
-/// What is to be done.
+/// The next thing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Dial; this is the attempt's number. Then call [`Attempts::failed`] or [`Attempts::succeeded`].
+    /// Dial with this attempt number, then call [`Attempts::failed`] or [`Attempts::succeeded`].
     Dial(u64),
-    /// The attempt takes too long: close what was dialled.
+    /// The attempt exceeded its time limit: close the socket that was dialled.
     Abandon,
 }
 
@@ -57,11 +66,11 @@ pub enum Step {
 #[derive(Debug, Clone)]
 pub struct Attempts {
     state: State,
-    /// The number of the last one.
+    /// Number of the last attempt.
     last: u64,
 }
 
-/// `pause` is the one before the attempt that comes next or is under way.
+/// `pause` is the pause before the next attempt, or before the one under way.
 #[derive(Debug, Clone, Copy)]
 enum State {
     Idle { since: u64, pause: u64 },
@@ -70,12 +79,12 @@ enum State {
 }
 
 impl Attempts {
-    /// Of a connection whose TCP carries.
+    /// Returns the state of a connection whose TCP works.
     pub fn new() -> Self {
         Self { state: State::Idle { since: 0, pause: 0 }, last: 0 }
     }
 
-    /// What to do now.
+    /// Returns the next thing to do, if any.
     pub fn poll(&mut self, need: Need, now: u64) -> Option<Step> {
         if let State::Idle { since, pause } = self.state
             && need != Need::No
@@ -84,7 +93,7 @@ impl Attempts {
             self.state = State::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
         }
         match (self.state, need) {
-            // The TCP connection that was in doubt carries after all.
+            // The TCP connection that was in doubt works after all.
             (State::Waiting { pause, .. }, Need::No) => self.state = State::Idle { since: now, pause },
             (State::Waiting { since, pause }, _) => {
                 let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
@@ -94,7 +103,7 @@ impl Attempts {
                     return Some(Step::Dial(self.last));
                 }
             }
-            // Whatever the need is by now: the peer may have taken the new connection already.
+            // Regardless of the need by now: the peer may have accepted the new connection already.
             (State::UnderWay { until, .. }, _) if now >= until => {
                 self.failed(now);
                 return Some(Step::Abandon);
@@ -104,14 +113,14 @@ impl Attempts {
         None
     }
 
-    /// The attempt was in vain.
+    /// Records that the attempt failed.
     pub fn failed(&mut self, now: u64) {
         if let State::UnderWay { pause, .. } = self.state {
             self.state = State::Waiting { since: now, pause: longer(pause) };
         }
     }
 
-    /// The peer has taken the new connection.
+    /// Records that the peer accepted the new connection.
     pub fn succeeded(&mut self, now: u64) {
         if let State::UnderWay { pause, .. } = self.state {
             self.state = State::Idle { since: now, pause: longer(pause) };
@@ -133,7 +142,8 @@ fn longer(pause: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The times of the attempts that fail at once, in milliseconds.
+    /// Polls every millisecond, fails each attempt immediately, and returns the attempts' times in
+    /// milliseconds.
     fn attempts(redial: &mut Attempts, need: Need, from_ms: u64, to_ms: u64) -> Vec<u64> {
         let mut found = Vec::new();
         for ms in from_ms..to_ms {
@@ -152,7 +162,7 @@ mod tests {
         assert_eq!(calm.poll(Need::No, 99 * SECOND), None);
         let found = attempts(&mut calm, Need::Calm, 100_000, 160_000);
         assert_eq!(found, [100_000, 100_250, 100_750, 101_750, 103_750, 107_750, 115_750, 131_750, 147_750]);
-        // What was a long pause is over at once when no rail is left.
+        // A long pause ends as soon as no rail is left.
         assert_eq!(attempts(&mut calm, Need::Urgent, 160_000, 162_500), [160_000, 161_000, 162_000]);
     }
 
@@ -178,7 +188,7 @@ mod tests {
             last = attempt;
         }
         assert!(!is_timely(u64::MAX, 0, 99 * SECOND) && !is_timely(159_101, 0, 99 * SECOND));
-        // Who dials with the most that is taken keeps the connecting side away for so long.
+        // Dialling with the highest number accepted locks the connecting side out for this long.
         assert!(is_timely(159_099, 0, 99 * SECOND) && is_timely(159_200, 159_099, 159 * SECOND));
     }
 
@@ -192,7 +202,7 @@ mod tests {
             }
         }
         assert!((20..25).contains(&found.len()) && found[..3] == [20_000, 20_251, 20_752], "{found:?}");
-        // After some time in which it carried, at once.
+        // No pause after TCP has worked for a while.
         assert_eq!(redial.poll(Need::No, 40 * SECOND), None);
         assert!(redial.poll(Need::Calm, 51 * SECOND).is_some());
     }

@@ -1,4 +1,4 @@
-//! The sender's side: what the receiver has granted, and the sends that run.
+//! The sender's side: the ring of granted receives, and the running sends.
 
 use super::NotInFlight;
 use super::in_flight::{Bound, Hold};
@@ -12,27 +12,27 @@ use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Sends in flight on one connection: every part of every receive.
+/// Number of sends that can be in flight on one connection: one for every part of every receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
 
 /// All sends of one connection.
 #[derive(Debug)]
 pub struct Sends {
     requests: Box<[Request; REQUESTS]>,
-    /// The shares of running sends, written only for those that are cut or wait for room.
+    /// The shares of running sends, written only for cut sends and for those that wait for room.
     shares: Box<[[RunningShare; MAX_RAILS]; REQUESTS]>,
     free: [u16; REQUESTS],
     free_count: usize,
     next: Next,
-    /// What those that run have taken of the process's bound, where one is set.
+    /// Bytes that running sends have reserved of the process's bound, if one is set.
     hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Free,
-    /// A send in one write, posted when the send started. Where a bound is set, only an empty send
-    /// stays in this state ([`Sends::keep_taken`]): it has nothing to give back when it is done.
+    /// A send in one write, posted when the send started. With a bound, only an empty send stays in
+    /// this state ([`Sends::keep_taken`]), because it has nothing to release.
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -40,7 +40,7 @@ enum Request {
     },
 }
 
-/// Which receive a send is for, and where its bytes are: what it takes to post it once more.
+/// The receive that a send is for, and the addresses of its bytes: enough to post it again.
 #[derive(Debug, Clone, Copy)]
 struct Origin {
     sequence: u64,
@@ -58,14 +58,14 @@ struct Whole {
     lane: LaneId,
 }
 
-/// A send that goes in shares, or waits for room.
+/// A send in several shares, or one that waits for room.
 #[derive(Debug, Clone, Copy)]
 struct Cut {
     origin: Origin,
     bytes: u64,
-    /// Shares in all.
+    /// Number of shares.
     count: u8,
-    /// Those not confirmed, and those not wholly posted; a bit each.
+    /// Bit sets of the shares that are not confirmed, and of those not fully posted.
     unfinished: u8,
     unposted: u8,
 }
@@ -78,12 +78,12 @@ struct RunningShare {
     route: Route,
     offset: u64,
     bytes: u64,
-    /// What of it is not posted, as offsets in the message.
+    /// The part that is not yet posted, as offsets in the message.
     left: Left,
 }
 
 impl RunningShare {
-    /// Nothing of it is posted.
+    /// Marks all of the share as not posted.
     fn is_all_left(&mut self) {
         self.left = Left::Range { from: self.offset, to: self.offset + self.bytes };
     }
@@ -93,50 +93,50 @@ impl RunningShare {
 enum Left {
     #[default]
     Nothing,
-    /// An empty message too has its one write.
+    /// The range is empty for an empty message, which has one write too.
     Range { from: u64, to: u64 },
-    /// All of it, by a lane that is to be found: that of the share is lost, on both sides.
+    /// All of the share, on a lane that must still be chosen, because both ends have lost its own.
     Stranded,
 }
 
-/// A share that has to go by another lane.
+/// A share that needs another lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stranded {
-    /// Its size.
+    /// Size of the share.
     pub bytes: u64,
-    /// What [`Sends::start`] was told of its memory.
+    /// The number of its memory, as given to [`Sends::start`].
     pub memory: u32,
-    /// Its receive.
+    /// Number of its receive.
     pub sequence: u64,
-    /// Which part of that.
+    /// Part of that receive.
     pub part: u8,
 }
 
-/// Where a share goes.
+/// The queue pair and keys that a share uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Route {
     /// Queue pair of the lane.
     pub queue: u8,
     /// The rail's key of the caller's buffer.
     pub lkey: u32,
-    /// The rail's key of the receiver's.
+    /// The rail's key of the receiver's buffer.
     pub rkey: u32,
-    /// Whether its time tells how fast the rail is.
+    /// True if its completion time is a sample of the rail's speed.
     pub timed: bool,
 }
 
 /// The next write of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextWrite {
-    /// The lane that it goes by.
+    /// The lane that carries it.
     pub lane: LaneId,
-    /// Where it goes there.
+    /// Queue pair and keys on that lane.
     pub route: Route,
-    /// Where it reads.
+    /// Source address.
     pub local_addr: u64,
-    /// Where it writes.
+    /// Destination address in the peer's memory.
     pub remote_addr: u64,
-    /// Its size.
+    /// Size of the write.
     pub bytes: u32,
     /// Set on the share's last write.
     pub immediate: Option<Immediate>,
@@ -159,32 +159,33 @@ impl Sends {
         }
     }
 
-    /// The same where all sends of the process may have no more in flight than `bound`. Each then asks before it starts
-    /// ([`Sends::take`]).
+    /// Returns an empty set of sends that are subject to the process-wide `bound`. Each send then
+    /// reserves its bytes before it starts ([`Sends::take`]).
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
         Self { hold: bound.map(Hold::new), ..Self::new() }
     }
 
-    /// Whether a send has to ask before it starts.
+    /// Returns true if sends must reserve their bytes before they start.
     pub fn is_bounded(&self) -> bool {
         self.hold.is_some()
     }
 
-    /// A send of `bytes` is to start; whether it may, by the process's bound. From here on it counts, until it is done. One that does
-    /// not start after all is given back ([`Sends::give_back`]). An empty one need not ask.
+    /// Reserves the bytes of a send that is about to start. False if the process's bound leaves no
+    /// room. The reservation lasts until the send is done; one that does not start is released with
+    /// [`Sends::give_back`]. An empty send needs no reservation.
     #[must_use]
     pub fn take(&mut self, bytes: u64) -> bool {
         self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
     }
 
-    /// A send that had taken its bytes does not start after all.
+    /// Releases the bytes of a send that did not start.
     pub fn give_back(&mut self, bytes: u64) {
         if let Some(hold) = &mut self.hold {
             hold.give(bytes);
         }
     }
 
-    /// A send that had taken its bytes has started. It gives them back when it is done.
+    /// Makes a send that reserved its bytes, and has started, release them when it is done.
     pub fn keep_taken(&mut self, request: u16) {
         let at = usize::from(request) % REQUESTS;
         if self.hold.is_some() {
@@ -192,7 +193,8 @@ impl Sends {
         }
     }
 
-    /// The connection has failed, and its queue pairs are gone: nothing that runs is in flight any more.
+    /// Releases all reserved bytes: the connection has failed and its queue pairs are destroyed, so
+    /// nothing is in flight.
     #[cold]
     pub fn ended(&mut self) {
         if let Some(hold) = &mut self.hold {
@@ -200,30 +202,31 @@ impl Sends {
         }
     }
 
-    /// Whether another send can start.
+    /// Returns true if another send can start.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.free_count > 0
     }
 
-    /// Finds the receive's part for a send with `tag`, where it is the only one of the next receive, as it most often is;
-    /// [`Peek::Search`] where it has to be searched for.
+    /// Finds the receive part for a send with `tag` in the common case: the next receive has one
+    /// part. Returns [`Peek::Search`] in all other cases.
     #[inline(always)]
     pub fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
         self.next.peek(ring, tag)
     }
 
-    /// Finds the receive's part for a send with `tag`: the first with that tag in the group at the head of the ring
-    /// that no send has taken. `None` while there is none.
+    /// Finds the receive part for a send with `tag`: the first unused one with that tag in the
+    /// group at the head of the ring. `None` if there is none yet.
     ///
     /// # Errors
-    /// A [`Violation`] of the peer's.
+    /// A [`Violation`] by the peer.
     #[inline(never)]
     pub fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         self.next.search(ring, tag)
     }
 
-    /// The receiver's clear-to-sends have keys of this epoch from here on; older ones are found by [`Sends::search`].
+    /// Sets the epoch of the keys in the receiver's clear-to-sends; [`Sends::search`] finds older
+    /// ones.
     pub fn set_epoch(&mut self, epoch: Epoch) {
         self.next.set_epoch(epoch);
     }
@@ -237,9 +240,12 @@ impl Sends {
         Some(number)
     }
 
-    /// Starts a send that the caller posts at once, whole, in one write by `lane` with this immediate; its request number.
-    /// `source` is where its bytes are, and what names their memory should it have to go once more. The head is what
-    /// [`Sends::peek`] or [`Sends::search`] found. `None` when there is no room ([`Sends::has_room`]).
+    /// Starts a send that the caller posts immediately in one write on `lane` with the returned
+    /// immediate. Also returns the request number.
+    ///
+    /// `head` comes from [`Sends::peek`] or [`Sends::search`]. `source` is the address of the bytes
+    /// and the number of their memory, for a resend. `None` when there is no room
+    /// ([`Sends::has_room`]).
     #[inline(always)]
     pub fn start_whole(
         &mut self,
@@ -253,9 +259,9 @@ impl Sends {
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
-    /// Starts a send of the bytes at `source` that goes by `shares`; its request number. The caller then says for each
-    /// share that it posts it at once ([`Sends::post_share`]) or later ([`Sends::keep_share`]). The rest is as with
-    /// [`Sends::start_whole`].
+    /// Starts a send of the bytes at `source` that is cut into `shares`, and returns its request
+    /// number. For each share, the caller then calls [`Sends::post_share`] if it posts the share
+    /// immediately, and [`Sends::keep_share`] if not. Otherwise as [`Sends::start_whole`].
     #[inline(always)]
     pub fn start(&mut self, head: &Head, source: (u64, u32), shares: &[Share]) -> Option<u16> {
         let count = shares.len() as u8;
@@ -265,7 +271,8 @@ impl Sends {
         self.run(head.part, Request::Cut(cut))
     }
 
-    /// The caller posts share number `number` of a send that it just started, in one write with this immediate.
+    /// Records that the caller posts share `number` of a send that it just started, in one write
+    /// with the returned immediate.
     #[inline(always)]
     pub fn post_share(&mut self, request: u16, number: u8, share: &Share) -> Option<Immediate> {
         let at = usize::from(request) % REQUESTS;
@@ -277,7 +284,7 @@ impl Sends {
         Some(immediate(&running.origin, (number, running.count), 0))
     }
 
-    /// Share number `number` of a send that was just started waits for [`Sends::next_write`].
+    /// Records that share `number` of a send that was just started waits for [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
         let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
         let place = &mut self.shares[usize::from(request) % REQUESTS][usize::from(number) % MAX_RAILS];
@@ -286,8 +293,8 @@ impl Sends {
         place.is_all_left();
     }
 
-    /// The next write of a share of a running send, `None` when all of the share was given out. The caller posts it,
-    /// then calls [`Sends::posted`].
+    /// Returns the next write of a share of a running send, or `None` when all of the share has
+    /// been posted. The caller posts the write, then calls [`Sends::posted`].
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % REQUESTS;
@@ -306,7 +313,7 @@ impl Sends {
         })
     }
 
-    /// The write that [`Sends::next_write`] gave was posted.
+    /// Records that the write from [`Sends::next_write`] was posted.
     #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
         let at = usize::from(request) % REQUESTS;
@@ -320,7 +327,7 @@ impl Sends {
         }
     }
 
-    /// How many shares a running send has, while some of its writes have not been posted; else 0.
+    /// Number of shares of a running send with unposted writes; 0 for all other requests.
     #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
@@ -329,7 +336,7 @@ impl Sends {
         }
     }
 
-    /// A share's last write was confirmed; the share's size.
+    /// Records that a share's last write was confirmed, and returns the share's size.
     ///
     /// # Errors
     /// [`NotInFlight`] when no such send runs.
@@ -351,7 +358,8 @@ impl Sends {
         Ok(bytes)
     }
 
-    /// The peer said that it has received every receive before `delivered`: what runs for those is done. Whether any was.
+    /// Completes the sends for every receive before `delivered`, which the peer reported as
+    /// received. Returns true if there were any.
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {
@@ -366,8 +374,8 @@ impl Sends {
         any
     }
 
-    /// A lane is lost, and nothing comes in or goes out by it any more on either side. What went by it and came is
-    /// confirmed; what did not waits for [`Sends::reroute`].
+    /// Records the loss of a lane that carries nothing any longer in either direction. Its shares
+    /// that `received` lists are confirmed; the others wait for [`Sends::reroute`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::Whole(whole) = slot
@@ -398,7 +406,8 @@ impl Sends {
         }
     }
 
-    /// What waits for a lane, since its own is lost, goes by those that `find` names. Whether something still waits.
+    /// Moves each share whose lane was lost to the lane that `find` returns. Returns true if some
+    /// still have none.
     pub fn reroute(&mut self, mut find: impl FnMut(Stranded) -> Option<(LaneId, Route)>) -> bool {
         let mut is_left = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
@@ -420,7 +429,8 @@ impl Sends {
         is_left
     }
 
-    /// The number of the oldest receive for which a send runs, and of the one that the next send is for.
+    /// Number of the oldest receive with a running send, and of the receive that the next send is
+    /// for.
     pub fn span(&self) -> (u64, u64) {
         let running = self.requests.iter().filter_map(|request| match request {
             Request::Whole(whole) => Some(whole.origin.sequence),
@@ -431,17 +441,18 @@ impl Sends {
         (running.min().unwrap_or(next), next)
     }
 
-    /// Whether a send runs.
+    /// Returns true if a send runs.
     pub fn is_running(&self) -> bool {
         self.requests.iter().any(|request| matches!(request, Request::Whole(_) | Request::Cut(_)))
     }
 
-    /// The requests that wait to be posted, in part or whole.
+    /// The requests with unposted writes.
     pub fn waiting(&self) -> impl Iterator<Item = u16> {
         (0..REQUESTS as u16).filter(|request| self.shares_to_post(*request) > 0)
     }
 
-    /// The size of a finished send, whose request number is free from then on; `None` while it runs.
+    /// Returns the size of a finished send and frees its request number; `None` while the send
+    /// runs.
     ///
     /// # Errors
     /// [`NotInFlight`].
@@ -468,15 +479,16 @@ impl Default for Sends {
 }
 
 impl Request {
-    /// Turns a send in one write into a cut one with a single share, which is posted.
+    /// Turns a send in one write into a cut send with a single, posted share.
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
         let Self::Whole(Whole { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
-        // A single write, so no chunks go before it.
+        // A single write, so no chunks precede it.
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
     }
 
-    /// A send is done: the only way to [`Request::Done`] for one that has taken something of the bound, so that none keeps it.
+    /// Marks a send done and releases its reserved bytes. Every send with a reservation must reach
+    /// [`Request::Done`] through here, or the reservation would leak.
     #[inline(always)]
     fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };
@@ -500,7 +512,7 @@ fn immediate(origin: &Origin, (share, shares): (u8, u8), leads: u16) -> Immediat
     Immediate { slot, part: origin.part, generation: Immediate::generation_of(origin.sequence), shares, share, leads }
 }
 
-/// Full chunks that go before the last write of a share of `bytes`.
+/// Number of full chunks before the last write of a share of `bytes`.
 #[inline(always)]
 pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes

@@ -1,13 +1,16 @@
-//! Chooses the lanes of each message: a small one goes whole by one lane, a large one is cut over the lanes that help.
+//! Chooses the lanes of each message. A small message is sent unsplit on one lane; a large one is
+//! cut over the lanes that help.
 //!
-//! There is one [`Striping`] for each direction of a connection. It keeps the [`Pace`] of each lane, and asks the planner
-//! ([`super::plan`]) for shares that finish together. A rail's speed is the rate that its lane has measured; before the
-//! first measurement, it is the rate that its paths promise, scaled by how the measured rails keep their promise.
+//! There is one [`Striping`] for each direction of a connection. It keeps the [`Pace`] of each
+//! lane, and asks the planner ([`super::plan`]) for shares that finish together. A rail's speed is
+//! the rate measured on its lane. Before the first measurement, it is the rate that its paths
+//! promise, scaled by the fraction of their promise that the measured rails keep.
 //!
-//! All connections of a process use the same rails. So a message of up to 128 KiB is planned behind all
-//! that they have under way, and a burst of messages from many connections ends on all rails at about the same time: within
-//! 5 % of the best time for messages of 32 KiB and more (`tests/crowd.rs`). A larger message is planned behind this
-//! connection's own writes alone, so that a peer that takes nothing keeps no rail from the other peers.
+//! All connections of a process use the same rails. A message of up to 128 KiB is therefore planned
+//! behind the bytes of all connections: a burst of messages from many connections then ends on all
+//! rails at about the same time, within 5 % of the best time for messages of 32 KiB and more
+//! (`tests/crowd.rs`). A larger message is planned behind this connection's own writes alone, so
+//! that a peer that accepts no data keeps no rail from the other peers.
 
 use super::pace::{Moment, Pace};
 use super::paths::Paths;
@@ -15,84 +18,96 @@ use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// How long (in microseconds) a small message may have to wait on the rail that carried the one before, until another
-/// rail is looked for: a rail in use is cheaper to stay on (its queue pair, its completion queue and the receiver's are
-/// warm) than a few packet times are worth.
+/// Time (in microseconds) that a small message may have to wait on the rail of the message before
+/// it. Only a longer wait makes it look for another rail: a few packet times are worth less than
+/// staying on a rail in use, where its queue pair, its completion queue and the receiver's are
+/// warm.
 const STAY_US: f64 = 5.0;
-/// So much may wait there in any case: a window of eight messages of 4 KiB. Where the processor is the limit and not the wire, a
-/// second rail only costs (the kernel's soft-RoCE: 13.6 MB/s over four rails, 14.0 over one).
+/// Bytes that may always wait there: a window of eight messages of 4 KiB. Where the processor is
+/// the bottleneck and not the wire, a second rail only costs (the kernel's soft-RoCE: 13.6 MB/s
+/// over four rails, 14.0 over one).
 const STAY_BYTES: u64 = 32 * 1024;
 
-/// Writes from this size on count for the rail's speed and for what other connections see of it: below, the message's own
-/// cost would be most of what is measured.
+/// Smallest write that counts for the rail's speed and for its load as other connections see it.
+/// Below this size, the measurement would mostly show the cost of the message itself.
 const COUNTED_BYTES: u64 = 4096;
-/// Whole messages up to this size are timed by samples: this many in a row of so many. (The clock for each one took 5 % off
-/// a stream of 4 KiB messages over soft-RoCE.)
+/// Unsplit messages up to this size are sampled: `SAMPLE` in a row out of every `SAMPLE_EVERY` are
+/// timed. (Reading the clock for each one took 5 % off a stream of 4 KiB messages over soft-RoCE.)
 const SAMPLED_BYTES: u64 = 16 * 1024;
 const SAMPLE: u32 = 16;
 const SAMPLE_EVERY: u32 = 128;
 
-/// A rail that is this much faster than the one in use becomes the one for small messages.
+/// Factor by which a rail must be faster than the one in use to replace it for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// A message has fewer shares, or goes whole, where that makes it done later by at most this part of what it has to wait anyway: each share
-/// costs a post and two completions, and where many messages wait, parts of them keep the rails no busier than whole ones do.
-/// (18 connections, two messages of 64 KiB each under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none; of
-/// 128 KiB: 94 to 97, 99 %; rung 3.)
+/// Delay of a message, as a fraction of the time that it must wait anyway, that is accepted in
+/// exchange for fewer shares. Each share costs a post and two completions, and where many messages
+/// wait, shares keep the rails no busier than unsplit messages do. (18 connections, two messages of
+/// 64 KiB each under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87
+/// and 90 % with none cut; with 128 KiB: 94 to 97 % and 99 %; rung 3.)
 const HARDLY_LATER: f64 = 0.25;
-/// And by at most this part of the time for which the rails have been busy. Nobody knows which message is the last one of a burst, and the burst
-/// ends when the last rail does.
+/// Limit for the same delay as a fraction of the time for which the rails have been busy. The last
+/// message of a burst cannot be recognised in advance, and the burst ends when the last rail does.
 const UNEVEN: f64 = 0.03;
-/// Larger messages are always cut: what a share costs is little beside them. (NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB:
-/// 82 to 97 % of the links with whole ones, 95 to 98 % with each cut; one of 4 MiB, as messages of 58 KiB, took 570 us with whole ones and
-/// 760 us with each cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
+/// Larger messages are always cut, because the cost of a share is small compared with theirs. (NCCL
+/// sends an all_gather of 128 MiB as 72 messages of 0.9 MiB: 82 to 97 % of the links with unsplit
+/// ones, 95 to 98 % with each cut. An all_gather of 4 MiB, sent as messages of 58 KiB, took 570 us
+/// unsplit and 760 us with each cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
 const WHOLE_IN_A_CROWD_BYTES: u64 = 128 * 1024;
 
-/// Rails that keep so much of what they promise, beside the one that keeps most of it, are taken for equally good.
+/// Rails that keep at least this fraction of their promise, relative to the best rail, count as
+/// equally good.
 const ALIKE: f64 = 0.75;
 
-/// Rates are worked out again at most this often: a thousandth of the second in which a change must be answered.
+/// Minimum time between two updates of the rates: a thousandth of the second in which a change must
+/// be answered.
 const REFRESH_NS: u64 = 1_000_000;
 
-/// A rail too slow for a share of its own is tried again after this, and after this many times what the trial takes.
+/// Idle time after which a rail too slow for a share is tried again; it must also exceed
+/// `RETRY_PATIENCE` times the duration of the trial.
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
 
-/// Whole messages that try a rail: several windows, because one alone shows its latency and not the rail's rate.
+/// Number of unsplit messages in a trial of a rail. It spans several windows, because a single one
+/// shows the rail's latency and not its rate.
 const TRIAL: u8 = 32;
-/// From one trial by whole messages to the next, at first and when the favourite changes or slows; each trial that found
-/// nothing better doubles it, up to what still finds a better rail within a second. (Every 50 ms for good took 9 % off a
-/// stream of 4 KiB messages over soft-RoCE.)
+/// Time between trials with unsplit messages, at first and after the favourite changes or slows.
+/// Each trial that finds nothing better doubles it, up to `TRIAL_SELDOM_NS`, which still finds a
+/// better rail within a second. (A constant 50 ms took 9 % off a stream of 4 KiB messages over
+/// soft-RoCE.)
 const TRIAL_EVERY_NS: u64 = 50_000_000;
 const TRIAL_SELDOM_NS: u64 = 800_000_000;
-/// A favourite that keeps less of its rate than this has slowed.
+/// A favourite whose rate falls below this fraction of the earlier one has slowed.
 const SLOWED: f64 = 0.7;
 
-/// When whole messages try another lane than the favourite.
+/// State of the trials in which unsplit messages use another lane than the favourite.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
-    /// Not before `next_ns`, and after it every `every_ns`. The favourite carried `rate` when that was decided.
+    /// The next trial starts at `next_ns`, later ones `every_ns` apart. `rate` is the favourite's
+    /// rate at that decision.
     Rest { next_ns: u64, every_ns: u64, rate: f64 },
-    /// `left` more messages go by the lane on trial, then the lane `home` is the favourite again, unless the other one is
-    /// clearly faster.
+    /// `left` more messages use the lane on trial. Then `home` is the favourite again, unless the
+    /// lane on trial is clearly faster.
     Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// The other connections on the rails of a connection's lanes. Only the connection's own thread asks.
+/// The load of other connections on the rails of a connection's lanes. Called only by the
+/// connection's own thread.
 pub trait Others {
-    /// What has to be waited for on a lane's rail: bytes that all connections of this process have under way there.
+    /// Bytes that all connections of this process have under way on a lane's rail.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
-    /// Bytes that all connections of this process have given to a lane's rail since nothing was under way there.
-    /// 0 where no message is cut.
+    /// Bytes that all connections of this process have given to a lane's rail since it was last
+    /// idle. 0 where no message is cut.
     fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
-    /// Tells how much of its promise this connection found a lane's rail to keep, beside the best one (above 0, to 1); what all that
-    /// use it found.
+    /// Reports the fraction of its promise that this connection measured on a lane's rail, relative
+    /// to the best rail (above 0, up to 1). Returns the average over all connections that use the
+    /// rail.
     fn confer(&self, lane: LaneId, kept: f64) -> f64;
 }
 
-/// Nobody else uses the rails.
+/// No other connection uses the rails.
 struct Nobody;
 
 impl Others for Nobody {
@@ -109,30 +124,31 @@ impl Others for Nobody {
 #[derive(Debug, Clone)]
 pub struct Striping {
     paces: [Pace; MAX_RAILS],
-    /// Bytes per microsecond, by what is known now.
+    /// Estimated bytes per microsecond.
     rates: [f64; MAX_RAILS],
-    /// What may wait on a lane before a small message looks for another.
+    /// Bytes that may wait on a lane before a small message looks for another lane.
     stay_bytes: [u64; MAX_RAILS],
     favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`], where there is more than one lane.
+    /// [`COUNTED_BYTES`] if there are several lanes; otherwise larger than any write.
     counted_bytes: u64,
-    /// Where in the round of samples the last whole message was.
+    /// Counter of unsplit messages, which selects those to time.
     sampled: u32,
     count: usize,
-    /// Lanes that are lost, a bit each.
+    /// Bit set of the lost lanes.
     lost: u8,
-    /// Whether something was measured since the rates were worked out.
+    /// True if something was measured since the rates were last updated.
     stale: bool,
     refreshed_ns: u64,
     trials: Trials,
-    /// What each lane promises, in bytes per microsecond.
+    /// Promised rate of each lane, in bytes per microsecond.
     nominal: [f64; MAX_RAILS],
 }
 
 impl Striping {
-    /// Lanes that have carried nothing yet. `min_share_bytes`: the smallest part of a message that is worth a lane of its
-    /// own. All begin with the first lane: what several connections do on one rail is cheaper than the same on several.
+    /// Returns the state before any lane has carried anything. `min_share_bytes` is the smallest
+    /// share that is worth a lane of its own. All connections start with the first lane, because
+    /// their work costs less on one rail than spread over several.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
         let nominal = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
@@ -142,7 +158,7 @@ impl Striping {
             stay_bytes: [0; MAX_RAILS],
             favourite: LaneId::default(),
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
-            // One lane has nothing to be compared with.
+            // A single lane has none to compare with.
             counted_bytes: if count > 1 { COUNTED_BYTES } else { u64::MAX },
             sampled: 0,
             count,
@@ -156,7 +172,7 @@ impl Striping {
         striping
     }
 
-    /// A lane is lost: it gets nothing more, and what it had is not waited for.
+    /// Removes a lost lane: it gets no more messages, and its outstanding bytes are forgotten.
     pub fn lose(&mut self, lane: LaneId) {
         self.lost |= lane.bit();
         self.paces[lane.index()] = Pace::default();
@@ -166,43 +182,44 @@ impl Striping {
         self.refresh(&Nobody);
     }
 
-    /// A lost lane is back, with nothing known of its speed.
+    /// Restores a lost lane, without a measured speed.
     pub fn regain(&mut self, lane: LaneId) {
         self.lost &= !lane.bit();
         self.refresh(&Nobody);
     }
 
-    /// Whether a lane is not lost.
+    /// Returns true if a lane is not lost.
     #[inline(always)]
     pub fn has(&self, lane: LaneId) -> bool {
         self.lost & lane.bit() == 0
     }
 
-    /// Up to this size a message goes whole by one lane.
+    /// Largest message that is sent unsplit on one lane.
     pub fn whole_bytes(&self) -> u64 {
         if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
     }
 
-    /// Whether a write of this size says something of its lane.
+    /// Returns true if a write of this size is large enough to measure its lane.
     #[inline(always)]
     pub fn is_counted(&self, bytes: u64) -> bool {
         bytes >= self.counted_bytes
     }
 
-    /// Whether the next whole message, of a size that [`Striping::is_counted`], is to be timed.
+    /// Returns true if the next unsplit message, of a size that [`Striping::is_counted`], must be
+    /// timed.
     #[inline(always)]
     pub fn is_to_time(&mut self, bytes: u64) -> bool {
         self.sampled = self.sampled.wrapping_add(1);
         self.sampled % SAMPLE_EVERY < SAMPLE || bytes > SAMPLED_BYTES || matches!(self.trials, Trials::Trial { .. })
     }
 
-    /// Whether a lane has no timed write under way.
+    /// Returns true if a lane has no timed write under way.
     #[inline(always)]
     pub fn is_idle(&self, lane: LaneId) -> bool {
         self.paces[lane.index()].is_idle()
     }
 
-    /// The lane for a small message.
+    /// Returns the lane for a small message.
     #[inline(always)]
     pub fn lane_for(&mut self, bytes: u64, others: &impl Others) -> LaneId {
         let favourite = self.favourite;
@@ -234,7 +251,7 @@ impl Striping {
         self.favourite = best.0;
     }
 
-    /// The shares of a large message.
+    /// Cuts a large message into shares.
     #[inline(always)]
     pub fn cut(&mut self, bytes: u64, now_ns: u64, others: &impl Others) -> Shares {
         if self.stale && now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
@@ -258,7 +275,7 @@ impl Striping {
         shares
     }
 
-    /// How much later a message may be done because it has fewer shares, in microseconds.
+    /// Accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
     fn late_us(&self, lanes: &[Lane], others: &impl Others) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
@@ -270,7 +287,8 @@ impl Striping {
         (HARDLY_LATER * wait_us).min(UNEVEN * busy_bytes as f64 / bytes_per_us)
     }
 
-    /// The lanes as the planner sees them, with a backlog by the lane's number and what this connection has under way there.
+    /// The lanes as the planner sees them. `backlog_bytes` gets each lane and the bytes that this
+    /// connection has under way there.
     #[inline(always)]
     fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [Lane; MAX_RAILS] {
         let mut lanes = [Lane::default(); MAX_RAILS];
@@ -281,14 +299,15 @@ impl Striping {
         lanes
     }
 
-    /// A lane that gets nothing shows by a share of its own, now and then, how fast it is by now.
+    /// Returns an unused lane that is due for a share that measures its current speed, if any.
     fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
 
-    /// The lane for a message that goes whole and [`Striping::is_counted`]: the one that [`Striping::lane_for`] gave, or now
-    /// and then another one, which shows by some of them in a row how fast it is by now.
+    /// Returns the lane for an unsplit message of a size that [`Striping::is_counted`]: normally
+    /// `lane`, the result of [`Striping::lane_for`]. From time to time a series of such messages
+    /// uses another lane, to measure its current speed.
     #[inline(always)]
     pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl Others) -> LaneId {
         match self.trials {
@@ -339,10 +358,11 @@ impl Striping {
         lane
     }
 
-    /// Whether so little is known of a lane's present speed that a write of this size is worth finding out.
+    /// Returns true if a lane has been idle for so long that its current speed is unknown, and a
+    /// write of `bytes` is a cheap way to measure it.
     fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
-        // Mostly not; so the division comes last.
+        // Usually false, so the division comes last.
         if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane) {
             return false;
         }
@@ -350,20 +370,20 @@ impl Striping {
         idle_ns > (trial_us * 1000.0 * RETRY_PATIENCE) as u64
     }
 
-    /// A share was given to a lane. `now` is there where it is timed.
+    /// Records that a share was given to a lane. `now` is set if the share is timed.
     #[inline(always)]
     pub fn given(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
         self.paces[lane.index()].given(bytes, now);
     }
 
-    /// A share was confirmed; `now` is there where it was when it was given.
+    /// Records that a share was confirmed. `now` is set if the share was timed.
     #[inline(always)]
     pub fn confirmed(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
         self.paces[lane.index()].confirmed(bytes, now);
         self.stale |= now.is_some();
     }
 
-    /// Works out again what each lane carries.
+    /// Updates the estimated rate of each lane.
     fn refresh(&mut self, others: &impl Others) {
         self.stale = false;
         let mut kept = [None; MAX_RAILS];
@@ -377,8 +397,9 @@ impl Striping {
             *kept = kept.map(|kept| others.confer(lane, kept / best));
             best_of_all = best_of_all.max(kept.unwrap_or(0.0));
         }
-        // Rails that keep their promise about alike keep it alike: what is between them is noise, and shares that follow
-        // noise leave rails idle. A rail that was not measured is taken for one of them.
+        // Rails that keep about the same fraction of their promise get the average fraction: the
+        // difference is noise, and shares that follow noise leave rails idle. A rail without a
+        // measurement counts as one of them.
         let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
         let (sum, several) =
             kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));

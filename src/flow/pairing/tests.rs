@@ -67,7 +67,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
     assert_eq!(indices(&bare(1), &bare(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
     let pairs = pair(&bare(1), &spark(2));
     assert!(pairs.iter().any(|p| (p.connector, p.acceptor) == (1, 1) && is_link_local(&p.acceptor_gid)));
-    // The cable goes from one machine's p0 to the other's p1: the addressed twins show it.
+    // The cable joins one machine's p0 to the other's p1, as the twins with addresses show.
     let crossed: Vec<RailAdvert> = [(2, "p1", 1), (3, "p1", 1)]
         .iter()
         .zip(["192.168.100.2/24", ""])
@@ -79,7 +79,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
         .collect();
     let at_first = pair(&bare(1), &crossed);
     assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-    // Each pair returns by the same addresses, without the other one to show the cable.
+    // Each pair returns with the same addresses, without the other pair that identified the cable.
     for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
         let again = pair_again(&bare(1)[connector], &crossed[acceptor], 1).expect("it is a pair");
         assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
@@ -95,7 +95,7 @@ fn every_second_attempt_goes_by_link_local_addresses() {
     };
     let (here, there) = (&spark(1)[0], &spark(2)[0]);
     assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
-    // Also by an address whose interface cannot be seen.
+    // The same for an address whose interface cannot be seen.
     let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
     let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
     for (one, other) in [(here, &unseen), (&unseen, here)] {
@@ -104,7 +104,7 @@ fn every_second_attempt_goes_by_link_local_addresses() {
     for (one, other) in [(here, &without), (&without, here)] {
         assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(one, other, attempt)), [false; 3]);
     }
-    // Where there is nothing else, each attempt goes by them.
+    // With no other addresses, every attempt uses the link-local ones.
     let bare = rail("f0", "p0", 0, 100_000, &["fe80::5"]);
     assert_eq!([1, 2].map(|attempt| is_by_link_local(here, &bare, attempt)), [true; 2]);
 }
@@ -140,7 +140,7 @@ fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
     assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
     assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
     assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
-    // In one subnet those that work find each other, whatever their order.
+    // In one subnet the usable rails find each other, whatever their order.
     let one = |n: u8| -> Vec<RailAdvert> {
         let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
         (0..2).map(rail).collect()

@@ -29,7 +29,7 @@ fn route(lane: LaneId) -> Route {
     Route { queue: number as u8 + 4, lkey: 20 + number, rkey: 30 + number, timed: number == 1 }
 }
 
-/// Starts a send of which nothing is posted at once.
+/// Starts a send without posting any of its writes.
 fn start(sends: &mut Sends, head: &Head, local_addr: u64, shares: &[Share], chunk_bytes: u64) -> Option<u16> {
     let request = sends.start(head, (local_addr, 9), shares)?;
     for (number, share) in shares.iter().enumerate() {
@@ -163,7 +163,7 @@ fn all_requests_can_run_and_come_back() {
     assert_eq!(sends.test(running[5]), Ok(None));
     sends.delivered(4);
     assert!(sends.test(running[5]).unwrap().is_some());
-    assert_eq!(sends.test(running[6]), Ok(None), "nothing of it was posted");
+    assert_eq!(sends.test(running[6]), Ok(None), "no write of it was posted");
     assert!(sends.has_room());
 }
 
@@ -192,9 +192,9 @@ fn what_did_not_come_by_a_lost_lane_goes_by_another() {
     assert_eq!(sends.test(came), Ok(Some(64)));
     assert_eq!(sends.waiting().collect::<Vec<_>>(), [whole, half]);
     assert_eq!((sends.test(whole), sends.test(unhurt), sends.test(cut)), (Ok(None), Ok(None), Ok(None)));
-    assert_eq!(sends.shares_to_post(cut), 0, "its share had come");
+    assert_eq!(sends.shares_to_post(cut), 0, "the share had arrived");
     assert!(sends.reroute(|_| None));
-    assert_eq!(sends.next_write(whole, 0, 4096), None, "no lane takes it");
+    assert_eq!(sends.next_write(whole, 0, 4096), None, "no other lane is available");
     let mut asked = Vec::new();
     let is_left = sends.reroute(|stranded| {
         asked.push((stranded.sequence, stranded.bytes, stranded.memory));
@@ -251,7 +251,7 @@ fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
     assert_eq!(bound.taken_bytes(), 900);
     let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
     sends.lost(lane(1), &Received { granted: 4, open: vec![open(1, 1), open(2, 0), open(3, 0)] });
-    assert_eq!((bound.taken_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had come, one goes once more");
+    assert_eq!((bound.taken_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had arrived, one is resent");
     assert!(!sends.reroute(|_| Some((lane(0), route(lane(0))))));
     let write = sends.next_write(again, 0, 4096).unwrap();
     sends.posted(again, 0, &write);
@@ -262,11 +262,11 @@ fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
 
     assert!(sends.take(600));
     sends.give_back(600);
-    assert_eq!(bound.taken_bytes(), 0, "it did not start");
+    assert_eq!(bound.taken_bytes(), 0, "the send did not start");
     let late = whole(&mut sends, 4, 600, 0);
     sends.ended();
     assert_eq!(bound.taken_bytes(), 0);
-    assert!(Sends::within(Some(Arc::clone(&bound))).take(1000), "another connection's");
+    assert!(Sends::within(Some(Arc::clone(&bound))).take(1000), "another connection may use the whole bound");
     sends.confirmed(late, 0).unwrap();
     assert_eq!(bound.taken_bytes(), 0);
 }

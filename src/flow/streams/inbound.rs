@@ -1,4 +1,4 @@
-//! The receiving side: granted receives, and which of their bytes were announced and have come.
+//! The receiving side: granted receives, and the bytes of each that were announced and received.
 
 use super::Violation;
 use crate::flow::NotInFlight;
@@ -8,7 +8,8 @@ use crate::wire::immediate::Immediate;
 use crate::wire::stream::{Data, Grant};
 use crate::wire::{PARTS, SLOTS};
 
-/// What a completion of rails counts in one; a message here may be larger.
+/// Unit in which a message's size is reported to [`Receives`]: the largest size of one completion
+/// on a rail. A message here may be larger.
 const UNIT_BYTES: u64 = 1 << 30;
 
 /// All receives of one connection.
@@ -18,7 +19,7 @@ pub struct Inbound {
     slots: Box<[Receive; SLOTS]>,
 }
 
-/// What a slot was granted for last.
+/// The receive that a slot was last granted for.
 #[derive(Debug, Clone, Copy, Default)]
 struct Receive {
     sequence: u64,
@@ -27,13 +28,13 @@ struct Receive {
 
 #[derive(Debug, Clone, Copy, Default)]
 enum Part {
-    /// No bytes are expected: it is not granted, or has come.
+    /// No bytes are expected: the part was not granted, or is complete.
     #[default]
     Closed,
     Granted {
         room: u64,
     },
-    /// Some of its bytes were announced, and `landed` of these have come.
+    /// Some bytes were announced; `landed` of them have been received.
     Arriving {
         total: u64,
         announced: u64,
@@ -41,33 +42,35 @@ enum Part {
     },
 }
 
-/// Where the bytes of a chunk go.
+/// Destination of a chunk's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Landing {
     /// The receive's slot.
     pub slot: Slot,
-    /// Its part.
+    /// Part of that receive.
     pub part: u8,
-    /// Where in its buffer.
+    /// Offset in the part's buffer.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
 impl Inbound {
-    /// No receives yet.
+    /// Returns an empty set of receives.
     pub fn new() -> Self {
         Self { receives: Receives::new(UNIT_BYTES), slots: Box::new([Receive::default(); SLOTS]) }
     }
 
-    /// Receives that wait for bytes.
+    /// Number of receives that wait for bytes.
     pub fn open(&self) -> usize {
         self.receives.open()
     }
 
-    /// Takes the next slot for a receive of the given tags and rooms (1 to [`PARTS`]); `None` while that slot is in use. `tell` hears each
-    /// grant for the peer, in order. No receive is told before its bytes are there, as one over rails may be: bytes come by TCP only
-    /// while the caller asks, and it asks no more for what it was told.
+    /// Takes the next slot for a receive of the given tags and sizes (1 to [`PARTS`] of them);
+    /// `None` while that slot is in use. Calls `tell` with each grant for the peer, in order.
+    ///
+    /// Unlike on rails, no receive is reported done before its bytes have arrived: TCP is read only
+    /// while the caller polls, and the caller stops polling a receive that is done.
     pub fn grant(
         &mut self,
         parts: impl ExactSizeIterator<Item = (i32, u64)> + Clone,
@@ -85,10 +88,10 @@ impl Inbound {
         Some(granted.slot)
     }
 
-    /// A chunk is about to come.
+    /// Accepts the header of a chunk and returns the place for its bytes.
     ///
     /// # Errors
-    /// A [`Violation`]; nothing changed then.
+    /// A [`Violation`]; the state is unchanged then.
     pub fn announced(&mut self, data: &Data) -> Result<Landing, Violation> {
         let Data { sequence, part, offset, bytes, total } = *data;
         let slot = Slot::of(sequence);
@@ -110,7 +113,7 @@ impl Inbound {
             return Err(Violation::Total { before: known, now: total });
         }
         let announced = so_far + u64::from(bytes);
-        // The frame says itself that the chunk lies within its message.
+        // Decoding the frame has checked that the chunk lies within its message.
         if announced > total {
             return Err(Violation::Surplus { announced, total });
         }
@@ -118,8 +121,8 @@ impl Inbound {
         Ok(Landing { slot, part, offset, bytes })
     }
 
-    /// Bytes of a chunk that was announced lie in their buffer; whether they are the last of their message. To be called once for an
-    /// empty one too.
+    /// Records that an announced chunk's bytes are in their buffer. Returns true if they complete
+    /// the message. Must be called once for an empty chunk too.
     pub fn landed(&mut self, slot: Slot, part: u8, bytes: u32) -> bool {
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
@@ -132,7 +135,7 @@ impl Inbound {
         *place = Part::Closed;
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
-        // It was granted with room for this, so there is nothing to refuse.
+        // The grant had room for this message, so `arrived` has nothing to refuse.
         matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Whole | Arrival::Part))
     }
 

@@ -1,4 +1,4 @@
-//! The sending side: what the receiver has granted, the sends that run, and which of their chunks is next.
+//! The sending side: the receiver's grants, the running sends, and their next chunks.
 
 use super::{CHUNK_BYTES, Violation};
 use crate::flow::NotInFlight;
@@ -14,40 +14,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Outbound {
     sends: Sends,
-    /// The receiver's grants, as a receiver over rails writes them.
+    /// The receiver's grants, in the layout of the ring that a receiver writes over rails.
     ring: Box<[AtomicU64]>,
-    /// The receive that the next grant is for, and which part of it.
+    /// Receive and part that the next grant must be for.
     next_grant: (u64, u8),
     messages: Box<[Message; REQUESTS]>,
-    /// Messages with bytes that no stream has taken, in their order.
+    /// Messages with bytes that no stream has taken, in order.
     queue: Queue,
 }
 
-/// A send that runs.
+/// A running send.
 #[derive(Debug, Clone, Copy, Default)]
 struct Message {
     sequence: u64,
     part: u8,
     total: u64,
-    /// How much of it streams have taken, from its begin on.
+    /// Bytes that streams have taken, counted from the start of the message.
     taken: u64,
-    /// How much is with the kernel.
+    /// Bytes written to the kernel.
     written: u64,
 }
 
 /// A chunk for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// The send that it is of.
+    /// Request number of its send.
     pub request: u16,
-    /// What its frame says.
+    /// Contents of its frame header.
     pub data: Data,
-    /// Whether nothing of its message comes after it.
+    /// True for the last chunk of its message.
     pub is_last: bool,
 }
 
 impl Outbound {
-    /// No sends yet.
+    /// Returns an empty set of sends.
     pub fn new() -> Self {
         Self {
             sends: Sends::new(),
@@ -58,10 +58,10 @@ impl Outbound {
         }
     }
 
-    /// The receiver grants a part of a receive.
+    /// Records a grant of one part of a receive.
     ///
     /// # Errors
-    /// A [`Violation`]; nothing changed then.
+    /// A [`Violation`]; the state is unchanged then.
     pub fn granted(&mut self, grant: &Grant) -> Result<(), Violation> {
         let Grant { sequence, part, parts, tag, room } = *grant;
         if (sequence, part) != self.next_grant {
@@ -71,20 +71,21 @@ impl Outbound {
         if sequence >= next + SLOTS as u64 {
             return Err(Violation::GrantAhead(sequence));
         }
-        // Nothing is written to the receiver's memory from here, so the entry needs no address and no keys.
+        // A sender over TCP does not write to the receiver's memory, so the entry needs no address
+        // and no keys.
         let terms = Terms { addr: 0, bytes: room, tag, parts, part, epoch: Epoch::default() };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
         let at = entry_word(sequence, usize::from(part));
         for (place, word) in self.ring.iter().skip(at).zip(entry.words()) {
-            // Relaxed: one thread writes and reads it.
+            // Relaxed: a single thread writes and reads it.
             place.store(*word, Ordering::Relaxed);
         }
         self.next_grant = if part + 1 < parts { (sequence, part + 1) } else { (sequence + 1, 0) };
         Ok(())
     }
 
-    /// The receive's part for a send with `tag`; `None` while it has not been granted.
+    /// Finds the receive part for a send with `tag`; `None` while it has not been granted.
     ///
     /// # Errors
     /// [`cts::Violation`] where the parts of a group disagree.
@@ -96,12 +97,13 @@ impl Outbound {
         }
     }
 
-    /// Whether another send can start.
+    /// Returns true if another send can start.
     pub fn has_room(&self) -> bool {
         self.sends.has_room()
     }
 
-    /// Starts a send of `bytes`, at most the head's room; its request number, `None` while there is no room.
+    /// Starts a send of `bytes`, at most the size of the receive part, and returns its request
+    /// number. `None` while there is no room.
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
         let (request, _) = self.sends.start_whole(head, (0, 0), bytes, LaneId::default())?;
@@ -110,7 +112,7 @@ impl Outbound {
         Some(request)
     }
 
-    /// The next chunk, which a stream takes.
+    /// Returns the next chunk for a stream to send.
     pub fn next_chunk(&mut self) -> Option<Chunk> {
         let request = self.queue.first()?;
         let message = &mut self.messages[usize::from(request) % REQUESTS];
@@ -124,7 +126,8 @@ impl Outbound {
         Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
     }
 
-    /// A chunk is with the kernel. The message's size, where all of it is.
+    /// Records that the kernel has taken a chunk. Returns the message's size once all of it is
+    /// written.
     pub fn written(&mut self, chunk: &Chunk) -> Option<u64> {
         let message = &mut self.messages[usize::from(chunk.request) % REQUESTS];
         message.written += u64::from(chunk.data.bytes);
@@ -134,12 +137,12 @@ impl Outbound {
         self.sends.confirmed(chunk.request, 0).ok()
     }
 
-    /// Whether some message has bytes that no stream has taken.
+    /// Returns true if some message has bytes that no stream has taken.
     pub fn has_chunks(&self) -> bool {
         self.queue.first().is_some()
     }
 
-    /// Whether a send runs.
+    /// Returns true if a send runs.
     pub fn is_running(&self) -> bool {
         self.sends.is_running()
     }
@@ -159,7 +162,7 @@ impl Default for Outbound {
     }
 }
 
-/// Request numbers in order, each at most once.
+/// Request numbers in order of arrival, each at most once.
 #[derive(Debug)]
 struct Queue {
     places: Box<[u16; REQUESTS]>,

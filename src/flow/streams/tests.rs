@@ -7,7 +7,7 @@ use crate::wire::stream::{Data, Frame, Grant};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Both ends, and what is under way between them on each stream.
+/// Both ends of a connection, and the frames under way between them.
 struct Pair {
     inbound: Inbound,
     outbound: Outbound,
@@ -36,7 +36,7 @@ impl Pair {
         self.outbound.start(head, bytes)
     }
 
-    /// A stream takes a chunk, which is with the kernel at once.
+    /// Gives the next chunk to a stream, which writes it to the kernel immediately.
     fn take(&mut self, stream: usize) -> bool {
         let Some(chunk) = self.outbound.next_chunk() else { return false };
         self.streams[stream].push_back(chunk);
@@ -134,7 +134,8 @@ fn a_lying_sender_is_caught() {
     assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
     assert_eq!(inbound.announced(&honest), Ok(Landing { slot, part: 0, offset: 0, bytes: 128 }));
     assert_eq!(inbound.announced(&Data { total: 301, ..honest }), Err(Violation::Total { before: 300, now: 301 }));
-    // The same bytes twice take as much of the message: the rest cannot come, and the receive is never done before what was announced.
+    // Repeated bytes use up the message's size: the rest is refused as surplus, and the receive is
+    // never done before everything announced has landed.
     assert!(inbound.announced(&honest).is_ok());
     assert_eq!(inbound.announced(&honest), Err(Violation::Surplus { announced: 384, total: 300 }));
     assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
@@ -167,8 +168,9 @@ fn a_lying_receiver_is_caught() {
 }
 
 proptest! {
-    /// Groups, tags in any order, any sizes, chunks by any streams in any order between them: every receive ends with the sizes that were
-    /// sent, each byte of each message landed once, and at the end nothing is left.
+    /// Groups with tags and sizes in any order, and chunks on any streams in any order between
+    /// them. Every receive reports the sizes that were sent, each byte is delivered once, and
+    /// nothing is left over.
     #[test]
     fn whatever_the_order_everything_arrives_once(
         groups in prop::collection::vec(
@@ -191,7 +193,8 @@ proptest! {
                     waiting.push((slot, sizes));
                 },
                 1 => if let Some(group) = to_send.front_mut() {
-                    // Equal tags keep their order; of the tags any may come first.
+                    // Parts with equal tags keep their order; the tags themselves may come in any
+                    // order.
                     let at = group.iter().position(|(tag, _)| *tag as usize == stream % 3).unwrap_or(0);
                     let (tag, bytes) = group[at];
                     if let Some(request) = pair.isend(tag, bytes) {

@@ -16,7 +16,7 @@ pub(super) fn rails(mbps: &[u32]) -> Paths {
     Paths::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
 }
 
-/// A share under way.
+/// A share in a rail's queue.
 #[derive(Clone)]
 struct Write {
     message: u64,
@@ -29,18 +29,18 @@ struct Run {
     striping: Striping,
     /// Bytes per microsecond.
     rates: Vec<f64>,
-    /// Rails that share a link, and what it carries; in bytes per microsecond.
+    /// Rails that share a PCIe link, and the link's capacity in bytes per microsecond.
     links: Vec<(Vec<usize>, f64)>,
-    /// What each rail has to do, with bytes left.
+    /// Queue of each rail: the writes and their bytes left.
     queues: Vec<VecDeque<(Write, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
-    /// On their way back: when, from which lane.
+    /// Confirmations under way to the sender: time of arrival in microseconds, lane, write.
     confirmations: VecDeque<(f64, LaneId, Write)>,
     latency_us: f64,
     now_us: f64,
     next: u64,
     done_bytes: u64,
-    /// What each rail has carried.
+    /// Bytes that each rail has carried.
     carried: Vec<u64>,
 }
 
@@ -65,7 +65,8 @@ impl Run {
         (self.now_us * 1000.0) as u64
     }
 
-    /// MB/s over so many seconds, with `window` messages of a size under way.
+    /// Runs for this many seconds with `window` messages of the given size under way, and returns
+    /// MB/s.
     fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
         let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
         while self.now_us < end {
@@ -97,7 +98,7 @@ impl Run {
         self.next += 1;
     }
 
-    /// What each rail carries just now: its own rate, or what the others leave it of its link.
+    /// Current rate of each rail: its own, or its part of the link if the link is the bottleneck.
     fn served(&self) -> Vec<f64> {
         let mut rates = self.rates.clone();
         for (rails, carries) in &self.links {
@@ -112,7 +113,7 @@ impl Run {
         rates
     }
 
-    /// To the next completion.
+    /// Advances to the next completion.
     fn step(&mut self, bytes: u64) {
         let rates = self.served();
         let heads = self.queues.iter().zip(&rates);
@@ -137,7 +138,7 @@ impl Run {
             self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
-        // A caller takes messages in their order.
+        // The caller takes messages in order.
         while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
             self.unfinished.pop_front();
             self.done_bytes += bytes;
@@ -145,7 +146,7 @@ impl Run {
     }
 }
 
-/// Others have a MiB under way on one rail.
+/// Other connections have 1 MiB under way on one rail.
 struct OnLane(LaneId);
 
 impl Others for OnLane {
@@ -166,7 +167,8 @@ fn unequal_rails_carry_their_sum_whatever_was_promised() {
     assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
 }
 
-/// A Spark with two cables, one of whose functions carries a quarter: the other function of its link carries what it leaves.
+/// A Spark with two cables, with one function at a quarter of its speed: the other function of the
+/// same link gets the rest.
 #[test]
 fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
@@ -225,16 +227,17 @@ fn a_window_of_one_message_balances_too() {
     }
 }
 
-/// 4 KiB messages, whole on a rail: one that is slow from the start is left for another.
+/// 4 KiB messages are sent unsplit; a rail that is slow from the start is replaced by another.
 #[test]
 fn whole_messages_leave_a_slow_rail() {
     let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
-    // So long that a message alone does no better on a quick rail than one in a stream on the slow one.
+    // The latency makes a single message on a fast rail no faster than one in a stream on the slow
+    // rail.
     run.latency_us = 10.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(1.0, 8, 4096);
     assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
-    // Also after a time in which no trial found anything better.
+    // The same after a time in which no trial found anything better.
     run.run(2.0, 8, 4096);
     let slow = run.striping.favourite;
     run.rates[slow.index()] = 2_500.0 / 8.0;
@@ -267,8 +270,8 @@ fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
     assert_eq!(striping.lane_for(8, &Nobody), lane(0), "not worth a change");
     striping.given(lane(0), 1 << 20, None);
     assert_eq!(striping.lane_for(8, &Nobody), lane(1));
-    assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "others use it");
-    // The favourite shows to be slow.
+    assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "other connections use lane 1");
+    // The favourite turns out to be slow.
     for slow in [lane(2), lane(3)] {
         striping.given(slow, 1 << 20, Some(Moment::default()));
         let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };

@@ -1,4 +1,5 @@
-//! Many connections that send over the same rails, in virtual time: what they carry together, and into how many shares they cut.
+//! Many connections that send over the same rails, in virtual time: the throughput of all together,
+//! and the number of shares per message.
 
 use super::super::*;
 use super::rails;
@@ -8,7 +9,7 @@ use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-/// What all connections have under way on each rail.
+/// State shared by all connections, by rail; see [`Crowd`].
 struct Shared<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
@@ -24,7 +25,7 @@ impl Others for Shared<'_> {
         self.busy[lane.index()]
     }
 
-    /// As [`crate::comm::rail::path_quality`].
+    /// Averages as [`crate::comm::rail::path_quality`] does.
     fn confer(&self, lane: LaneId, kept: f64) -> f64 {
         let all = &self.kept[lane.index()];
         all.set(if all.get() > 0.0 { all.get() + (kept - all.get()) / 8.0 } else { kept });
@@ -40,19 +41,20 @@ struct Write {
     left: f64,
 }
 
-/// Connections with a window of messages each, over rails that serve in order.
+/// Connections with a window of messages each, over rails that serve their queues in order.
 struct Crowd {
     stripings: Vec<Striping>,
     /// Bytes per microsecond.
     rates: Vec<f64>,
     queues: Vec<VecDeque<Write>>,
-    /// What is under way on each rail, what it got since nothing was, and how much of its promise the connections found it to keep.
+    /// By rail: bytes under way, bytes given since the rail was last idle, and the average fraction
+    /// of its promise that the connections measured.
     waiting: Vec<u64>,
     busy: Vec<u64>,
     kept: Vec<Cell<f64>>,
-    /// What each rail has carried.
+    /// Bytes that each rail has carried.
     carried: Vec<u64>,
-    /// Messages under way, by connection: their numbers and the shares that are left of each.
+    /// Messages under way of each connection: their numbers, and the number of unfinished shares.
     unfinished: Vec<VecDeque<(u64, usize)>>,
     now_us: f64,
     next: u64,
@@ -81,7 +83,8 @@ impl Crowd {
         }
     }
 
-    /// Bytes per microsecond over so many messages of each connection, with `window` of them under way.
+    /// Sends `each` messages on every connection, with `window` of them under way, and returns the
+    /// throughput in bytes per microsecond.
     fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
         let (begin, before) = (self.now_us, self.done_bytes);
         (self.messages, self.shares) = (0, 0);
@@ -96,8 +99,8 @@ impl Crowd {
         (self.done_bytes - before) as f64 / (self.now_us - begin)
     }
 
-    /// How many microseconds it takes until so many messages of each connection, with up to two of each under way, have come, and nothing is
-    /// left to do.
+    /// Sends `each` messages on every connection, with up to two of each under way, and returns the
+    /// time in microseconds until all rails are idle.
     fn burst(&mut self, each: usize, bytes: u64) -> f64 {
         let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
         loop {
@@ -143,7 +146,7 @@ impl Crowd {
         self.next += 1;
     }
 
-    /// To the next completion.
+    /// Advances to the next completion.
     fn step(&mut self, bytes: u64) {
         let heads = self.queues.iter().zip(&self.rates);
         let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.left / rate)).fold(f64::INFINITY, f64::min);
@@ -162,7 +165,7 @@ impl Crowd {
             self.stripings[connection].confirmed(lane, share, Some(Moment { now_ns, carried_bytes }));
             let messages = &mut self.unfinished[connection];
             messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
-            // A caller takes messages in their order.
+            // The caller takes messages in order.
             while messages.front().is_some_and(|(_, left)| *left == 0) {
                 messages.pop_front();
                 self.done_bytes += bytes;
@@ -175,7 +178,7 @@ impl Crowd {
     }
 }
 
-/// As many connections as NCCL has channels on a Spark.
+/// NCCL uses 18 channels on a Spark, so there are 18 connections.
 #[test]
 fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
     for bytes in [64 * 1024, 128 * 1024] {
@@ -187,7 +190,8 @@ fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
     }
 }
 
-/// A collective's messages, behind which nothing comes: whole ones of 1 MiB would leave rails without work at the end.
+/// The messages of one collective, with none after them: unsplit ones of 1 MiB would leave rails
+/// idle at the end.
 #[test]
 fn a_burst_of_large_messages_ends_on_all_rails_at_once() {
     for each in [2, 4, 8] {
@@ -210,7 +214,7 @@ fn where_few_messages_wait_each_is_cut() {
     }
 }
 
-/// Whole messages, too, are given to rails by what these carry.
+/// Unsplit messages, too, are distributed by the rails' speeds.
 #[test]
 fn unequal_rails_carry_their_sum_for_many_connections() {
     for (slow, bytes) in [(14_000.0, 128 * 1024), (14_000.0, 1 << 20), (2_000.0, 128 * 1024)] {
@@ -222,24 +226,26 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
     }
 }
 
-/// A rail on which others wait long is not waited for, however many they are.
+/// However much other connections have waiting on a stalled rail, a message is still cut over the
+/// free rails.
 #[test]
 fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
     let kept = [const { Cell::new(0.0) }; 4];
     let shared = |waiting| Shared { waiting, busy: &[1 << 30; 4], kept: &kept };
     let shares = striping.cut(128 * 1024, 0, &shared(&[0, 0, 0, 1 << 30]));
-    assert_eq!(shares.as_slice().len(), 3, "the others are free");
+    assert_eq!(shares.as_slice().len(), 3, "the other rails are free");
     let shares = striping.cut((1 << 17) + 128, 0, &shared(&[0, 0, 0, 1 << 30]));
-    assert_eq!(shares.as_slice().len(), 4, "what others have waiting is not this connection's");
+    assert_eq!(shares.as_slice().len(), 4, "a large message ignores the backlog of other connections");
     let crowded = [1 << 24, 1 << 24, (1 << 24) - (1 << 17), 1 << 24];
     let shares = striping.cut(1 << 17, 0, &shared(&crowded));
     let [share] = shares.as_slice() else { panic!("{shares:?}") };
-    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 17), "the one that is done first");
-    assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a larger one");
+    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 17), "the rail that is done first");
+    assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a large message is cut");
 }
 
-/// Time in microseconds of the last byte where pieces of at least [`MIN`] go to the rail that is done with them first.
+/// Time in microseconds of the last byte if pieces of at least [`MIN`] go to the rail that finishes
+/// them first.
 fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let pieces = (bytes / MIN).max(1);
     let piece = bytes as f64 / pieces as f64;
@@ -252,8 +258,9 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     done.into_iter().fold(0.0, f64::max)
 }
 
-/// As many bursts as NCCL's channels, steps and sizes make. The table shows messages that go whole too: those stay on a rail on which
-/// little waits ([`STAY_BYTES`]), so it is for reading.
+/// Covers the bursts that NCCL's channels, steps and sizes produce. The printed table includes
+/// messages that are sent unsplit. Those stay on a rail with little backlog ([`STAY_BYTES`]), so
+/// their rows are informative and not asserted.
 #[test]
 fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_best_time() {
     const FULL: f64 = 56_000.0;
@@ -269,7 +276,7 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
             for (connections, each) in (1..=32).flat_map(|connections| [1, 2, 4, 8].map(|each| (connections, each))) {
                 let mut crowd = Crowd::new(connections, rates_mbps);
                 if rates_mbps.iter().any(|rate| *rate != FULL) {
-                    // What the rails carry is known.
+                    // Lets the connections measure the rails first.
                     crowd.run(64, 4, 256 * 1024);
                     crowd.burst(0, 0);
                 }
