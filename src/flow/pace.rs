@@ -10,14 +10,13 @@
 //! as service time, and credit that an idle rail saved up (in a shaper or in buffers) makes the
 //! rail look faster than it is. Such writes count only when there are no others.
 //!
-//! One write mostly shows the load of other connections at that moment, so many are averaged
-//! (`Steady`): shares that follow noise leave rails idle. A change larger than noise is followed
+//! A single write mostly shows the load of other connections at that moment. `Steady` therefore
+//! averages many writes: shares that follow noise leave rails idle. A change larger than noise is followed
 //! within a few writes.
 
-/// Factor by which each write decays the sums of the quick average: about four writes, which shows
-/// a change.
+/// Decay of the quick average's sums per write. It averages about four writes and shows changes.
 const QUICK: f64 = 0.75;
-/// The same for the slow average: about 32 writes, which shows the rail.
+/// Decay of the slow average's sums per write. It averages about 32 writes and shows the rail.
 const SLOW: f64 = 31.0 / 32.0;
 /// The quick average is off when its ratio to the slow one, or the inverse, is above `OFF`; it is
 /// far off above `FAR_OFF`.
@@ -36,6 +35,7 @@ const ALONE: u8 = 16;
 /// A time, and the bytes that the rail had carried by then.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Moment {
+    /// Time in nanoseconds.
     pub now_ns: u64,
     /// Bytes on this rail confirmed so far to all connections of this process.
     pub carried_bytes: u64,

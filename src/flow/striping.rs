@@ -37,7 +37,7 @@ const SAMPLED_BYTES: u64 = 16 * 1024;
 const SAMPLE: u32 = 16;
 const SAMPLE_EVERY: u32 = 128;
 
-/// Factor by which a rail must be faster than the one in use to replace it for small messages.
+/// Minimum speed ratio at which a rail replaces the one in use for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
 /// Delay of a message, as a fraction of the time that it must wait anyway, that is accepted in
