@@ -11,8 +11,8 @@
 //! rail look faster than it is. Such writes count only when there are no others.
 //!
 //! A single write mostly shows the load of other connections at that moment. `Steady` therefore
-//! averages many writes: shares that follow noise leave rails idle. A change larger than noise is followed
-//! within a few writes.
+//! averages many writes: shares that follow noise leave rails idle. A change larger than noise is
+//! followed within a few writes.
 
 /// Decay of the quick average's sums per write. It averages about four writes and shows changes.
 const QUICK: f64 = 0.75;

@@ -343,9 +343,10 @@ impl Receives {
         }
     }
 
-    /// Returns a clear-to-send to resend now, if any: one that is not being resent already, and for
-    /// whose lane `takes` returns true (`None` for any lane). The caller posts it, then
-    /// calls [`Receives::repeats`].
+    /// Returns a clear-to-send to resend now, if any. Leaves out those that are being resent, and
+    /// those for which `takes` returns false: it gets the required lane, or `None` if any will do,
+    /// and checks that there is room. The caller posts the clear-to-send, then calls
+    /// [`Receives::repeats`].
     pub fn next_owed(&mut self, mut takes: impl FnMut(Option<LaneId>) -> bool) -> Option<Owed> {
         let mut left = self.owed & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -380,7 +381,7 @@ impl Receives {
         self.lanes[slot.index()] = lane;
     }
 
-    /// Records that the resend has completed.
+    /// Records that the resend has completed, so the sender has the entry.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
     }

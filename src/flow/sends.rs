@@ -358,8 +358,8 @@ impl Sends {
         Ok(bytes)
     }
 
-    /// Completes the sends for every receive before `delivered`, which the peer reported as
-    /// received. Returns true if there were any.
+    /// Completes the fully posted sends for every receive before `delivered`, which the peer
+    /// reported as received. Returns true if there were any.
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {

@@ -68,7 +68,7 @@ const REFRESH_NS: u64 = 1_000_000;
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
 
-/// Number of unsplit messages in a trial of a rail. It spans several windows, because a single one
+/// Number of unsplit messages in a trial of a rail. It spans several windows, because one window
 /// shows the rail's latency and not its rate.
 const TRIAL: u8 = 32;
 /// Time between trials with unsplit messages, at first and after the favourite changes or slows.
