@@ -54,7 +54,7 @@ pub enum Verdict {
 pub struct Admitted {
     /// The channel to the peer.
     pub channel: Channel,
-    /// Its first message.
+    /// The client's first message.
     pub message: Message,
 }
 

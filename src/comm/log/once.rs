@@ -2,7 +2,6 @@
 //!
 //! Called while connections are made, by the service thread, and by a request that has not
 //! progressed for a minute, but never while messages run normally. Takes a lock.
-//! go well. It locks.
 
 use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
