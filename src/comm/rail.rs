@@ -155,8 +155,8 @@ impl Rail {
     }
 
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one
-    /// (indices differ between functions and hosts, and drift when addresses change), all stay, and
-    /// a WARN says so once.
+    /// (indices differ between functions and hosts, and drift when addresses change), keeps all and
+    /// logs one WARN.
     fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, u16)>) {
         if found.iter().any(|(_, known)| *known == index) {
             found.retain(|(_, known)| *known == index);
