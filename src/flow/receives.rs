@@ -14,14 +14,12 @@ pub struct Receives {
     parts: [[Part; PARTS]; SLOTS],
     /// Lane that carried each slot's last clear-to-send.
     lanes: [LaneId; SLOTS],
-    /// Bit set of the slots whose clear-to-send must be resent: its lane was lost, or its keys have
-    /// changed.
+    /// Slots (one bit each) whose clear-to-send must be resent: lane lost, or keys changed.
     owed: u32,
-    /// The slots of `owed` whose lane still works and whose keys have changed. Their clear-to-send
-    /// must take the same lane again, because the first one could arrive after it if it took
-    /// another.
+    /// The slots of `owed` whose lane still works and whose keys have changed. The resend must take
+    /// the same lane: on another one it could arrive before the first clear-to-send.
     bound: u32,
-    /// Slots whose clear-to-send is being resent. They are not granted again until that is done: a
+    /// Slots whose clear-to-send is being resent. Not granted again before that is done, because a
     /// late resend could overwrite the entry of the slot's next receive.
     repeating: u32,
     next: u64,
@@ -99,8 +97,7 @@ pub enum Arrival {
     Part,
     /// A receive is complete.
     Whole,
-    /// The immediate belongs to an earlier use of the slot, or repeats an earlier one without
-    /// bytes.
+    /// The immediate is from an earlier use of the slot, or repeats one without bytes.
     Stale,
 }
 
@@ -120,7 +117,7 @@ pub enum Violation {
     Again {
         /// The part.
         part: u8,
-        /// The share of it.
+        /// Its share.
         share: u8,
         /// Bytes written the second time.
         bytes: u32,
@@ -219,8 +216,7 @@ impl Receives {
     /// Linux' soft-RoCE can repeat an immediate without bytes: when acknowledgements are lost, its
     /// requester may consider a write acknowledged but incomplete. It then restarts the write
     /// behind its last byte, with its immediate and a new packet number (`req_retry` and
-    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). Such a repetition wrote
-    /// nothing and is ignored.
+    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). It writes nothing.
     #[cold]
     #[inline(never)]
     fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
@@ -303,8 +299,7 @@ impl Receives {
         Ok(true)
     }
 
-    /// Lists the shares that have arrived, for a sender that must find out what a lost rail
-    /// delivered.
+    /// Lists the arrived shares, for a sender that must know what a lost rail delivered.
     pub fn received(&self) -> Received {
         let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
             SlotState::Granted(g) if g.unfinished > 0 => {
@@ -315,8 +310,7 @@ impl Receives {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// Records the loss of a lane that carries nothing any longer in either direction. Pending
-    /// clear-to-sends that it carried must be resent ([`Receives::next_owed`]).
+    /// Marks the pending clear-to-sends of a lost lane, stopped on both sides, for a resend.
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
@@ -343,10 +337,9 @@ impl Receives {
         }
     }
 
-    /// Returns a clear-to-send to resend now, if any. Leaves out those that are being resent, and
-    /// those for which `takes` returns false: it gets the required lane, or `None` if any will do,
-    /// and checks that there is room. The caller posts the clear-to-send, then calls
-    /// [`Receives::repeats`].
+    /// Returns a clear-to-send to resend now, if any, that is not being resent already. `takes`
+    /// checks the required lane for room, or all lanes for `None`. The caller posts the
+    /// clear-to-send, then calls [`Receives::repeats`].
     pub fn next_owed(&mut self, mut takes: impl FnMut(Option<LaneId>) -> bool) -> Option<Owed> {
         let mut left = self.owed & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -373,7 +366,7 @@ impl Receives {
         Slot::all().any(|slot| self.owed & slot.bit() != 0 && waits(slot))
     }
 
-    /// Records that a slot's clear-to-send was posted again on `lane`.
+    /// Records that a clear-to-send was posted again on `lane`.
     pub fn repeats(&mut self, slot: Slot, lane: LaneId) {
         self.owed &= !slot.bit();
         self.bound &= !slot.bit();
@@ -386,8 +379,7 @@ impl Receives {
         self.repeating &= !slot.bit();
     }
 
-    /// Returns true if the caller waits for a receive's bytes. Optional receives do not count:
-    /// their caller polls the data.
+    /// Returns true if the caller waits for a receive that is not optional.
     pub fn is_awaited(&self) -> bool {
         let awaited =
             |state: &SlotState| matches!(state, SlotState::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
