@@ -1,13 +1,13 @@
 //! Every setting in one table: name, default, meaning. Read once, at the first `init`.
 //!
-//! `NCCL_IB_*` and `NCCL_SOCKET_*` mean what they mean to NCCL's own transport. A variable set to an empty string is an
-//! unset one. An unknown `NCCL_SPARK_*` variable is an error, so that a misspelt one does not pass for a working one.
-//! A setting that an earlier version had is ignored with a warning (`REMOVED`).
-//! Only this file reads the environment.
+//! `NCCL_IB_*` and `NCCL_SOCKET_*` have the meaning that NCCL's own transport gives them. A variable
+//! set to an empty string counts as unset. An unknown `NCCL_SPARK_*` variable is an error, so a misspelt
+//! name is noticed. A setting of an earlier version is ignored with a warning (`REMOVED`). Only this
+//! file reads the environment.
 //!
-//! What the environment leaves open, a settings file may say (`file`): the one that `NCCL_SPARK_SETTINGS_FILE` names, or
-//! `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A file is for this plugin alone, so any name in it that is not in
-//! the table is an error.
+//! A settings file (`file`) gives values for variables that are unset: the file that
+//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A file is
+//! for this plugin alone, so any name in it that is not in the table is an error.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
@@ -27,34 +27,34 @@ use std::path::PathBuf;
 use std::time::Duration;
 use value::{Parsed, Refusal, millis, number, optional, seconds, switch, text};
 
-/// One line of the table of settings.
+/// Row of the table of settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// The environment variable.
+    /// Environment variable.
     pub name: &'static str,
-    /// What holds when it is unset; empty where the plugin chooses by itself.
+    /// Default; empty where the plugin chooses by itself.
     pub default: &'static str,
-    /// What it means, and which values it takes.
+    /// Meaning and allowed values.
     pub doc: &'static str,
 }
 
-/// The table of all settings, in the order in which the documentation shows them.
+/// The table of all settings, in the order of the documentation.
 pub fn table() -> &'static [Row] {
     TABLE
 }
 
-/// What `NCCL_IB_PCI_RELAXED_ORDERING` asks for.
+/// Value of `NCCL_IB_PCI_RELAXED_ORDERING`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelaxedOrdering {
     /// Never.
     Off,
     /// Always; a device that refuses it is an error.
     On,
-    /// Where the device takes it.
+    /// On devices that support it.
     Auto,
 }
 
-/// What `NCCL_SOCKET_FAMILY` asks for.
+/// Value of `NCCL_SOCKET_FAMILY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketFamily {
     /// IPv4 if there is one, else IPv6.
@@ -150,11 +150,11 @@ settings! {
 }
 
 impl Config {
-    /// Reads the process's environment and the settings files, and logs what comes from a file.
+    /// Reads the process's environment and the settings files, and logs the settings from files.
     ///
     /// # Errors
-    /// [`Error::Setting`] names the first setting that is unknown or malformed, and what is allowed; [`Error::Missing`] a
-    /// settings file that cannot be read.
+    /// [`Error::Setting`] for the first setting that is unknown or malformed, with the allowed values;
+    /// [`Error::Missing`] for a settings file that cannot be read.
     pub fn from_environment() -> Result<Config> {
         let settings = Settings::of_this_process()?;
         for line in settings.from_files().into_iter().chain(settings.ignored()) {
@@ -175,10 +175,10 @@ impl Config {
     }
 }
 
-/// Where a setting's value comes from.
+/// Source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody set it.
+    /// The table of settings.
     Default,
     /// A settings file.
     File {
@@ -191,18 +191,18 @@ pub enum Source {
     Environment,
 }
 
-/// A setting as it holds.
+/// Setting with its value in effect.
 #[derive(Debug, Clone)]
 pub struct Held {
-    /// The setting.
+    /// Row of the table.
     pub row: &'static Row,
-    /// Its value as text.
+    /// Value as text.
     pub value: String,
-    /// Where that comes from.
+    /// Source of the value.
     pub source: Source,
 }
 
-/// All settings as they hold, checked.
+/// All settings with their values in effect, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
     held: Vec<Held>,
@@ -215,7 +215,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of this process.
+    /// Settings of this process.
     ///
     /// # Errors
     /// As [`Config::from_environment`].
@@ -226,8 +226,8 @@ impl Settings {
         Self::gather(&variables, &standard_files())
     }
 
-    /// Those of a process with these variables. Of the `standard` files, which count unless the variables name a file, the
-    /// first that sets something wins.
+    /// Settings of a process with these variables. The `standard` files count unless the variables name a
+    /// file; the first file that has a setting wins.
     ///
     /// # Errors
     /// As [`Config::from_environment`].
@@ -279,13 +279,13 @@ impl Settings {
         &self.files
     }
 
-    /// A line about the variables of NCCL's own transports that are set in the environment and that this plugin does not read.
+    /// Line about variables of NCCL's own transports that are set and that this plugin does not read.
     pub fn ignored(&self) -> Option<String> {
         let names = self.ignored.join(", ");
         (!names.is_empty()).then(|| format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why"))
     }
 
-    /// A line for each settings file that was read: what comes from it.
+    /// Line for each settings file that was read, with its settings in effect.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
             let here = |one: &&Held| matches!(&one.source, Source::File { path: of, .. } if of == path);
@@ -299,7 +299,7 @@ impl Settings {
 }
 
 const OWN_PREFIX: &str = "NCCL_SPARK_";
-/// Settings that earlier versions had. A variable or a file that still sets one stops no job.
+/// Settings of earlier versions. A variable or a file that still has one stops no job.
 const REMOVED: &[&str] = &[
     #[cfg(test)]
     "NCCL_SPARK_FORMER",
@@ -310,7 +310,7 @@ const MACHINE_FILE: &str = "/etc/nccl-spark.conf";
 /// In the user's home, as NCCL's `~/.nccl.conf` is.
 const USER_FILE: &str = ".nccl-spark.conf";
 
-/// Where settings files are looked for when no variable names one: the user's, then the machine's.
+/// Standard places of settings files, if no variable names one: the user's, then the machine's.
 pub fn standard_files() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
     home.map(|home| home.join(USER_FILE)).into_iter().chain([PathBuf::from(MACHINE_FILE)]).collect()
@@ -320,13 +320,13 @@ fn is_removed(name: &str) -> bool {
     REMOVED.contains(&name)
 }
 
-/// The lines of a file that set a removed setting, as errors name a line.
+/// Lines of a file that have a removed setting, in the form that errors use.
 fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
     let gone = file.lines.iter().filter(|line| is_removed(&line.name));
     gone.map(|line| file::place(&file.path, line.number, &line.name))
 }
 
-/// The table's row; `shown` is what an error calls the setting.
+/// Finds the row of a setting; errors call the setting `shown`.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let fault = SettingFault::Unknown { near: nearest(name) };
@@ -334,8 +334,8 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     })
 }
 
-/// The setting that was probably meant: its end (a unit, mostly) is missing, or at most a fifth of its letters are missing,
-/// wrong or swapped.
+/// The setting that was probably meant: its end (mostly a unit) is missing, or at most a fifth of its
+/// letters are missing, wrong or swapped.
 fn nearest(name: &str) -> Option<&'static str> {
     let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
     // A file's line may be of any length, and must not take long.
@@ -345,7 +345,7 @@ fn nearest(name: &str) -> Option<&'static str> {
     begun.map(|row| row.name).or(close.map(|(_, name)| name))
 }
 
-/// Every line of a file is held to the table, also one that the environment overrides.
+/// Checks every line of a file against the table, including lines that the environment overrides.
 fn check(file: &SettingsFile) -> Result<()> {
     for line in file.lines.iter().filter(|line| !is_removed(&line.name)) {
         let told = file::place(&file.path, line.number, &line.name);

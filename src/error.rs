@@ -1,4 +1,4 @@
-//! The one error type.
+//! The error type of the whole crate.
 
 use std::any::Any;
 
@@ -28,7 +28,7 @@ pub enum Error {
     Os {
         /// The call and its arguments.
         call: Call,
-        /// Its `errno`; 0 where the system gave none.
+        /// `errno` of the call; 0 if the system gave none.
         errno: i32,
     },
     /// The caller passed something that the interface does not allow.

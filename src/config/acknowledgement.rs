@@ -1,23 +1,24 @@
-//! How long a rail may stay silent before it counts as lost, by the settings.
+//! Time that a rail may stay silent before it counts as lost, by the settings.
 
 use super::Config;
 use std::time::Duration;
 
-/// What the plugin promises of a rail that falls silent (docs/guide/failover.md).
+/// Promised limit for noticing a silent rail (docs/guide/failover.md).
 const PROMISED: Duration = Duration::from_secs(1);
 /// Fewer retransmissions than this turn single lost packets into lost rails.
 const ENOUGH_RETRIES: u8 = 3;
 
 impl Config {
-    /// How long a queue pair waits for acknowledgements in all, by the InfiniBand specification (9.7.6.1.3, "local ACK timeout"): its
-    /// time-out once, and once more for each retransmission. A device may take up to four times that; ConnectX with adaptive
-    /// retransmission takes about the time-out times the retransmissions (NVIDIA, "Adaptive Retransmission").
+    /// Time that a queue pair waits for acknowledgements in all, by the InfiniBand specification
+    /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device may take
+    /// up to four times that. ConnectX with adaptive retransmission takes about the time-out times the
+    /// retransmissions (NVIDIA, "Adaptive Retransmission").
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))
     }
 
-    /// What is to be said of settings by which rails are lost late or for little.
+    /// Warnings about settings that lose rails too late or too easily.
     pub fn acknowledgement_warnings(&self) -> Vec<String> {
         let (mut warnings, silence) = (Vec::new(), self.silence_limit());
         let (timeout, retries) = (self.timeout, self.retry_count);

@@ -1,18 +1,19 @@
-//! What becomes of a variable that NCCL's own network transport reads: the table of settings and the list of what is ignored, together.
+//! Treatment of the variables that NCCL's own network transport reads: the table of settings and the
+//! list of ignored variables together.
 
 use super::nccl::ignored;
 use super::{Row, TABLE};
 
-/// What becomes of a variable of NCCL's.
+/// Treatment of a variable of NCCL's.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
     /// The plugin reads it.
     Honoured(&'static Row),
-    /// The plugin does not read it; why, as the end of a sentence.
+    /// The plugin does not read it. The reason is the end of a sentence.
     Ignored(&'static str),
 }
 
-/// What becomes of the variable `name` of NCCL's network transport; `None` for one that is not of it.
+/// Treatment of the variable `name`; `None` if NCCL's network transport does not read it.
 pub fn fate(name: &str) -> Option<Fate> {
     let row = TABLE.iter().find(|row| row.name == name).map(Fate::Honoured);
     row.or_else(|| ignored().find(|(known, _)| *known == name).map(|(_, why)| Fate::Ignored(why)))
@@ -35,7 +36,7 @@ mod tests {
         assert!(fate("NCCL_BUFFSIZE").is_none());
     }
 
-    /// All that start with `NCCL_IB_` in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7.
+    /// All names with the prefix `NCCL_IB_` in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7.
     #[test]
     fn every_variable_of_nccls_ib_transport_has_a_fate() {
         let names = "ADAPTIVE_ROUTING ADDR_FAMILY ADDR_RANGE AR_THRESHOLD DATA_DIRECT DEVICE_PCI_ORDER DISABLE ECE_ENABLE FIFO_TC \

@@ -1,12 +1,12 @@
-//! Settings files: lines of `NAME=value`, as in NCCL's own `nccl.conf`. `#` starts a comment, at the beginning of a line or behind
-//! white space.
+//! Settings files: lines of `NAME=value`, as in NCCL's own `nccl.conf`. `#` starts a comment at the
+//! beginning of a line or after white space.
 
 use crate::error::{Error, Missing, Result, SettingFault};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// What one file sets.
+/// A settings file with its lines.
 #[derive(Debug)]
 pub(super) struct SettingsFile {
     pub(super) path: PathBuf,
@@ -16,18 +16,18 @@ pub(super) struct SettingsFile {
 /// One setting.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub(super) number: usize,
     pub(super) name: String,
-    /// Empty: unset, as in the environment.
+    /// Empty counts as unset, as in the environment.
     pub(super) value: String,
 }
 
-/// More is no file of settings.
+/// Largest size of a settings file.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl SettingsFile {
-    /// Reads the file that `variable` names: it has to be there.
+    /// Reads the file that `variable` names. The file has to exist.
     ///
     /// # Errors
     /// [`Error::Setting`] when it cannot be read, or a line is no setting.
@@ -43,9 +43,10 @@ impl SettingsFile {
     /// Reads a file in a standard place, if there is one.
     ///
     /// # Errors
-    /// As [`SettingsFile::named`], except that a file which is not there is none.
+    /// As [`SettingsFile::named`], but a file that does not exist is no error.
     pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
-        // In a folder that is closed to this user (the HOME of another one, as containers have it) there is no file of theirs.
+        // A folder that is closed to this user (in containers, the HOME of another user) has no file of
+        // this user.
         let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
         if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
             return Ok(None);
@@ -70,7 +71,7 @@ impl SettingsFile {
             let Some((name, value)) = text.split_once('=') else {
                 return Err(wrong("the line", text, SettingFault::NotALine));
             };
-            // `NAME=#x` is what `NAME= #x` is: white space around the `=` means nothing.
+            // `NAME=#x` equals `NAME= #x`: white space around the `=` has no meaning.
             let (name, value) = (name.trim().to_owned(), without_comment(value).trim().to_owned());
             if let Some(first) = lines.iter().find(|line| line.name == name) {
                 return Err(wrong(&name, &value, SettingFault::SetBefore(first.number)));
@@ -80,20 +81,21 @@ impl SettingsFile {
         Ok(Self { path, lines })
     }
 
-    /// The line that sets `name`.
+    /// The line that gives `name` a value.
     pub(super) fn line(&self, name: &str) -> Option<&Line> {
         self.lines.iter().find(|line| line.name == name && !line.value.is_empty())
     }
 }
 
-/// The text of a line or of a value, up to a `#` that starts it or follows white space. Another `#` belongs to the value.
+/// Cuts a line or a value at a `#` that starts it or follows white space. Another `#` belongs to the
+/// value.
 fn without_comment(line: &str) -> &str {
     let starts = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
     let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));
     &line[..comment.unwrap_or(line.len())]
 }
 
-/// What an error calls a setting of a file.
+/// Name of a file's setting in errors.
 pub(super) fn place(path: &Path, line: usize, name: &str) -> String {
     format!("{}, line {line}: {name}", path.display())
 }

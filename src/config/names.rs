@@ -2,12 +2,14 @@
 
 use super::value::{Parsed, Refusal, number, quoted};
 
-/// A list of names as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` write it: `[^][=]NAME[:PORT],...`. The rail and plane
-/// numbers that NCCL 2.30 takes behind a port are read and have no meaning here: there is one merged device.
+/// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. The rail and
+/// plane numbers that NCCL 2.30 accepts after a port are read and have no meaning here: there is one
+/// merged device.
 ///
-/// `^` turns the list into one of exclusions, `=` asks for whole names where otherwise a prefix is enough (both marks
-/// stand before the first name, in this order, and hold for all). An empty list admits everything. The grammar is
-/// that of NCCL's own parser (`parseStringList` and `matchIfList` in its `utils.cc`).
+/// `^` makes the list exclude names. `=` compares whole names, where otherwise a prefix is enough. Both
+/// marks come before the first name, in this order, and apply to all names. An empty list admits
+/// everything. The grammar is that of NCCL's own parser (`parseStringList` and `matchIfList` in its
+/// `utils.cc`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameFilter {
     excludes: bool,
@@ -16,7 +18,7 @@ pub struct NameFilter {
 }
 
 impl NameFilter {
-    /// As many entries as NCCL takes (`MAX_IB_DEVS` in its `net_ib`).
+    /// NCCL's own limit (`MAX_IB_DEVS` in its `net_ib`).
     const MAX_ENTRIES: usize = 32;
 
     pub(super) fn parse(text: &str) -> Parsed<Self> {
@@ -38,7 +40,7 @@ impl NameFilter {
         Ok(Self { excludes, whole_names, entries })
     }
 
-    /// Whether the name passes; an entry without a port stands for every port.
+    /// True for a name that passes. An entry without a port applies to every port.
     pub fn admits(&self, name: &str, port: Option<u8>) -> bool {
         if self.entries.is_empty() {
             return true;
@@ -50,7 +52,7 @@ impl NameFilter {
         matched != self.excludes
     }
 
-    /// Whether it asks for something by name, rather than for all or all but something.
+    /// True if the list selects names, rather than everything, or everything except some names.
     pub fn names_something(&self) -> bool {
         !self.entries.is_empty() && !self.excludes
     }
@@ -77,7 +79,7 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     if fields.next().is_some() {
         return Err(wrong("too many fields"));
     }
-    // What the kernel allows in the name of an interface, less what the grammar needs.
+    // The characters that the kernel allows in the name of an interface, without those of the grammar.
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
     match !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
         true => Ok((name.to_owned(), port)),

@@ -1,10 +1,10 @@
-//! The variables of NCCL's own transports that this plugin does not read, and why: the one list, for `nccl-spark doctor`, the documents,
-//! and whoever has to say what becomes of a variable.
+//! Variables of NCCL's own transports that this plugin does not read, with the reasons: the one list for
+//! `nccl-spark doctor`, the documents, and the log.
 //!
-//! The names are those that NCCL 2.27.3 to 2.30.7 reads for its IB transport and for what it does with networks and GPUs (its
-//! `NCCL_PARAM`s and `ncclGetEnv`s). What the plugin reads is in the table of settings, never here.
+//! NCCL 2.27.3 to 2.30.7 reads these names for its IB transport and for networks and GPUs (its
+//! `NCCL_PARAM`s and `ncclGetEnv`s). Variables that the plugin reads are in the table of settings alone.
 
-/// The variables that are ignored, with the reason.
+/// Ignored variables with the reasons.
 pub fn ignored() -> impl Iterator<Item = (&'static str, &'static str)> {
     IGNORED.iter().flat_map(|(names, why)| names.iter().map(|name| (*name, *why)))
 }

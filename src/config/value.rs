@@ -1,9 +1,9 @@
-//! Values of settings that several of them have in common, and why one is not usable.
+//! Parsers for kinds of values that several settings share.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Why a value is not usable, where there is more to say than what is allowed.
+/// Reason why a value is not usable, if there is more to tell than the allowed values.
 #[derive(Debug, Default)]
 pub(super) struct Refusal(pub(super) Option<String>);
 
@@ -15,7 +15,7 @@ impl Refusal {
 
 pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
 
-/// A part of a value in a reason, cut where it is long: NCCL cuts a line of its log at 1024 characters.
+/// Quotes a part of a value for a reason, at most 60 characters: NCCL cuts a line of its log at 1024.
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

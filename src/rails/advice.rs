@@ -1,4 +1,4 @@
-//! Warnings: what is wrong with a host's ports or settings, and what to do about it.
+//! Warnings: faults of a host's ports or settings, with their cures.
 
 use super::arp::Arp;
 use super::port::{ASSUMED_SPEED_MBPS, Port, ipv4_subnet};
@@ -45,8 +45,8 @@ impl Host<'_> {
         found.push(Warning::new(WarningKind::FilterAdmitsNothing, names, text));
     }
 
-    /// Several functions of one link pass the filter while a usable function of another link does not. Answers with
-    /// the links that it warned of.
+    /// Warns where several functions of one link pass the filter while a usable function of another
+    /// link does not. Returns the links of the warnings.
     fn filter_within_one_link(&self, found: &mut Vec<Warning>) -> Vec<usize> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
@@ -80,9 +80,9 @@ impl Host<'_> {
         warned_links
     }
 
-    /// A port that is faster than its PCIe link, while another link that leads to its cable carries
-    /// nothing. A left-out twin that would carry nothing more is no warning: the peer's port, or a
-    /// cable of 100 Gb/s, may be full with one of the two.
+    /// Warns of a port that is faster than its PCIe link while another link to its cable carries
+    /// nothing. A left-out twin that would carry nothing more is no warning: one of the two may fill the
+    /// peer's port, or a cable of 100 Gb/s.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
@@ -147,7 +147,7 @@ impl Host<'_> {
         }
     }
 
-    /// Only where the user asked for the port by its whole name: a port without a cable is normal.
+    /// Warns only if the user gave the port's whole name: a port without a cable is normal.
     fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
@@ -223,8 +223,9 @@ impl Host<'_> {
         }
     }
 
-    /// Rails in one subnet work where each interface is known to answer for its own addresses alone: a queue pair's address is looked up
-    /// by the interface of its own address (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
+    /// Warns of rails in one subnet, except where each interface answers for its own addresses alone.
+    /// There they work: the kernel resolves a queue pair's address by the interface of its own address
+    /// (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {
@@ -257,7 +258,7 @@ impl Host<'_> {
 /// RoCE's largest path MTU.
 const FULL_PATH_MTU_BYTES: u32 = 4096;
 
-/// The interface MTU from which on a port has a path MTU of 4096 bytes (4096 and the RoCE headers).
+/// Smallest interface MTU for a path MTU of 4096 bytes (4096 and the RoCE headers).
 const ENOUGH_NETDEV_MTU_BYTES: u32 = 4200;
 
 fn rate_text(link: &PcieLink) -> String {

@@ -3,9 +3,9 @@
 //!
 //! Functions on one wire all receive a broadcast. Linux answers it on every interface for every
 //! address of the host, unless `arp_ignore` is set or the answer fails the check of `rp_filter`.
-//! The peer keeps one of the answers, its kernel puts that hardware address into the queue pair for
-//! good (`rdma_addr_find_l2_eth_by_grh`), and the packets reach a function that has no such queue
-//! pair.
+//! The peer keeps one of the answers. Its kernel puts that hardware address into the queue pair and
+//! never changes it (`rdma_addr_find_l2_eth_by_grh`), so the packets reach a function that has no such
+//! queue pair.
 //!
 //! Rails in one subnet are warned of only where ARP is not known to be right. A queue pair's
 //! address is resolved by the interface of its own address, whatever the routes are, and a switch
@@ -19,7 +19,7 @@
 //! | 0, 2 | 0 | both, for either address | both, for either address |
 //! | 0, 2 | 1 | the right one | the right one |
 //! | 1 | 0 | the first, for either address | the right one |
-//! | 1 | 1 | the first for its own; nobody for the second | the right one |
+//! | 1 | 1 | the first for its own; none for the second | the right one |
 
 use super::port::ipv4_subnet;
 use super::text::list;
@@ -27,18 +27,19 @@ use super::{Rail, Warning, WarningKind};
 use crate::interfaces::ARP_CURE;
 use std::path::Path;
 
-/// What is known of the rails' interfaces.
+/// ARP settings of the rails' interfaces, where they can be read.
 pub(super) struct Arp<'a> {
     known: Vec<(&'a Rail, Settings)>,
 }
 
 impl<'a> Arp<'a> {
-    /// Reads the settings of the rails' interfaces. `proc_sys` is where the kernel's settings are ("/proc/sys").
+    /// Reads the settings of the rails' interfaces. `proc_sys` is the folder of the kernel's settings
+    /// ("/proc/sys").
     pub(super) fn look(proc_sys: &Path, rails: &'a [Rail]) -> Self {
         Self { known: rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect() }
     }
 
-    /// The warning with its cure: one for the host, `None` where all is well or the kernel's settings cannot be read.
+    /// The host's one warning with its cure. `None` if all settings are right, or cannot be read.
     pub(super) fn warning(&self) -> Option<Warning> {
         let found: Vec<&(&Rail, Settings)> =
             self.known.iter().filter(|one| self.is_mixed_up_with_another(one)).collect();
@@ -47,7 +48,8 @@ impl<'a> Arp<'a> {
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // Every interface has the larger of its own value and that of `all`: 2 there lifts a 1 (strict) and nothing else.
+        // An interface uses the larger of its own value and that of `all`, so 2 there replaces a 1 (strict)
+        // and nothing else.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
@@ -58,7 +60,8 @@ impl<'a> Arp<'a> {
         Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))
     }
 
-    /// Whether it is known of each of these rails that its interface, and no other, answers for its addresses.
+    /// True if the settings show, for each of these rails, that its interface alone answers for its
+    /// addresses.
     pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
         let is_well = |rail: &&Rail| {
             let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
@@ -74,7 +77,7 @@ impl<'a> Arp<'a> {
     }
 }
 
-/// What decides about ARP on an interface.
+/// Kernel settings of an interface that decide about ARP.
 #[derive(Debug, Clone, Copy)]
 struct Settings {
     arp_ignore: u32,
@@ -82,8 +85,8 @@ struct Settings {
 }
 
 impl Settings {
-    /// Those of a rail's interface: the larger of its own value and that of all interfaces counts (`ip-sysctl` in Linux' documentation:
-    /// `arp_ignore`, `rp_filter`).
+    /// Reads the settings of a rail's interface. The larger of its own value and that of all interfaces
+    /// counts (`ip-sysctl` in Linux' documentation: `arp_ignore`, `rp_filter`).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -96,13 +99,14 @@ impl Settings {
         Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
     }
 
-    /// Whether a packet is dropped that comes in by another interface than the one by which its sender is reached (RFC 3704, 2.2).
+    /// True if the kernel drops a packet whose sender is reached by another interface than the one that
+    /// received the packet (RFC 3704, 2.2).
     fn is_strict(self) -> bool {
         self.rp_filter == 1
     }
 }
 
-/// Whether a request for an address of one of the two can be answered by the other one, or by none.
+/// True if a request for an address of one of the two can be answered by the other, or by none.
 fn is_mixed_up((one, its): (&Rail, &Settings), (other, others): (&Rail, &Settings)) -> bool {
     let either = |holds: fn(Settings) -> bool| holds(*its) || holds(*others);
     let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();

@@ -1,17 +1,17 @@
-//! What merged rails carry together.
+//! Bandwidth of merged rails.
 
 use super::{PcieLink, Rail};
 
-/// What a set of rails carries at once, in one direction.
+/// Bandwidth of a set of rails in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// In Mb/s.
+    /// Bandwidth in Mb/s.
     pub mbps: u32,
-    /// What holds it there.
+    /// The limit that applies.
     pub limit: Limit,
 }
 
-/// What a capacity is limited by (by the largest part of it, where it is a mixture).
+/// Limit of a capacity. Of a mixture, the limit of the largest part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// There are no rails.
@@ -22,14 +22,16 @@ pub enum Limit {
     PcieLinks,
 }
 
-/// The largest flow from the PCIe links through the rails onto the cables.
+/// Computes the largest flow from the PCIe links through the rails onto the cables.
 ///
-/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share their cable and the functions of
-/// one slot their link, so adding up any one of the three overstates the sum. By the max-flow min-cut theorem the flow
-/// is the cheapest cut: for each set of cables that are cut, every link costs the lesser of itself and of its rails to
-/// the cables left. Only a cable with several rails needs trying; another one is no wider than its rail.
+/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share their cable,
+/// and the functions of one slot share their link, so the sum of links, rails or cables alone is too
+/// high. By the max-flow min-cut theorem the flow is the cheapest cut: for each set of cables that are
+/// cut, every link costs the lesser of itself and of its rails to the other cables. Only cables with
+/// several rails have to be tried, because another cable is no wider than its rail.
 ///
-/// `cable_mbps` gives the width of a cable from the widest of its ports: all of it, or what framing leaves.
+/// `cable_mbps` returns the width of a cable from the widest of its ports: the line rate, or the rest
+/// after framing.
 pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
     let cables: Vec<Cable> = cables(rails, &cable_mbps);
     let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
@@ -53,7 +55,7 @@ pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&
     Capacity { mbps: u32::try_from(best.total()).unwrap_or(u32::MAX), limit: best.limit() }
 }
 
-/// 2^12 cuts are tried at most; a Spark has two cables with twins.
+/// Largest number of cables with twins, which gives 2^12 cuts. A Spark has two.
 const MAX_SHARED_CABLES: usize = 12;
 
 struct Cable {

@@ -1,6 +1,7 @@
-//! What CUDA says of the GPUs' memory, to explain why only host pointers are announced.
+//! Attributes of the GPUs' memory from CUDA. They explain why only host pointers are announced.
 //!
-//! The driver's library is loaded at run time, and no context is created. A host without it gets a plain answer.
+//! The driver's library is loaded at run time, and no context is created. A host without the library
+//! gets a plain text.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +32,7 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
 }
 
-/// The name of the GPU that CUDA shows to this process; of several kinds, all their names with `+` between.
+/// Name of the GPU that CUDA shows to this process. The names of several kinds are joined by `+`.
 ///
 /// # Errors
 /// The reason in words: no libcuda, no GPU, or a failed call.
@@ -46,7 +47,7 @@ pub fn gpu_name() -> Result<String, String> {
     if names.is_empty() { Err("CUDA shows no GPU".to_owned()) } else { Ok(names.join("+")) }
 }
 
-/// The answer of [`gpu_name`] in words for a person.
+/// Result of [`gpu_name`] as text for a person.
 pub fn gpu_text(name: &Result<String, String>) -> String {
     match name {
         Ok(name) => name.clone(),
@@ -54,7 +55,7 @@ pub fn gpu_text(name: &Result<String, String>) -> String {
     }
 }
 
-/// Why the plugin announces host pointers only, as one line for the log.
+/// Reason why the plugin announces host pointers only, as one line for the log.
 pub fn host_pointers_reason(devices: &Result<Vec<CudaDevice>, String>) -> String {
     const ANNOUNCED: &str = "host memory only, no GPUDirect";
     let devices = match devices {
@@ -131,7 +132,7 @@ struct Driver {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        // It stays loaded: libcuda keeps threads and state of its own.
+        // The library stays loaded: libcuda keeps threads and state of its own.
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
         // SAFETY: loading runs libcuda's initialisers, which are made to be run in any process.
         let load = |name| unsafe { Library::new(name) }.ok();

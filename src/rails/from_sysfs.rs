@@ -1,7 +1,8 @@
-//! What sysfs says of the ports, where verbs cannot be asked: no verbs library, or a device that may not be opened.
+//! Ports from sysfs alone, for a process without a verbs library or without the right to open a device.
 //!
-//! It is what verbs would say but for two things: the largest message is unknown, and the path MTU follows from the interface's MTU as
-//! the kernel computes it (`iboe_get_mtu` in include/rdma/ib_addr.h, which mlx5 and soft-RoCE use).
+//! The facts are those of verbs, with two differences. The largest message is unknown. The path MTU
+//! follows from the interface's MTU as the kernel computes it (`iboe_get_mtu` in
+//! include/rdma/ib_addr.h, which mlx5 and soft-RoCE use).
 
 use super::model::PortFacts;
 use super::sysfs;
@@ -26,7 +27,8 @@ pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     found
 }
 
-/// Around the payload of a RoCE packet, at the most: global route 40, UDP 8, base transport 12, XRC 4, atomic 28, invariant CRC 4.
+/// Largest headers of a RoCE packet: global route 40, UDP 8, base transport 12, XRC 4, atomic 28,
+/// invariant CRC 4.
 const HEADERS_BYTES: u32 = 96;
 
 fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
@@ -50,7 +52,7 @@ fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
     PortFacts { device: device.to_owned(), guid, port, info, gids }
 }
 
-/// `4: ACTIVE`.
+/// Parses `4: ACTIVE`.
 fn state(text: &str) -> PortState {
     match text.split(':').next().and_then(|number| number.trim().parse().ok()) {
         Some(1) => PortState::Down,
@@ -62,7 +64,7 @@ fn state(text: &str) -> PortState {
     }
 }
 
-/// `200 Gb/sec (2X NDR)`, `2.5 Gb/sec (1X SDR)`.
+/// Parses `200 Gb/sec (2X NDR)`, `2.5 Gb/sec (1X SDR)`.
 fn rate_mbps(text: &str) -> Option<u32> {
     let (whole, tenths) = match text.split_whitespace().next()?.split_once('.') {
         Some((whole, part)) => (whole, part.get(..1)?.parse().ok()?),
@@ -71,7 +73,7 @@ fn rate_mbps(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(tenths * 100)
 }
 
-/// Empty places of the table have the GID zero, and no kind.
+/// Reads the GID table. Empty places have the GID zero, and no kind.
 fn gid_table(sysfs: &Path, port: &Path) -> Vec<GidEntry> {
     let mut entries = Vec::new();
     for name in names(&port.join("gids")) {

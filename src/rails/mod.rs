@@ -1,13 +1,14 @@
-//! What this host has: every port with its interface, GIDs, addresses, PCIe link and cable, and which of them become
-//! rails.
+//! Survey of this host: every port with its interface, GIDs, addresses, PCIe link and cable, and the
+//! choice of rails among the ports.
 //!
-//! [`survey`] takes what verbs says of the ports as plain data, adds what sysfs knows, and answers with the rails in the
-//! order in which they are to be used, with a reason for each port that is left out, and with warnings for a person.
+//! [`survey`] takes the ports from verbs as plain data and adds facts from sysfs. It returns the rails
+//! in their order of use, the other ports with a reason each, and warnings for a person.
 //!
-//! Two things are shared, and counting either twice promises bandwidth that is not there. Functions in one PCI slot
-//! share that slot's **link**; functions of one adapter that name the same physical port share its **cable**. The two
-//! functions of one cable on different links are **twins**: on a DGX Spark one cable needs both to be filled. Names say
-//! nothing about any of this and are not looked at.
+//! Two resources are shared; counting either twice would announce bandwidth that does not exist.
+//! Functions in one PCI slot share that slot's **link**. Functions of one adapter that name the same
+//! physical port share its **cable**. The two functions of one cable on different links are **twins**:
+//! on a DGX Spark one cable needs both to be filled. Device names say nothing about this and are not
+//! used.
 
 mod advice;
 mod arp;
@@ -43,8 +44,8 @@ use arp::Arp;
 use port::Port;
 use std::path::Path;
 
-/// Whether sysfs can be read at the place that `NCCL_SPARK_SYSFS` names: without it the rails' links and cables are unknown, and the
-/// rate would be the sum of all ports.
+/// Checks that sysfs can be read at the place that `NCCL_SPARK_SYSFS` names. Without sysfs the rails'
+/// links and cables are unknown, and the rate would be the sum of all ports.
 ///
 /// # Errors
 /// [`Error::Setting`] when it cannot.
@@ -58,8 +59,8 @@ pub fn check_sysfs(sysfs: &str) -> Result<()> {
     Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 
-/// Looks at all ports and says which are rails. `sysfs` is where sysfs is mounted ("/sys"), `proc_sys` where the kernel's settings are
-/// ("/proc/sys").
+/// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"), `proc_sys` the
+/// folder of the kernel's settings ("/proc/sys").
 pub fn survey(
     sysfs: &Path,
     proc_sys: &Path,
@@ -89,7 +90,7 @@ pub fn survey(
 }
 
 impl Survey {
-    /// What the rails carry at once in payload, after the framing of RoCE v2 on the cables.
+    /// Payload rate of all rails, after the framing of RoCE v2 on the cables.
     pub fn payload(&self) -> Capacity {
         capacity::capacity(&self.rails, &self.links, |rail| {
             let mtu = u64::from(rail.path_mtu_bytes);
@@ -98,8 +99,8 @@ impl Survey {
         })
     }
 
-    /// A rail's cable as people know it: the port's name on the machine ("p0"). Its number where the
-    /// kernel gives no name, or two adapters of this host have the same one.
+    /// Name of a rail's cable: the port's name on the machine ("p0"), or its number where the kernel
+    /// gives no name, or two adapters of this host have the same name.
     pub fn cable_name(&self, rail: &Rail) -> String {
         let is_shared = |name: &str| {
             let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
@@ -109,13 +110,13 @@ impl Survey {
         name.map_or_else(|| rail.cable.to_string(), str::to_owned)
     }
 
-    /// What a rail hangs on, as peers are told.
+    /// Link and cable of a rail, for peers.
     pub fn attachment(&self, rail: &Rail) -> Attachment {
         let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
         Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
     }
 
-    /// What a rail carries in Mb/s while the others on its PCIe link are as busy.
+    /// Rate of a rail in Mb/s while the other rails on its PCIe link are equally busy.
     pub fn share_of_link_mbps(&self, rail: &Rail) -> u32 {
         let on_link = self.rails.iter().filter(|other| other.link == rail.link);
         let together: u32 = on_link.map(|other| other.speed_mbps).sum();
@@ -128,12 +129,13 @@ impl Survey {
     }
 }
 
-/// Around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport header
-/// 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17). The RDMA header of a message's
-/// first packet is left out.
+/// Overhead of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport
+/// header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17). The RDMA
+/// header of a message's first packet is left out.
 const FRAMING_BYTES: u64 = 82;
 
-/// Cable by cable (in the order of their lowest PCI function), within a cable by PCIe domain; those without PCI last.
+/// Sorts ports by cable (in the order of the cables' lowest PCI functions), then by PCIe domain. Ports
+/// without PCI come last.
 fn sorted(seen: Vec<Port>) -> Vec<Port> {
     let place = |port: &Port| {
         let pci = port.pci.as_ref();

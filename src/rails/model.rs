@@ -1,11 +1,11 @@
-//! What is known of a host's ports, as plain data.
+//! A host's ports, rails and PCIe links as plain data.
 
 use super::pcie::{LinkRate, PciFunction};
 use crate::error::Missing;
 use crate::verbs::{GidEntry, LinkLayer, PortInfo, PortState};
 use std::fmt;
 
-/// What verbs says of one port.
+/// Attributes of one port, from verbs.
 #[derive(Debug, Clone)]
 pub struct PortFacts {
     /// The RDMA device's name.
@@ -16,50 +16,52 @@ pub struct PortFacts {
     pub port: u8,
     /// State, speed and sizes.
     pub info: PortInfo,
-    /// The entries of the port's GID table that are in use.
+    /// Entries of the port's GID table that are in use.
     pub gids: Vec<GidEntry>,
 }
 
-/// What a host's ports amount to.
+/// Rails of a host, and the ports that are none.
 #[derive(Debug, Clone)]
 pub struct Survey {
-    /// The usable ports, twins side by side: the first n use as many PCIe links as n rails can.
+    /// Usable ports, twins side by side: the first n use as many PCIe links as n rails can.
     pub rails: Vec<Rail>,
-    /// The other ports, each with the reason.
+    /// Other ports, each with the reason.
     pub refused: Vec<Refused>,
-    /// The PCIe links under the rails.
+    /// PCIe links under the rails.
     pub links: Vec<PcieLink>,
-    /// What a person should know or change.
+    /// Faults to know or to cure, the costliest first.
     pub warnings: Vec<Warning>,
-    /// What all rails carry at once in one direction, in Mb/s: PCIe payload, capped by the cables' line rate.
+    /// Bandwidth of all rails in one direction, in Mb/s: PCIe payload, capped by the cables' line
+    /// rate.
     pub speed_mbps: u32,
-    /// The lowest system image GUID (or node GUID, where sysfs has none) of the rails; 0 without rails.
+    /// Lowest system image GUID (or node GUID, where sysfs has none) of the rails; 0 without rails.
     pub guid: u64,
 }
 
-/// What a person should know or change.
+/// Fault of a host's ports or settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// What it is about.
+    /// Kind of the fault.
     pub kind: WarningKind,
-    /// The RDMA devices that it is about.
+    /// RDMA devices concerned.
     pub devices: Vec<String>,
-    /// A full sentence, with what to do.
+    /// Full sentence, with the cure.
     pub text: String,
 }
 
-/// What a warning of the survey is about.
+/// Kind of a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WarningKind {
     /// `NCCL_IB_HCA` matches no device.
     FilterAdmitsNothing,
-    /// `NCCL_IB_HCA` selects two functions of one PCIe link; the devices are the pair to select.
+    /// `NCCL_IB_HCA` selects two functions of one PCIe link. The devices are the pair to select.
     FilterWithinOneLink,
     /// `NCCL_IB_HCA` names a port that is not usable.
     NamedButUnusable,
-    /// A port is faster than its PCIe link, and its twin is not used; the devices are the rail and, where there is one, its twin.
+    /// A port is faster than its PCIe link, and its twin is not used. The devices are the rail and, if
+    /// it has one, its twin.
     HalfUsedCable,
-    /// A PCIe link runs below what it could.
+    /// A PCIe link runs below the rate that it supports.
     SlowLink,
     /// sysfs does not list a device.
     UnknownWiring,
@@ -97,17 +99,17 @@ pub struct Rail {
     pub device: String,
     /// The port's number, from 1.
     pub port: u8,
-    /// Its network interface; a container may not show it.
+    /// Network interface; a container may hide it.
     pub netdev: Option<String>,
-    /// The physical port's name ("p0"), if its interface has one.
+    /// Name of the physical port ("p0"), if its interface has one.
     pub phys_port: Option<String>,
-    /// The PCI function; soft-RoCE has none.
+    /// PCI function; soft-RoCE has none.
     pub pci: Option<PciFunction>,
-    /// Its PCIe link: an index in [`Survey::links`]. Rails on one link share it.
+    /// Index of the PCIe link in [`Survey::links`]. Rails on one link share it.
     pub link: usize,
-    /// Its cable, counted from 0. Rails on one cable share it.
+    /// Number of the cable, from 0. Rails on one cable share it.
     pub cable: usize,
-    /// A rail on the same cable by another PCIe link: an index in [`Survey::rails`].
+    /// Index in [`Survey::rails`] of the rail on the same cable by another PCIe link.
     pub twin: Option<usize>,
     /// Line rate of the port in Mb/s.
     pub speed_mbps: u32,
@@ -115,9 +117,9 @@ pub struct Rail {
     pub path_mtu_bytes: u32,
     /// MTU of the network interface in bytes, where it can be seen.
     pub netdev_mtu_bytes: Option<u32>,
-    /// The largest message of the port in bytes.
+    /// Largest message of the port in bytes.
     pub max_message_bytes: u32,
-    /// Its RoCE v2 addresses, never empty: IPv4 first, then routable IPv6, then link-local.
+    /// RoCE v2 addresses, never empty: IPv4 first, then routable IPv6, then link-local.
     pub addresses: Vec<RailAddress>,
 }
 
@@ -126,10 +128,10 @@ pub struct Rail {
 pub struct RailAddress {
     /// The GID: an IPv6 address, or an IPv4 address mapped into one.
     pub gid: [u8; 16],
-    /// Where the GID table had it; it moves when addresses change.
+    /// Place in the GID table, which changes when addresses change.
     pub gid_index: u16,
-    /// Length of the subnet's prefix in bits, of the IPv4 address where the GID maps one; `None` if no visible interface
-    /// has the address.
+    /// Length of the subnet's prefix in bits, of the IPv4 address if the GID maps one. `None` if no
+    /// visible interface has the address.
     pub prefix: Option<u8>,
 }
 
@@ -140,13 +142,13 @@ pub struct Refused {
     pub device: String,
     /// The port's number, from 1.
     pub port: u8,
-    /// Its network interface, if there is one to be seen.
+    /// Network interface, if one is visible.
     pub netdev: Option<String>,
-    /// The physical port's name, if its interface has one.
+    /// Name of the physical port, if its interface has one.
     pub phys_port: Option<String>,
-    /// The PCI function, if there is one.
+    /// PCI function, if there is one.
     pub pci: Option<PciFunction>,
-    /// Line rate of the port in Mb/s, where it is known.
+    /// Line rate in Mb/s, if known.
     pub speed_mbps: Option<u32>,
     /// The reason.
     pub obstacle: Obstacle,
@@ -183,15 +185,15 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// A PCIe link, and who is on it.
+/// PCIe link with its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PcieLink {
     /// `domain:bus:device`; `None` under a device without PCI.
     pub slot: Option<String>,
-    /// All surveyed devices on it, rails or not.
+    /// All surveyed devices on the link, rails or not.
     pub devices: Vec<String>,
-    /// What it runs at, where sysfs knows.
+    /// Present rate, if sysfs has it.
     pub rate: Option<LinkRate>,
-    /// What it carries in payload in Mb/s, one direction; `None`: not known, the ports' speeds alone count.
+    /// Payload rate in Mb/s, one direction. `None` if unknown: then the ports' speeds alone count.
     pub payload_mbps: Option<u32>,
 }

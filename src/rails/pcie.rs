@@ -53,7 +53,7 @@ impl LinkRate {
 
     /// Payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
     ///
-    /// The 8/9 are what was measured. Owners of Sparks read a maximum payload size (MPS) of 512 on 16
+    /// The 8/9 were measured. Owners of Sparks read a maximum payload size (MPS) of 512 on 16
     /// machines, and published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker).
     /// The link carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers account for less:
     /// with 24 bytes for each 512 (PCI Express Base Specification 5.0, 2.2 and 4.2.2), 120.4 would remain.
@@ -90,8 +90,8 @@ struct Generation {
     line_bits: u64,
 }
 
-/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2): 8b/10b, 128b/130b, and
-/// from generation 6 on flits with 236 bytes of transactions in 256.
+/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2): 8b/10b,
+/// 128b/130b, and from generation 6 on flits with 236 bytes of transactions in 256.
 const GENERATIONS: [Generation; 7] = [
     Generation { generation: 1, speed_mts: 2_500, useful_bits: 8, line_bits: 10 },
     Generation { generation: 2, speed_mts: 5_000, useful_bits: 8, line_bits: 10 },
@@ -102,9 +102,11 @@ const GENERATIONS: [Generation; 7] = [
     Generation { generation: 7, speed_mts: 128_000, useful_bits: 236, line_bits: 256 },
 ];
 
-/// Parses sysfs's pair of `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe"; older kernels write "8 GT/s").
+/// Parses sysfs's pair of `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe"; older kernels
+/// write "8 GT/s").
 ///
-/// A virtual function, or a function that is off the bus, shows width 0, 63 or 255, or "Unknown": that is `None`.
+/// Returns `None` for width 0, 63 or 255, or "Unknown": a virtual function, or a function that is off
+/// the bus.
 pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
     let (whole, rest) =
@@ -138,8 +140,9 @@ pub(super) struct TransactionSizes {
 
 /// The transaction sizes in a function's configuration space.
 ///
-/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register has the payload in bits 5 to 7 and
-/// the read request in bits 12 to 14, each as 128 << n. An unprivileged reader gets the first 64 bytes only: `None`.
+/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register has
+/// the payload in bits 5 to 7 and the read request in bits 12 to 14, each as 128 << n. An unprivileged
+/// reader gets the first 64 bytes only: `None`.
 pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes> {
     const STATUS: usize = 0x06;
     const HAS_CAPABILITIES: u8 = 1 << 4;

@@ -1,4 +1,4 @@
-//! One port: what verbs and sysfs say of it together, and whether it is a rail.
+//! One port: its attributes from verbs and sysfs, and the decision whether it is a rail.
 
 use super::{HcaFilter, Obstacle, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
 use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder};
@@ -7,7 +7,7 @@ use crate::wire::fields::remoteness;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-/// All that is known of a port.
+/// A port with its attributes from verbs and sysfs.
 #[derive(Debug, Clone)]
 pub(super) struct Port<'a> {
     pub(super) facts: &'a PortFacts,
@@ -19,13 +19,13 @@ pub(super) struct Port<'a> {
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
     pub(super) is_in_sysfs: bool,
-    /// Line rate in Mb/s; `None` where nobody says.
+    /// Line rate in Mb/s; `None` if neither verbs nor sysfs has it.
     pub(super) speed_mbps: Option<u32>,
     netdev_mtu_bytes: Option<u32>,
     system_image_guid: Option<u64>,
 }
 
-/// What tells two cables apart: the adapter and its physical port, or the port itself where neither is known.
+/// Identity of a cable: the adapter and its physical port, or the port itself if neither is known.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cable {
     Port { adapter: Option<u64>, port: String },
@@ -33,7 +33,7 @@ pub(super) enum Cable {
 }
 
 impl<'a> Port<'a> {
-    /// Puts together what is known of a port.
+    /// Collects the attributes of a port.
     pub(super) fn look(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
@@ -60,22 +60,22 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Whether it carries traffic.
+    /// True for a port that carries traffic.
     pub(super) fn is_rail(&self) -> bool {
         self.is_admitted && self.obstacle.is_none()
     }
 
-    /// The cable in its physical port.
+    /// The cable in the physical port.
     ///
-    /// A virtual function, and an interface in another namespace, show no port name: there the physical function's
-    /// number stands for it, as these adapters have one function for each port.
+    /// A virtual function, and an interface in another namespace, show no port name. The physical
+    /// function's number replaces it, because these adapters have one function for each port.
     pub(super) fn cable(&self) -> Cable {
         let by_function = || {
             let function = self.pci.as_ref()?.function;
             Some(if self.facts.port == 1 { format!("p{function}") } else { format!("p{function}.{}", self.facts.port) })
         };
         match self.phys_port.clone().or_else(by_function) {
-            // Where no adapter shows a GUID the port's name alone is left to go by.
+            // Adapters without a GUID are told apart by the port's name alone.
             Some(port) if self.pci.is_some() => Cable::Port { adapter: self.system_image_guid, port },
             _ => Cable::Own { device: self.facts.device.clone(), port: self.facts.port },
         }
@@ -125,10 +125,10 @@ impl<'a> Port<'a> {
     }
 }
 
-/// What NCCL's socket transport takes an interface for that does not tell its speed.
+/// Speed that NCCL's socket transport assumes for an interface that reports none.
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
-/// A RoCE v2 entry of the GID table, and which interface has its address.
+/// RoCE v2 entry of the GID table, with the interface that has its address.
 type Held<'a> = (&'a GidEntry, Holder<'a>);
 
 fn obstacle(facts: &PortFacts, held: &[Held]) -> Option<Obstacle> {
@@ -138,7 +138,7 @@ fn obstacle(facts: &PortFacts, held: &[Held]) -> Option<Obstacle> {
     if facts.info.state != PortState::Active {
         return Some(Obstacle::State(facts.info.state));
     }
-    // The first that can be used is enough; where there is none, the last one says why.
+    // One usable entry is enough. If there is none, the last entry gives the reason.
     held.iter().try_fold(Obstacle::NoGid, |_, (_, holder)| match holder {
         Holder::Nobody(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
         Holder::Found { .. } | Holder::Unseen => None,
@@ -168,7 +168,8 @@ fn addresses(held: &[Held]) -> Vec<RailAddress> {
     found
 }
 
-/// The network interface of a port: the one with its address, else the function's, else the one that the kernel names.
+/// The network interface of a port: the one with its address, else the function's, else the one that
+/// the kernel names.
 fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
@@ -187,7 +188,7 @@ fn netdev(
     let by_kernel = || {
         let (index, ifindex) = entries.first().map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
         let name = gid_netdev(sysfs, &facts.device, facts.port, index)?;
-        // The name may be another namespace's, and one of ours be called the same.
+        // The name can be from another namespace, where an interface of ours has the same name.
         let is_another = interfaces.iter().any(|interface| interface.name == name && interface.index != ifindex);
         (!is_another).then_some(name)
     };

@@ -1,11 +1,12 @@
-//! The survey as text for a person, in 80 columns: first the verdict, then what to change, then each port and PCIe link.
+//! The survey as text for a person, in 80 columns: first the verdict, then the changes to make, then
+//! each port and PCIe link.
 
 use super::text::{gbps, list};
 use super::{Limit, Obstacle, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What would be merged and the rate to expect, or why nothing is usable; the warnings; all ports, each with the reason why it is
-/// used or not; the PCIe links.
+/// Writes the page: the merged rails and the expected rate, or the reasons why no port is usable; the
+/// warnings; all ports, each with the reason why it is used or not; the PCIe links.
 pub fn report(survey: &Survey) -> String {
     if survey.rails.is_empty() && survey.refused.is_empty() {
         let text = "No rail is usable: no RDMA device is visible. In a container: --device /dev/infiniband and --network host.";
@@ -49,7 +50,7 @@ fn merged(survey: &Survey) -> String {
     [verdict, expected, announced].iter().map(|line| folded("  ", line)).collect()
 }
 
-/// The reasons, each once, with the ports that it keeps out.
+/// The obstacles, each once, with their ports.
 fn nothing_usable(survey: &Survey) -> String {
     let mut obstacles: Vec<(&Obstacle, Vec<String>)> = Vec::new();
     for Refused { device, port, obstacle, .. } in &survey.refused {
@@ -83,7 +84,7 @@ fn refused_text(refused: &Refused) -> String {
     folded("    ", &head) + &indented(&parts.join(", "))
 }
 
-/// Where a port is: interface, physical port, PCI function and its link's rate, as far as they are known.
+/// Place of a port: interface, physical port, PCI function and the rate of its link, if known.
 fn place(netdev: Option<&str>, phys_port: Option<&str>, pci: Option<&PciFunction>) -> Vec<String> {
     let physical = phys_port.map(|name| format!(" ({name})")).unwrap_or_default();
     let mut parts = vec![format!("{}{physical}", netdev.unwrap_or("no visible interface"))];
@@ -110,7 +111,7 @@ fn link_text(at: usize, link: &PcieLink) -> String {
     format!("PCIe link {at}: {slot} {rate}, carries {}; {shared}{devices}", gbps(payload_mbps))
 }
 
-/// Width of the narrowest terminal that is served.
+/// Width of the narrowest supported terminal.
 const COLUMNS: usize = 80;
 
 fn indented(text: &str) -> String {
@@ -121,13 +122,12 @@ fn folded(indent: &str, text: &str) -> String {
     wrapped(COLUMNS, indent, text)
 }
 
-/// `text` in lines of at most `columns`, the second and later ones behind `indent`. A longer word
-/// stays whole.
+/// Wraps `text` at `columns`; the second and later lines follow `indent`. A longer word stays whole.
 pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
-    // Two spaces between words stay.
+    // Keeps two spaces between words.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
         if !is_empty && width > columns {

@@ -1,11 +1,12 @@
-//! What sysfs says of an RDMA device. Everything is optional: a container hides parts of the tree, soft-RoCE has no PCI.
+//! Facts about an RDMA device from sysfs. All are optional: a container hides parts of the tree, and
+//! soft-RoCE has no PCI.
 
 use super::pcie::{self, LinkRate, PciFunction};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Whether sysfs lists an RDMA device.
+/// True if sysfs lists the RDMA device.
 pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
     rdma_device(sysfs, device).exists()
 }
@@ -26,7 +27,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let address = pci_address(&path)?.to_owned();
     let (domain, own_slot, own_function) = pcie::parse_address(&address)?;
     let physical = fs::canonicalize(path.join("physfn")).ok();
-    // A virtual function's own link registers read as zero (SR-IOV specification): the physical function has the link.
+    // A virtual function's own link registers read as zero (SR-IOV specification): the physical
+    // function has the link.
     let link_folder = physical.as_deref().unwrap_or(&path);
     let (slot, function) = match pci_address(link_folder).and_then(pcie::parse_address) {
         Some((_, slot, function)) => (slot.to_owned(), function),
@@ -47,8 +49,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     })
 }
 
-/// The network interfaces of a device's PCI function that this process's network namespace shows, in name order, with
-/// the one of `port` first where the interfaces number their ports.
+/// The visible network interfaces of a device's PCI function in this network namespace, in name order.
+/// The interface of `port` comes first if the interfaces number their ports.
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names: Vec<String> = fs::read_dir(&folder)
@@ -72,7 +74,7 @@ pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
 }
 
-/// The speed of a network interface in Mb/s; virtual interfaces say -1, or nothing.
+/// The speed of a network interface in Mb/s; virtual interfaces report -1, or nothing.
 pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)
 }
