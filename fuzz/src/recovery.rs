@@ -309,7 +309,7 @@ impl Caller {
                 State::Fencing { .. } => Rail::CutOff,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
                 State::Down { .. } => Rail::Stopped { by_peer: true },
-                State::Opening | State::Connecting | State::Answering => {
+                State::Opening | State::Connecting | State::Answering | State::Activating => {
                     panic!("rail {lane} waits for an action that was executed")
                 }
                 State::Requested { .. } => Rail::New,

@@ -81,15 +81,19 @@ unsafe impl Memory for Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         let (context, start, address) = (&self.context, self.start.as_ptr(), self.address());
-        // SAFETY: allocated or registered by `new` and given back this once, before the heap ends;
-        // registrations and requests held the buffer and are gone, and no kernel runs.
         match self.kind {
             Kind::Malloc => {}
-            Kind::HostAlloc => context.give_back("cuMemFreeHost", |functions| unsafe { (functions.host_free)(start) }),
+            Kind::HostAlloc => {
+                // SAFETY: allocated by `new` and freed this once. Registrations and requests that
+                // held the buffer are gone, and no kernel runs.
+                context.give_back("cuMemFreeHost", |functions| unsafe { (functions.host_free)(start) });
+            }
             Kind::HostRegister => {
+                // SAFETY: as above; registered by `new`, and the heap lives until after this call.
                 context.give_back("cuMemHostUnregister", |functions| unsafe { (functions.host_unregister)(start) });
             }
             Kind::Managed | Kind::Device | Kind::DeviceAsCuda => {
+                // SAFETY: as for `HostAlloc`.
                 context.give_back("cuMemFree", |functions| unsafe { (functions.free)(address) });
             }
         }
