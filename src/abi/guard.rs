@@ -76,13 +76,11 @@ impl Health {
 }
 
 #[cold]
-#[inline(never)]
 fn in_forked_child() -> Box<Error> {
     Box::new(Missing::Forked.into())
 }
 
 #[cold]
-#[inline(never)]
 fn out_of_use() -> Box<Error> {
     Box::new(Internal::CallPanicked.into())
 }

@@ -140,21 +140,18 @@ impl Qp {
     }
 
     #[cold]
-    #[inline(never)]
-    fn refused(&self, call: fn(String, u32) -> Call, status: i32) -> Box<Error> {
+    fn refused(&self, call: impl FnOnce(String, u32) -> Call, status: i32) -> Box<Error> {
         // The provider returns the errno; a few old providers return -1 and set errno.
         let errno = if status > 0 { status } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
         Box::new(Error::Os { call: call(self.device().to_owned(), self.number()), errno })
     }
 
     #[cold]
-    #[inline(never)]
     fn too_long_for_inline(&self, bytes: u32) -> Box<Error> {
         Box::new(Argument::Inline { bytes, most: self.inline_bytes() }.into())
     }
 
     #[cold]
-    #[inline(never)]
     fn too_many_receives(&self, count: usize) -> Box<Error> {
         Box::new(Argument::Receives { count, most: self.receives.len() }.into())
     }
@@ -179,7 +176,6 @@ impl Cq {
     }
 
     #[cold]
-    #[inline(never)]
     fn broken(&self) -> Box<Error> {
         Box::new(Error::last_os(Call::Poll { device: self.queue.context.name().to_owned() }))
     }

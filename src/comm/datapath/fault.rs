@@ -27,18 +27,10 @@ pub enum Fault {
     /// The request itself is wrong and would fail on every rail. The connection has failed.
     Fatal(String),
     /// The peer violated the protocol. The connection has failed.
-    Violation(Box<Violation>),
+    Violation(Violation),
 }
 
 impl Fault {
-    /// Returns the fault of a peer that violated the protocol. Not inlined, to keep the caller's
-    /// frame small.
-    #[cold]
-    #[inline(never)]
-    pub fn of_violation(peer: &str, how: &dyn std::fmt::Display) -> Box<Self> {
-        Box::new(Self::Violation(Box::new(broken_protocol(peer, how))))
-    }
-
     /// Classifies a completion with an error.
     #[cold]
     #[inline(never)]
@@ -80,33 +72,29 @@ pub fn not_entered<P>(path: &TryCell<P>) -> Quick<()> {
 
 /// Returns the error of a data path in which a thread panicked. The data path is not used again.
 #[cold]
-#[inline(never)]
 pub fn broken() -> Error {
     Internal::PathPanicked.into()
 }
 
 /// Returns the error for a request number that names no request in flight.
 #[cold]
-#[inline(never)]
 pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
     Box::new(Argument::NotInFlight(error.0).into())
 }
 
 /// Returns the error for memory outside its registration, or registered for sends alone.
 #[cold]
-#[inline(never)]
-pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Box<Error> {
+pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     if !memory.is_for_receives() && memory.covers(addr, bytes) {
-        return Box::new(Argument::ForSends { call, addr }.into());
+        return Argument::ForSends { call, addr }.into();
     }
     let Range { start, end } = memory.range();
-    Box::new(Argument::Outside { call, addr, bytes, start, end }.into())
+    Argument::Outside { call, addr, bytes, start, end }.into()
 }
 
 /// Returns the error for a send that is larger than its receive (`room`) or than the connection
 /// allows (`most`), in bytes.
 #[cold]
-#[inline(never)]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
         return Box::new(Usage::Sizes { peer: peer.to_owned(), bytes, room, tag }.into());
@@ -116,14 +104,6 @@ pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<
 
 /// Returns the error of a peer that violated the protocol.
 #[cold]
-#[inline(never)]
 pub fn broken_protocol(peer: &str, how: &dyn std::fmt::Display) -> Violation {
     Violation::Breach { peer: peer.to_owned(), how: how.to_string() }
-}
-
-/// [`broken_protocol`] as an error of a call that is made for every message.
-#[cold]
-#[inline(never)]
-pub fn violated(peer: &str, how: &dyn std::fmt::Display) -> Box<Error> {
-    Box::new(broken_protocol(peer, how).into())
 }

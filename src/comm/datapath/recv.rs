@@ -4,7 +4,7 @@
 mod failover;
 
 use super::context::PathContext;
-use super::fault::{Fault, not_in_flight, outside};
+use super::fault::{Fault, broken_protocol, not_in_flight, outside};
 use super::lane::{Lane, LaneWrite, Role};
 use super::load::Granting;
 use super::parts::PathParts;
@@ -350,11 +350,11 @@ impl RecvPath {
 #[inline(always)]
 pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     if parts.is_empty() || parts.len() > PARTS {
-        return Err(group_size(parts.len()));
+        return Err(group_size(parts.len()).into());
     }
     for part in parts {
         if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.takes(part.addr, part.bytes) {
-            return Err(outside("irecv", part.addr, part.bytes, part.memory));
+            return Err(outside("irecv", part.addr, part.bytes, part.memory).into());
         }
     }
     Ok(())
@@ -393,7 +393,7 @@ fn arrive(
         Ok(Arrival::Whole) => Found::Something,
         Ok(Arrival::Part) => Found::InPart,
         Ok(Arrival::Stale) => return stale(context, lane, completion),
-        Err(violation) => return Err(Fault::of_violation(&context.peer.name, &violation)),
+        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer.name, &violation)))),
     };
     lane.count(u64::from(completion.bytes()));
     if immediate.leads != 0 {
@@ -455,17 +455,15 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {
     let what = "message without immediate data, or SEND in place of RDMA WRITE";
-    Fault::of_violation(&context.peer.name, &what)
+    Box::new(Fault::Violation(broken_protocol(&context.peer.name, &what)))
 }
 
 #[cold]
-#[inline(never)]
 fn no_room() -> Box<Error> {
     Box::new(Internal::NoRoomForCts.into())
 }
 
 #[cold]
-#[inline(never)]
-fn group_size(count: usize) -> Box<Error> {
-    Box::new(Argument::Group { count, most: PARTS }.into())
+fn group_size(count: usize) -> Error {
+    Argument::Group { count, most: PARTS }.into()
 }

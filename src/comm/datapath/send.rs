@@ -5,7 +5,7 @@ mod failover;
 
 use super::clock::Clock;
 use super::context::PathContext;
-use super::fault::{Fault, not_in_flight, outside, too_large, violated};
+use super::fault::{Fault, broken_protocol, not_in_flight, outside, too_large};
 use super::lane::{Lane, LaneWrite, Role};
 use super::load::Sending;
 use super::parts::PathParts;
@@ -134,7 +134,7 @@ impl SendPath {
             return self.not_now(context, bytes);
         }
         if !memory.covers(addr, bytes) {
-            return Err(outside("isend", addr, bytes, memory));
+            return Err(outside("isend", addr, bytes, memory).into());
         }
         if !self.sends.has_room() {
             return self.not_now(context, bytes);
@@ -170,7 +170,7 @@ impl SendPath {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
             Err(violation) => {
-                return Err(self.end(violated(&context.peer.name, &violation)));
+                return Err(self.end(Box::new(broken_protocol(&context.peer.name, &violation).into())));
             }
         };
         let most_bytes = self.sizes.most_bytes;

@@ -84,7 +84,7 @@ impl Status {
     pub fn check(&self) -> Quick<()> {
         match &self.failed {
             None => Ok(()),
-            Some(failed) => Err(copy(failed)),
+            Some(failed) => Err(failed.clone()),
         }
     }
 
@@ -150,13 +150,6 @@ impl Status {
     pub fn take_losses(&mut self) -> Vec<Loss> {
         std::mem::take(&mut self.losses)
     }
-}
-
-/// Copies an error outside the frames of the calls that are made for every message.
-#[cold]
-#[inline(never)]
-fn copy(failed: &Error) -> Box<Error> {
-    Box::new(failed.clone())
 }
 
 #[cfg(test)]

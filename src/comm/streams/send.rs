@@ -87,7 +87,7 @@ impl StreamSendPath {
     ) -> Quick<Option<u16>> {
         self.check()?;
         let Some(source) = memory.source(addr, bytes) else {
-            return Err(outside("isend", addr, bytes, memory));
+            return Err(outside("isend", addr, bytes, memory).into());
         };
         if !self.outbound.has_room() {
             self.go_on(context, "a send", bytes)?;
