@@ -7,70 +7,22 @@
 
 #[allow(unsafe_code)]
 mod cuda;
+mod kind;
 pub(crate) mod lines;
 mod pattern;
 
 pub use cuda::Driver;
 pub(crate) use cuda::lines::Lines;
 pub(crate) use cuda::{About, Block, Gpu};
+pub(crate) use kind::Kind;
 pub(crate) use pattern::{Pattern, Wrong};
 
-use crate::net::{Pointer, Words};
+use crate::net::Words;
 use anyhow::{Result, ensure};
 use lines::{FLAG, Round, Tally, WORDS, word};
-use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
-
-/// A kind of memory, and how it is registered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    /// The allocator's, pageable (`malloc`).
-    Malloc,
-    /// Pinned by CUDA (`cudaHostAlloc`), portable and mapped.
-    HostAlloc,
-    /// The allocator's, pinned by CUDA afterwards (`cudaHostRegister`).
-    HostRegister,
-    /// Shared by processor and GPU, moved on use (`cudaMallocManaged`).
-    Managed,
-    /// The GPU's own (`cudaMalloc`), registered as if it were the host's.
-    Device,
-    /// The GPU's own, registered as CUDA memory.
-    DeviceAsCuda,
-}
-
-impl Kind {
-    /// All of them, in the order of the table.
-    pub const ALL: [Self; 6] =
-        [Self::Malloc, Self::HostAlloc, Self::HostRegister, Self::Managed, Self::Device, Self::DeviceAsCuda];
-
-    /// The function that allocates it, as CUDA's users know it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => "malloc",
-            Self::HostAlloc => "cudaHostAlloc",
-            Self::HostRegister => "cudaHostRegister",
-            Self::Managed => "cudaMallocManaged",
-            Self::Device => "cudaMalloc",
-            Self::DeviceAsCuda => "cudaMalloc, as CUDA",
-        }
-    }
-
-    /// True for the kinds of NCCL's buffers, which NCCL needs.
-    pub fn must_register(self) -> bool {
-        matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
-    }
-
-    /// The pointer type for regMr.
-    pub fn pointer(self) -> Pointer {
-        match self {
-            Self::DeviceAsCuda => Pointer::Cuda,
-            _ => Pointer::Host,
-        }
-    }
-}
 
 /// Proves that this GPU writes the bytes that the processor computes, and counts the bytes that the
 /// processor changes: a check that never finds anything would pass whatever a network does.

@@ -4,7 +4,7 @@
 use super::driver::{Address, Object};
 use super::memory::Allocation;
 use super::{Block, Gpu};
-use crate::gpu::Kind;
+use crate::gpu::kind::Kind;
 use crate::gpu::lines::{LINE_BYTES, Round, Tally};
 use crate::net::Words;
 use anyhow::{Result, bail, ensure};

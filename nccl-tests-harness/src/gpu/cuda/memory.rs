@@ -1,7 +1,7 @@
 //! Memory by the driver, of every kind.
 
 use super::driver::{Address, Context};
-use crate::gpu::Kind;
+use crate::gpu::kind::Kind;
 use crate::net::{Heap, Memory};
 use anyhow::{Context as _, Result};
 use std::ffi::{c_uint, c_void};

@@ -10,7 +10,7 @@ mod memory;
 
 pub use driver::{About, Driver};
 
-use super::Kind;
+use super::kind::Kind;
 use super::pattern::{Pattern, Wrong, span};
 use crate::net::{Buffer, Heap};
 use anyhow::{Context as _, Result};
