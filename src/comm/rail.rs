@@ -16,6 +16,8 @@ pub mod registration;
 use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::config::{Config, RelaxedOrdering};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{Missing, Result};
 use crate::interfaces::{Holder, Interface, TableEntry, holder};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};

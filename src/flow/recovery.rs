@@ -6,7 +6,7 @@
 //! order of the events that its budget allows.
 //!
 //! Promises for each rail:
-//! - Only [`Recovery::transition`] writes the state. It emits a [`Changed`] for the log and the
+//! - Only `Recovery::transition` writes the state. It emits a [`Changed`] for the log and the
 //!   counters.
 //! - [`Action::Fence`] is the first step after a loss. The peer gets FENCED only after it.
 //! - [`Action::Resend`] comes only after the peer's FENCED. From then on nothing that was posted on

@@ -8,6 +8,8 @@ use crate::comm::threads;
 use crate::config::Config;
 use crate::counters::Record;
 use crate::counters::layout::Word;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{Internal, Missing, Network, Quick, Result, Violation};
 use crate::flow::pace::Moment;
 use crate::verbs::{

@@ -16,6 +16,8 @@ use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Quick;
 use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;

@@ -6,6 +6,8 @@ use super::peer::Presence;
 use crate::comm::log::once::Direction;
 use crate::counters::layout::Word;
 use crate::counters::{Record, nanos};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 

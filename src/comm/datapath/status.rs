@@ -96,7 +96,7 @@ impl Status {
     }
 
     /// Fails the connection, and returns its first error, which its caller gets from here on.
-    /// [`super::path::DataPath::end`] closes the lanes.
+    /// [`super::rails::Rails::end`] closes the lanes.
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
         self.on_trial.clear();

@@ -1,6 +1,8 @@
 //! Choice of the network interface on which the bootstrap listens.
 
 use crate::config::{Config, NameFilter, SocketFamily};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{Missing, Result};
 use crate::interfaces;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};

@@ -15,6 +15,8 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::Way;
 use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{Internal, Network, Result, Usage, Violation};
 use crate::flow::paths::End;
 use crate::verbs::Region;

@@ -25,6 +25,8 @@ use crate::comm::recovery::redial::Standing;
 use crate::comm::recovery::tcp::Redialling;
 use crate::counters::layout::Direction;
 use crate::counters::{CountedConnection, CountedLane};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{PeerGone, Result};
 use crate::flow::paths::End;
 use crate::verbs::Region;

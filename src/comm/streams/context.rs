@@ -3,6 +3,8 @@
 use super::sockets::Sockets;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::{Direction, LogOnce};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::{Network, Quick, Waited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
