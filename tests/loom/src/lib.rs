@@ -9,7 +9,7 @@ extern crate loom_std as std;
 
 pub mod comm;
 
-#[path = "../../../src/error.rs"]
+#[path = "../../../src/error/mod.rs"]
 pub mod error;
 #[path = "../../../src/flow/mod.rs"]
 pub mod flow;
