@@ -118,27 +118,27 @@ impl Stalled {
     /// [`Error::PeerGone`], with which the caller ends the connection.
     #[cold]
     pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
-        let peer = context.peer.name.clone();
         if let Some(first) = lanes.first() {
             timer.count(waited, &first.record);
         }
-        let gone = Box::new(match context.peer.presence() {
+        let peer = || context.peer.name.clone();
+        let gone = match context.peer.presence() {
             Presence::Here if timer.should_warn(waited, context.stall_warn) => {
                 self.warn(context, waited, lanes);
                 return Ok(());
             }
             Presence::Here => return Ok(()),
             _ if timer.away() < GONE_GRACE => return Ok(()),
-            Presence::Closed { .. } => PeerGone::Closed { peer },
+            Presence::Closed { .. } => PeerGone::Closed { peer: peer() },
             // If the peer violated the protocol, the connection has already ended with that error.
-            Presence::Gone => PeerGone::Vanished { peer },
-        });
+            Presence::Gone => PeerGone::Vanished { peer: peer() },
+        };
         let what = self.what;
         let waited = match self.direction {
             Direction::Send => Waited::Send { what, waited },
             Direction::Receive => Waited::Receive { what, waited, pending: self.count },
         };
-        Err(Box::new(PeerGone::OnLanes { gone, waited, lanes: lanes_text(lanes) }.into()))
+        Err(Box::new(PeerGone::OnLanes { gone: Box::new(gone), waited, lanes: lanes_text(lanes) }.into()))
     }
 
     fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
