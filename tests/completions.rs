@@ -69,7 +69,7 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
         for side in [0, 1] {
             let mut frames = Vec::new();
             fabric.hosts[side].process().tick(now);
-            pair.drivers[side].tend(now, true, &mut |frame| {
+            pair.drivers[side].poll(now, true, &mut |frame| {
                 frames.push(frame);
                 true
             });

@@ -7,7 +7,7 @@ use common::comms::{Receiving, Sending};
 use common::heard::{self, Heard};
 use common::until;
 use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};
-use nccl_net_spark::comm::log::outages::{Member, Outages, SETTLED};
+use nccl_net_spark::comm::log::outages::{ConnectionOutages, Outages, SETTLED};
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -25,10 +25,10 @@ fn lane(number: usize) -> LaneId {
 }
 
 /// Creates `count` connections with the same peer over two rails.
-fn members(outages: &Arc<Outages>, count: usize) -> Vec<Member> {
+fn members(outages: &Arc<Outages>, count: usize) -> Vec<ConnectionOutages> {
     let rails = [("a:1", "x:1"), ("b:1", "y:1")].map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
     let one = |at: usize| {
-        Member::new(outages, &format!("spark-2:47{at}"), Duration::from_secs(30), rails.clone().into_iter())
+        ConnectionOutages::new(outages, &format!("spark-2:47{at}"), Duration::from_secs(30), rails.clone().into_iter())
     };
     (0..count).map(one).collect()
 }

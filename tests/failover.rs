@@ -20,7 +20,7 @@ use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::shared::{PathGuard, SharedPath};
 use nccl_net_spark::comm::rail::backoff::PathId;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
-use nccl_net_spark::comm::recovery::redial::Standing;
+use nccl_net_spark::comm::recovery::redial::RedialHandle;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
 use nccl_net_spark::config::Config;
@@ -150,7 +150,7 @@ fn without_any_rail_for_too_long_both_ends_are_told() {
 }
 
 #[test]
-fn a_way_on_which_nobody_answers_keeps_no_other_from_returning() {
+fn an_address_that_does_not_answer_delays_no_other_rail() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
@@ -305,7 +305,7 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
     assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer was informed");
     // Here the message to the peer cannot be sent.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let unsaid = |_: &mut Channel, _: &mut Standing| Err(Network::ConnectAgain.into());
+    let unsaid = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
     assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
     assert_eq!(Arc::strong_count(&context), 1, "the service keeps it");
     let bed = Bed::over(hosts);

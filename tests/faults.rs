@@ -6,7 +6,7 @@
 mod common;
 mod sim;
 
-use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
@@ -19,7 +19,7 @@ fn talk(fabric: &mut Fabric, pair: &mut Pair) {
         fabric.pass(1_000_000);
         let (now, mut frames) = (fabric.now(), [Vec::<ControlFrame>::new(), Vec::new()]);
         for (side, driver) in pair.drivers.iter_mut().enumerate() {
-            driver.tend(now, false, &mut |frame| {
+            driver.poll(now, false, &mut |frame| {
                 frames[1 - side].push(frame);
                 true
             });
@@ -53,12 +53,12 @@ fn a_data_path_with_a_fault_is_left_alone_and_both_ends_part_in_good_order() {
         pair.drivers[1 - broken].close();
         talk(&mut fabric, &mut pair);
         assert!(
-            matches!(pair.contexts[broken].peer.presence(), Presence::Closed { .. }),
+            matches!(pair.contexts[broken].peer.presence(), PeerState::Closed { .. }),
             "the other end's BYE has arrived"
         );
         pair.drivers[broken].close();
         talk(&mut fabric, &mut pair);
         let heard = pair.contexts[1 - broken].peer.presence();
-        assert_eq!(heard, Presence::Closed { delivered: 0 }, "its BYE has arrived");
+        assert_eq!(heard, PeerState::Closed { delivered: 0 }, "its BYE has arrived");
     }
 }

@@ -92,7 +92,7 @@ impl Stage {
     }
 
     /// Runs both drivers of a connection and delivers their messages.
-    fn tend(&mut self, at: usize) {
+    fn poll(&mut self, at: usize) {
         let now = self.fabric().now();
         self.fabric().hosts.iter().for_each(|host| host.process().tick(now));
         for side in [0, 1] {
@@ -100,7 +100,7 @@ impl Stage {
             let sent = &mut self.frames[at][1 - side];
             let driver = &mut self.pairs[at].as_mut().unwrap().drivers[side];
             came.iter().for_each(|frame| driver.hear(frame, now));
-            driver.tend(now, true, &mut |frame| {
+            driver.poll(now, true, &mut |frame| {
                 sent.push(frame);
                 true
             });
@@ -112,7 +112,7 @@ impl Stage {
         let limit = self.fabric().now_ns() + PATIENCE_NS;
         loop {
             self.fabric().pass(50_000);
-            self.tend(at);
+            self.poll(at);
             self.test_receive_if_open(at, receive);
             if let Some(bytes) = self.test(at, send) {
                 return bytes;

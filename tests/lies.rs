@@ -17,7 +17,7 @@ use messages::{QPS, advert, end, join, joined, lane, not_now};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
 use nccl_net_spark::comm::datapath::path::{DataPath, Faults};
-use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::wr_id::Work;
 use nccl_net_spark::error::{Argument, Error, Quick};
@@ -92,7 +92,7 @@ impl Stage {
         for _ in 0..10_000 {
             {
                 let mut path = self.pair.send.enter().unwrap();
-                let _ = path.tend(&self.pair.contexts[0]);
+                let _ = path.poll(&self.pair.contexts[0]);
                 if let Some(slot) = path.rails().lanes[0].slot(0) {
                     slot.write(&write, None).unwrap();
                     return;
@@ -172,7 +172,7 @@ impl Stage {
             let now = self.fabric().now();
             for side in [0, 1] {
                 let mut frames = Vec::new();
-                self.pair.drivers[side].tend(now, true, &mut |mut frame| {
+                self.pair.drivers[side].poll(now, true, &mut |mut frame| {
                     alter(&mut frame);
                     frames.push(frame);
                     true
@@ -418,7 +418,7 @@ fn what_a_receiver_cannot_have_is_not_believed() {
         let text = stage.complaint(side).expect("an error").to_string();
         let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
-        assert_eq!(stage.pair.contexts[side].peer.presence(), Presence::Here);
+        assert_eq!(stage.pair.contexts[side].peer.presence(), PeerState::Here);
     }
 }
 
@@ -460,7 +460,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
         stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         // The driver asks for the rail to return, and `message` is the answer.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
-        stage.pair.drivers[0].tend(now, true, &mut |_| true);
+        stage.pair.drivers[0].poll(now, true, &mut |_| true);
         assert!(
             stage.pair.drivers[0].text().contains("x1:1 to x1:1: reconnecting"),
             "{}",

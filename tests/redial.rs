@@ -22,7 +22,7 @@ use frozen::Frozen;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::descriptors::DescriptorWarning;
-use nccl_net_spark::comm::recovery::redial::Standing;
+use nccl_net_spark::comm::recovery::redial::RedialHandle;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use nccl_net_spark::wire::message::{Message, Redial};
@@ -535,7 +535,7 @@ fn without_a_descriptor_a_connection_has_no_other_tcp_and_the_next_one_may() {
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();
     let (mut standing, warning, heard) =
-        (Standing::default(), Arc::new(DescriptorWarning::default()), heard::Heard::default());
+        (RedialHandle::default(), Arc::new(DescriptorWarning::default()), heard::Heard::default());
     let _turn = bed::TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let refused = common::without_files(|| heard.by(|| [0, 1].map(|_| standing.invite(&channel, &warning).1)));
     assert_eq!(refused, [None, None]);

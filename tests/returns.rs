@@ -9,7 +9,7 @@ mod sim;
 
 use nccl_net_spark::comm::datapath::lane::Stopped;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
-use nccl_net_spark::comm::rail::device::Presence;
+use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
@@ -57,7 +57,7 @@ impl Stage {
             for pair in &mut self.pairs {
                 for side in [0, 1] {
                     let mut frames = Vec::new();
-                    pair.drivers[side].tend(now, true, &mut |frame| {
+                    pair.drivers[side].poll(now, true, &mut |frame| {
                         frames.push(frame);
                         true
                     });
@@ -124,7 +124,7 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
 }
 
 #[test]
-fn a_way_on_which_nobody_answers_is_tried_by_one_connection_for_all() {
+fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     let mut stage = Stage::new(4, 2);
     stage.set(&[1], false);
     stage.talk(200, |_| {});
@@ -223,12 +223,12 @@ fn a_device_that_has_failed_has_not_stopped_whatever_the_kernel_says() {
     assert_eq!(stop(&stage), Stopped::Not);
     let rail = device(&mut stage);
     rail.device.fatal();
-    assert_eq!((rail.device.presence(), stop(&stage)), (Presence::CutOff, Stopped::Not), "the early event");
+    assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not), "the early event");
     stage.fabric().move_to(0, Phase::Cut);
     assert_eq!(stop(&stage), Stopped::Not);
     // The event may be read late.
     rail.device.fatal();
-    assert_eq!((rail.device.presence(), stop(&stage)), (Presence::CutOff, Stopped::Not));
+    assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not));
     stage.fabric().move_to(0, Phase::Gone);
     assert_eq!(stop(&stage), Stopped::Not, "the device's sysfs entry exists");
     stage.fabric().show(0, false);

@@ -72,7 +72,7 @@ pub fn check(data: &[u8]) -> bool {
             }
             2 => caller.lose(lane, Rail::Stopped { by_peer: false }),
             3 => caller.recovery.port_up(lane, caller.now),
-            4 => caller.recovery.port_down(lane, "port", caller.now),
+            4 => caller.recovery.rail_down(lane, "port", caller.now),
             5 if lane.index() == RAILS - 1 => caller.recovery.bootstrap_opened(),
             5 => caller.recovery.bootstrap_closed(caller.now),
             6 => caller.probed(lane, tape.below(2) == 0),
@@ -163,7 +163,7 @@ impl Caller {
             match self.rails[lane.index()] {
                 _ if !is_lost => {}
                 Rail::Used => panic!("a rail in use is not lost"),
-                Rail::CutOff => self.recovery.port_down(lane, "cut off", self.now),
+                Rail::CutOff => self.recovery.rail_down(lane, "cut off", self.now),
                 Rail::Stopped { .. } | Rail::New | Rail::Connected => {
                     self.recovery.lost(lane, "loss", Received::default(), self.now);
                 }

@@ -71,7 +71,7 @@ fn a_cable_carries_between_rails_of_other_names_at_its_rate() {
 }
 
 #[test]
-fn nobody_answers_where_no_cable_leads() {
+fn an_address_without_a_cable_times_out() {
     let bed = Bed::wired(Nic::Mlx5, &format!("{CROSSED}\nwire v ends=0.d,2.c"));
     let ends = |node: usize| [0, 1, 2].map(|device| End::new(&bed.nodes[node], device));
     let (here, there) = (ends(0), ends(1));

@@ -12,7 +12,7 @@ use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
 use super::recovery::service::{Service, WatchId};
 use super::streams::context::StreamContext;
-use super::streams::farewell::{Farewell, Last};
+use super::streams::farewell::{FinalBytes, StreamClose};
 use super::streams::recv::StreamRecvPath;
 use super::streams::send::StreamSendPath;
 use crate::counters::CountedConnection;
@@ -155,18 +155,18 @@ impl RailRecvComm {
     }
 }
 
-impl<P: Last> StreamEndpoint<P> {
+impl<P: FinalBytes> StreamEndpoint<P> {
     /// As [`Endpoint::close`].
     pub fn close(&self) {
         let StreamContext { sockets, .. } = &self.context;
         let words = self.path.enter().and_then(|mut path| {
-            let words = path.last_words();
+            let words = path.final_bytes();
             path.leave();
             words
         });
         self.process.closed(&sockets.tcp.peer);
         match words {
-            Some(words) => self.service.part(Farewell::new(Arc::clone(sockets), words, Instant::now())),
+            Some(words) => self.service.close_streams(StreamClose::new(Arc::clone(sockets), words, Instant::now())),
             None => sockets.cut(),
         }
     }

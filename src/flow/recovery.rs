@@ -247,7 +247,7 @@ impl Recovery {
     }
 
     /// Reports that a port of this host went down, or that its device is away.
-    pub fn port_down(&mut self, lane: LaneId, why: &str, now: u64) {
+    pub fn rail_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }
 

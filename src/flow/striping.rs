@@ -93,7 +93,7 @@ enum Trials {
 
 /// The load of other connections on the rails of a connection's lanes. Called only by the
 /// connection's own thread.
-pub trait Others {
+pub trait OtherConnections {
     /// Bytes that all connections of this process have under way on a lane's rail.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
     /// Bytes that all connections of this process have given to a lane's rail since it was last
@@ -104,18 +104,18 @@ pub trait Others {
     /// Reports the fraction of its promise that this connection measured on a lane's rail, relative
     /// to the best rail (above 0, up to 1). Returns the average over all connections that use the
     /// rail.
-    fn confer(&self, lane: LaneId, kept: f64) -> f64;
+    fn share_quality(&self, lane: LaneId, kept: f64) -> f64;
 }
 
 /// No other connection uses the rails.
-struct Nobody;
+struct NoOthers;
 
-impl Others for Nobody {
+impl OtherConnections for NoOthers {
     fn waiting_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
 
-    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
+    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }
@@ -168,7 +168,7 @@ impl Striping {
             trials: Trials::Rest { next_ns: RETRY_NS, every_ns: TRIAL_EVERY_NS, rate: 0.0 },
             nominal,
         };
-        striping.refresh(&Nobody);
+        striping.refresh(&NoOthers);
         striping
     }
 
@@ -179,13 +179,13 @@ impl Striping {
         if matches!(self.trials, Trials::Trial { .. }) {
             self.trials = Trials::Rest { next_ns: 0, every_ns: TRIAL_EVERY_NS, rate: 0.0 };
         }
-        self.refresh(&Nobody);
+        self.refresh(&NoOthers);
     }
 
     /// Restores a lost lane, without a measured speed.
     pub fn regain(&mut self, lane: LaneId) {
         self.lost &= !lane.bit();
-        self.refresh(&Nobody);
+        self.refresh(&NoOthers);
     }
 
     /// Returns true if a lane is not lost.
@@ -221,7 +221,7 @@ impl Striping {
 
     /// Returns the lane for a small message.
     #[inline(always)]
-    pub fn lane_for(&mut self, bytes: u64, others: &impl Others) -> LaneId {
+    pub fn lane_for(&mut self, bytes: u64, others: &impl OtherConnections) -> LaneId {
         let favourite = self.favourite;
         if self.count > 1 {
             let waiting = self.paces[favourite.index()].outstanding_bytes.max(others.waiting_bytes(favourite));
@@ -233,7 +233,7 @@ impl Striping {
     }
 
     #[inline(never)]
-    fn look_for_another(&mut self, bytes: u64, others: &impl Others) {
+    fn look_for_another(&mut self, bytes: u64, others: &impl OtherConnections) {
         if self.stale {
             self.refresh(others);
         }
@@ -253,7 +253,7 @@ impl Striping {
 
     /// Cuts a large message into shares.
     #[inline(always)]
-    pub fn cut(&mut self, bytes: u64, now_ns: u64, others: &impl Others) -> Shares {
+    pub fn cut(&mut self, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> Shares {
         if self.stale && now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
             self.refreshed_ns = now_ns;
             self.refresh(others);
@@ -277,7 +277,7 @@ impl Striping {
 
     /// Accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
-    fn late_us(&self, lanes: &[Lane], others: &impl Others) -> f64 {
+    fn late_us(&self, lanes: &[Lane], others: &impl OtherConnections) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
         for (lane, known) in LaneId::all(self.count).zip(lanes).filter(|(_, known)| known.bytes_per_us > 0.0) {
             wait_us = (known.backlog_bytes as f64 / known.bytes_per_us).min(wait_us);
@@ -309,7 +309,7 @@ impl Striping {
     /// `lane`, the result of [`Striping::lane_for`]. From time to time a series of such messages
     /// uses another lane, to measure its current speed.
     #[inline(always)]
-    pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl Others) -> LaneId {
+    pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
             Trials::Rest { every_ns, rate: before, .. } => self.look_round(bytes, now_ns, (every_ns, before), others),
@@ -321,7 +321,13 @@ impl Striping {
     }
 
     #[inline(never)]
-    fn look_round(&mut self, bytes: u64, now_ns: u64, (every_ns, before): (u64, f64), others: &impl Others) -> LaneId {
+    fn look_round(
+        &mut self,
+        bytes: u64,
+        now_ns: u64,
+        (every_ns, before): (u64, f64),
+        others: &impl OtherConnections,
+    ) -> LaneId {
         self.refresh(others);
         let (home, rate) = (self.favourite, self.rates[self.favourite.index()]);
         let every_ns = if rate < SLOWED * before { TRIAL_EVERY_NS } else { every_ns };
@@ -349,7 +355,7 @@ impl Striping {
         (lane, home): (LaneId, LaneId),
         now_ns: u64,
         (every_ns, rate): (u64, f64),
-        others: &impl Others,
+        others: &impl OtherConnections,
     ) -> LaneId {
         self.favourite = home;
         self.refresh(others);
@@ -384,7 +390,7 @@ impl Striping {
     }
 
     /// Updates the estimated rate of each lane.
-    fn refresh(&mut self, others: &impl Others) {
+    fn refresh(&mut self, others: &impl OtherConnections) {
         self.stale = false;
         let mut kept = [None; MAX_RAILS];
         let mut best = 0.0_f64;
@@ -394,7 +400,7 @@ impl Striping {
         }
         let mut best_of_all = 0.0_f64;
         for (lane, kept) in LaneId::all(MAX_RAILS).zip(&mut kept) {
-            *kept = kept.map(|kept| others.confer(lane, kept / best));
+            *kept = kept.map(|kept| others.share_quality(lane, kept / best));
             best_of_all = best_of_all.max(kept.unwrap_or(0.0));
         }
         // Rails that keep about the same fraction of their promise get the average fraction: the

@@ -17,7 +17,7 @@ use tracing::Level;
 
 const LIMIT: u64 = 300;
 /// Clients without the token before the honest peer, and as many after it.
-const STRANGERS: usize = 20;
+const UNAUTHENTICATED_CLIENTS: usize = 20;
 /// Calls of each listener while none can succeed.
 const CALLS: usize = 1000;
 /// Most attempts of one call.
@@ -105,7 +105,7 @@ fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
         }
         client
     };
-    (0..STRANGERS * listeners.len()).map(one).collect()
+    (0..UNAUTHENTICATED_CLIENTS * listeners.len()).map(one).collect()
 }
 
 /// The process, which
@@ -187,7 +187,7 @@ fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listen
     let before = told.tries;
     hoard.0.pop();
     assert!(told.ask(&[listener], CALLS) <= TRIES);
-    assert!(told.tries - before <= 2 * STRANGERS, "{} tries", told.tries - before);
+    assert!(told.tries - before <= 2 * UNAUTHENTICATED_CLIENTS, "{} tries", told.tries - before);
     assert!(told.waits > CALLS / 2, "{} waits", told.waits);
     other.check(3);
     // Until the answer, no step of it is half done.

@@ -13,7 +13,7 @@ use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::Look;
-use nccl_net_spark::comm::rail::device::Presence as HostPresence;
+use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
@@ -299,7 +299,7 @@ impl Fabric {
     /// Registers memory while a rail refuses it, then registers the same memory again without the
     /// fault.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
-        let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == HostPresence::Here;
+        let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
             return;

@@ -3,7 +3,7 @@
 use super::Dice;
 use super::fabric::{Fabric, RAILS};
 use nccl_net_spark::comm::Rail;
-use nccl_net_spark::comm::rail::device::Presence;
+use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use softverbs::hotplug::Phase;
 use std::sync::Arc;
@@ -115,13 +115,13 @@ impl Removals {
             return changes;
         }
         for (at, rail) in process.rails.iter().enumerate() {
-            let was_there = rail.device.presence() == Presence::Here;
+            let was_there = rail.device.presence() == DevicePresence::Here;
             // The event of the function's failure, which both sides get, possibly late.
             if self.unread[side][at] && dice.one_in(2) {
                 self.unread[side][at] = false;
                 rail.device.fatal();
             }
-            if rail.device.look(rail.info.port) == Presence::Here {
+            if rail.device.look(rail.info.port) == DevicePresence::Here {
                 continue;
             }
             // The kernel's event. (The plugin decides by the entry in sysfs.)

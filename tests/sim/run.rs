@@ -7,7 +7,7 @@ use super::removals::Removals;
 use super::tcp::Tcp;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::path::Faults;
-use nccl_net_spark::comm::datapath::peer::Presence;
+use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::{SharedPath, leave};
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::error::{Error, Internal};
@@ -351,7 +351,7 @@ impl<'f> Run<'f> {
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
             self.fabric.hosts[side].process().tick(now);
-            self.tcp.tend(side, &mut self.pair.drivers[side], now_ns, now, &mut self.dice);
+            self.tcp.poll(side, &mut self.pair.drivers[side], now_ns, now, &mut self.dice);
             let due: Vec<usize> = (0..self.events.len())
                 .filter(|at| self.events[*at].1 == side && self.events[*at].0 <= now_ns)
                 .collect();
@@ -365,7 +365,7 @@ impl<'f> Run<'f> {
             }
             let has_news = self.dice.one_in(2);
             let (tcp, dice) = (&mut self.tcp, &mut self.dice);
-            self.pair.drivers[side].tend(now, has_news, &mut |frame| tcp.send(side, frame, now_ns, dice));
+            self.pair.drivers[side].poll(now, has_news, &mut |frame| tcp.send(side, frame, now_ns, dice));
         }
         self.check_bound();
     }
@@ -575,7 +575,7 @@ impl<'f> Run<'f> {
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         for side in [first, 1 - first] {
             self.pair.drivers[side].close();
-            while self.pair.contexts[1 - side].peer.presence() == Presence::Here {
+            while self.pair.contexts[1 - side].peer.presence() == PeerState::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);
                 assert!(self.fabric.now_ns() < limit, "side {side} closes and the other side does not notice");
@@ -587,7 +587,7 @@ impl<'f> Run<'f> {
         let told = self.pair.contexts[0].peer.presence();
         let all = groups.len() as u64;
         assert!(
-            matches!(told, Presence::Closed { delivered } if (waited_for..=all).contains(&delivered)),
+            matches!(told, PeerState::Closed { delivered } if (waited_for..=all).contains(&delivered)),
             "{told:?} of {all}"
         );
     }

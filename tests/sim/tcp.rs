@@ -144,7 +144,7 @@ impl Tcp {
 
     /// Does a service thread's work before it runs the driver. Sometimes, by `dice`, a control
     /// frame arrives twice.
-    pub fn tend(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
+    pub fn poll(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
         self.let_time_pass(now_ns);
         while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
             let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else { break };

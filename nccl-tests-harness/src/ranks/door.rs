@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// its answer never change, so that each side can name the difference.
 pub const PROTOCOL: u32 = 2;
 /// The most connections that have not shown a token. Further ones are closed.
-const STRANGERS: usize = 64;
+const MAX_UNAUTHENTICATED: usize = 64;
 /// Time to connect, and to be admitted.
 pub const OPENING: Duration = Duration::from_secs(10);
 
@@ -47,7 +47,7 @@ impl Door {
     /// Fails when this host does not have the address, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
-        let arrivals = Arrivals::of(listener, STRANGERS)?;
+        let arrivals = Arrivals::of(listener, MAX_UNAUTHENTICATED)?;
         Ok(Self { address: arrivals.address()?, token: Token::new()?, arrivals })
     }
 

@@ -78,7 +78,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// Time after which a waiting rank says for what it waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most connections without a hello. All ranks of a large job may connect in one moment.
-const STRANGERS: usize = 4096;
+const MAX_UNAUTHENTICATED: usize = 4096;
 
 /// The place where rank 0 listens for the ranks of a job.
 pub(crate) struct Rendezvous {
@@ -163,7 +163,7 @@ impl Rendezvous {
             };
             anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
         })?;
-        Ok(Self { arrivals: Arrivals::of(listener, STRANGERS)?, meeting })
+        Ok(Self { arrivals: Arrivals::of(listener, MAX_UNAUTHENTICATED)?, meeting })
     }
 
     /// Waits until all other ranks have connected. Returns them in rank order. `environment` gives

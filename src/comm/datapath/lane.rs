@@ -1,7 +1,7 @@
 //! One rail of one connection: queue pairs, completion queue, and free work requests.
 
 use super::wr_id::{Work, WrId};
-use crate::comm::rail::device::Presence;
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::comm::threads;
@@ -59,7 +59,7 @@ pub struct Lane {
     /// Present as long as the queue pairs are.
     cq: Option<Cq>,
     /// Queue pairs of a device that was cut off. The device may still read and write memory.
-    stranded: Option<(Vec<Queue>, Cq)>,
+    set_aside_queues: Option<(Vec<Queue>, Cq)>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
@@ -190,7 +190,7 @@ impl Lane {
     /// Returns a lane without queue pairs, for a rail that is not connected yet or was lost.
     pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, stranded) = Default::default();
+        let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, set_aside_queues) = Default::default();
         let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
@@ -204,7 +204,7 @@ impl Lane {
             queues,
             inline_bytes,
             cq,
-            stranded,
+            set_aside_queues,
             turn,
             pending,
             backlog_bytes,
@@ -219,8 +219,8 @@ impl Lane {
 
     /// Returns true if this lane's completion queue has the number `cq` of the device's events.
     pub fn is_on(&self, cq: usize) -> bool {
-        let stranded = self.stranded.as_ref().map(|(_, cq)| cq);
-        self.cq.as_ref().or(stranded).is_some_and(|own| own.number() == cq)
+        let set_aside_queues = self.set_aside_queues.as_ref().map(|(_, cq)| cq);
+        self.cq.as_ref().or(set_aside_queues).is_some_and(|own| own.number() == cq)
     }
 
     /// Returns the device generation that the queue pairs belong to.
@@ -369,7 +369,7 @@ impl Lane {
     #[cold]
     pub fn stop(&mut self) -> Stopped {
         // A device that does not answer gets no command: the command might not return.
-        match self.strand() {
+        match self.set_aside() {
             Stopped::Flushing => {}
             stopped => return stopped,
         }
@@ -382,26 +382,26 @@ impl Lane {
         }
         // Check again even if no command failed: for a failed device the kernel reports success
         // without asking the device.
-        self.strand()
+        self.set_aside()
     }
 
     /// Sets the queue pairs aside while their device has failed or is cut off. Takes them back once
     /// the device answers or was removed.
     #[cold]
-    pub fn strand(&mut self) -> Stopped {
+    pub fn set_aside(&mut self) -> Stopped {
         self.rail.device.look(self.rail.info.port);
         match self.rail.device.presence_of(self.opening) {
-            Presence::Here => {
+            DevicePresence::Here => {
                 self.restore();
                 Stopped::Flushing
             }
-            Presence::CutOff => {
+            DevicePresence::CutOff => {
                 if let Some(cq) = self.cq.take() {
-                    self.stranded = Some((std::mem::take(&mut self.queues), cq));
+                    self.set_aside_queues = Some((std::mem::take(&mut self.queues), cq));
                 }
                 Stopped::Not
             }
-            Presence::Gone => {
+            DevicePresence::Gone => {
                 self.restore();
                 Stopped::Gone
             }
@@ -409,7 +409,7 @@ impl Lane {
     }
 
     fn restore(&mut self) {
-        if let Some((queues, cq)) = self.stranded.take() {
+        if let Some((queues, cq)) = self.set_aside_queues.take() {
             (self.queues, self.cq) = (queues, Some(cq));
         }
     }
@@ -445,7 +445,7 @@ impl Lane {
     /// not answer, a thread of its own destroys them, which may take as long as the device.
     #[cold]
     pub fn close(&mut self) {
-        let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.stranded.take());
+        let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.set_aside_queues.take());
         if self.rail.device.is_stuck() {
             let ended = (ended, self.mailbox_key.take());
             threads::detach("spark-device", move || drop(ended));

@@ -1,13 +1,13 @@
 //! Load that other connections put on a connection's rails, for the choice of a rail.
 
 use super::lane::Lane;
-use crate::flow::striping::Others;
+use crate::flow::striping::OtherConnections;
 use crate::wire::ids::LaneId;
 
 /// Lanes of a sending connection, with the load of other connections on their rails.
 pub struct Sending<'a>(pub &'a [Lane]);
 
-impl Others for Sending<'_> {
+impl OtherConnections for Sending<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         self.0.get(lane.index()).map_or(0, |lane| lane.rail.backlog_bytes())
@@ -18,7 +18,7 @@ impl Others for Sending<'_> {
         self.0.get(lane.index()).map_or(0, |lane| lane.rail.busy_bytes())
     }
 
-    fn confer(&self, lane: LaneId, kept: f64) -> f64 {
+    fn share_quality(&self, lane: LaneId, kept: f64) -> f64 {
         self.0.get(lane.index()).map_or(kept, |lane| lane.path_quality.add(kept))
     }
 }
@@ -28,13 +28,13 @@ impl Others for Sending<'_> {
 /// direction. So the backlog is weighed by the time that it takes, not by its bytes.
 pub struct Granting<'a>(pub &'a [Lane]);
 
-impl Others for Granting<'_> {
+impl OtherConnections for Granting<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
     }
 
-    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
+    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }

@@ -4,7 +4,7 @@
 use super::context::PathContext;
 use super::fault::{Fault, OVERRUN};
 use super::lane::{Lane, LaneWrite, Role, lanes_text};
-use super::peer::Presence;
+use super::peer::PeerState;
 use super::rails::Rails;
 use super::status::{Doubt, Fenced, Loss, STRIKES};
 use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
@@ -56,9 +56,9 @@ pub trait DataPath: Send {
     ///
     /// # Errors
     /// The reason why the connection has failed.
-    fn tend(&mut self, context: &PathContext) -> Result<bool>;
+    fn poll(&mut self, context: &PathContext) -> Result<bool>;
 
-    /// True if work that a loss left waits for room on an open lane, and for [`DataPath::tend`].
+    /// True if work that a loss left waits for room on an open lane, and for [`DataPath::poll`].
     fn is_owing(&mut self) -> bool;
 
     /// Returns the number of receives, from the first on, that have all their bytes; 0 for a sender.
@@ -99,7 +99,7 @@ pub trait Faults {
 impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
-        if let Presence::Closed { .. } = context.peer.presence() {
+        if let PeerState::Closed { .. } = context.peer.presence() {
             // A peer that has closed destroys its queue pairs. Its BYE says what it has received, and
             // the rest, which it did not need, fails.
             if let Fault::Device(_) = fault {

@@ -17,7 +17,7 @@ const GONE: u64 = u64::MAX;
 
 /// Connection state of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Presence {
+pub enum PeerState {
     /// The peer is connected.
     Here,
     /// The peer closed the connection in good order.
@@ -37,13 +37,13 @@ impl Peer {
 
     /// Returns the peer's connection state.
     #[inline(always)]
-    pub fn presence(&self) -> Presence {
+    pub fn presence(&self) -> PeerState {
         // Acquire pairs with the release stores below: everything the peer had done before is
         // visible after this load.
         match self.state.load(Ordering::Acquire) {
-            0 => Presence::Here,
-            GONE => Presence::Gone,
-            n => Presence::Closed { delivered: n - 1 },
+            0 => PeerState::Here,
+            GONE => PeerState::Gone,
+            n => PeerState::Closed { delivered: n - 1 },
         }
     }
 
@@ -56,7 +56,7 @@ impl Peer {
 
     /// Records the peer's BYE. The first BYE is kept.
     pub fn said_bye(&self, delivered: u64) {
-        if let Presence::Closed { .. } = self.presence() {
+        if let PeerState::Closed { .. } = self.presence() {
             tracing::debug!("{} sent BYE again", self.name);
             return;
         }
@@ -79,14 +79,14 @@ mod tests {
     #[test]
     fn the_first_bye_stands_and_comes_before_a_broken_channel() {
         let peer = Peer::new("p".to_owned());
-        assert_eq!(peer.presence(), Presence::Here);
+        assert_eq!(peer.presence(), PeerState::Here);
         peer.said_bye(3);
         peer.said_bye(9);
         peer.vanished();
-        assert_eq!(peer.presence(), Presence::Closed { delivered: 3 });
+        assert_eq!(peer.presence(), PeerState::Closed { delivered: 3 });
         let peer = Peer::new("p".to_owned());
         peer.vanished();
         peer.said_bye(u64::MAX);
-        assert!(matches!(peer.presence(), Presence::Closed { .. }), "a BYE that arrives late over a rail counts");
+        assert!(matches!(peer.presence(), PeerState::Closed { .. }), "a BYE that arrives late over a rail counts");
     }
 }

@@ -9,7 +9,7 @@ use super::lane::{Lane, LaneWrite, Role};
 use super::load::Granting;
 use super::parts::PathParts;
 use super::path::Faults;
-use super::peer::Presence;
+use super::peer::PeerState;
 use super::rails::Rails;
 use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
@@ -320,7 +320,7 @@ impl RecvPath {
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {
-            (None, Presence::Here) => Ok(()),
+            (None, PeerState::Here) => Ok(()),
             (waited, _) => self.waiting(context, what, waited),
         }
     }

@@ -10,7 +10,7 @@ use super::lane::{Lane, LaneWrite, Role};
 use super::load::Sending;
 use super::parts::PathParts;
 use super::path::Faults;
-use super::peer::Presence;
+use super::peer::PeerState;
 use super::rails::Rails;
 use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
@@ -474,7 +474,7 @@ impl SendPath {
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {
-            (None, Presence::Here) => Ok(()),
+            (None, PeerState::Here) => Ok(()),
             (waited, _) => self.waiting(context, what, bytes, waited),
         }
     }
@@ -488,7 +488,7 @@ impl SendPath {
         waited: Option<Duration>,
     ) -> Quick<()> {
         let waited = waited.unwrap_or_else(|| self.stall.elapsed());
-        if let Presence::Closed { delivered } = context.peer.presence()
+        if let PeerState::Closed { delivered } = context.peer.presence()
             && self.sends.delivered(delivered)
         {
             self.stall.moved();

@@ -2,7 +2,7 @@
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
-use super::peer::Presence;
+use super::peer::PeerState;
 use crate::comm::log::once::Direction;
 use crate::counters::layout::Word;
 use crate::counters::{Record, nanos};
@@ -123,15 +123,15 @@ impl Stalled {
         }
         let peer = || context.peer.name.clone();
         let gone = match context.peer.presence() {
-            Presence::Here if timer.should_warn(waited, context.stall_warn) => {
+            PeerState::Here if timer.should_warn(waited, context.stall_warn) => {
                 self.warn(context, waited, lanes);
                 return Ok(());
             }
-            Presence::Here => return Ok(()),
+            PeerState::Here => return Ok(()),
             _ if timer.away() < GONE_GRACE => return Ok(()),
-            Presence::Closed { .. } => PeerGone::Closed { peer: peer() },
+            PeerState::Closed { .. } => PeerGone::Closed { peer: peer() },
             // If the peer violated the protocol, the connection has already ended with that error.
-            Presence::Gone => PeerGone::Vanished { peer: peer() },
+            PeerState::Gone => PeerGone::Vanished { peer: peer() },
         };
         let what = self.what;
         let waited = match self.direction {

@@ -56,7 +56,7 @@ struct Outage {
 
 /// One connection's part in the outages of its rails.
 #[derive(Debug)]
-pub struct Member {
+pub struct ConnectionOutages {
     outages: Arc<Outages>,
     id: u64,
     peer: String,
@@ -120,7 +120,7 @@ impl Outage {
     }
 }
 
-impl Member {
+impl ConnectionOutages {
     /// Adds a connection with `peer` over these pairs of rails, this host's first.
     pub fn new(
         outages: &Arc<Outages>,
@@ -231,7 +231,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ConnectionOutages {
     fn drop(&mut self) {
         self.ended();
     }

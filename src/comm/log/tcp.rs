@@ -50,7 +50,7 @@ struct Without {
 
 /// One connection's part in the outages.
 #[derive(Debug)]
-pub struct Member {
+pub struct ConnectionTcpOutages {
     outages: Arc<TcpOutages>,
     id: u64,
     peer: String,
@@ -113,7 +113,7 @@ impl Outage {
     }
 }
 
-impl Member {
+impl ConnectionTcpOutages {
     /// Adds a connection with `peer`.
     pub fn new(outages: &Arc<TcpOutages>, peer: &str) -> Self {
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ConnectionTcpOutages {
     fn drop(&mut self) {
         self.ended();
         // The service thread may end with this connection, so no later `tick` might log the end.
@@ -182,8 +182,9 @@ mod tests {
     #[test]
     fn an_outage_ends_some_time_after_the_last_connection_that_is_there_has_tcp_again() {
         let outages = Arc::new(TcpOutages::default());
-        let mut members: Vec<Member> = (0..3).map(|_| Member::new(&outages, "a:1")).collect();
-        let mut other = Member::new(&outages, "b:1");
+        let mut members: Vec<ConnectionTcpOutages> =
+            (0..3).map(|_| ConnectionTcpOutages::new(&outages, "a:1")).collect();
+        let mut other = ConnectionTcpOutages::new(&outages, "b:1");
         let now = Instant::now();
         members.iter_mut().for_each(|member| member.lost("away", now));
         members[0].lost("away", now + SECOND);
@@ -214,7 +215,8 @@ mod tests {
     #[test]
     fn connections_that_break_one_after_another_have_one_outage() {
         let outages = Arc::new(TcpOutages::default());
-        let mut members: Vec<Member> = (0..100).map(|_| Member::new(&outages, "a:1")).collect();
+        let mut members: Vec<ConnectionTcpOutages> =
+            (0..100).map(|_| ConnectionTcpOutages::new(&outages, "a:1")).collect();
         let (mut now, since) = (Instant::now(), Instant::now());
         for (at, member) in members.iter_mut().enumerate() {
             member.lost("away", now);

@@ -101,9 +101,9 @@ struct Asked {
     doubts: u64,
 }
 
-/// Presence of a device.
+/// DevicePresence of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Presence {
+pub enum DevicePresence {
     /// The device is on the bus, by the last answer.
     Here,
     /// Calls get no answer, or the kernel answers in the device's place. The device may still
@@ -194,15 +194,15 @@ impl RailDevice {
     }
 
     /// Returns the presence by the last answer, without a new question.
-    pub fn presence(&self) -> Presence {
+    pub fn presence(&self) -> DevicePresence {
         self.lock().presence()
     }
 
     /// Returns the presence of the device of one opening. A returned device belongs to a later
     /// opening.
-    pub fn presence_of(&self, opening: u32) -> Presence {
+    pub fn presence_of(&self, opening: u32) -> DevicePresence {
         let state = self.lock();
-        if state.number() == opening { state.presence() } else { Presence::Gone }
+        if state.number() == opening { state.presence() } else { DevicePresence::Gone }
     }
 
     /// Records an error of a call on an object of one opening. Returns true if the error means that
@@ -252,7 +252,7 @@ impl RailDevice {
 
     /// Queries the state of a port, waits for the answer as [`Self::query`] does, and returns the
     /// resulting presence.
-    pub fn look(self: &Arc<Self>, port: u8) -> Presence {
+    pub fn look(self: &Arc<Self>, port: u8) -> DevicePresence {
         // Only the change of state by the answer is of interest.
         drop(self.query(move |context| context.port(port)));
         self.presence()
@@ -485,11 +485,11 @@ impl State {
         }
     }
 
-    fn presence(&self) -> Presence {
+    fn presence(&self) -> DevicePresence {
         match self {
-            Self::Here(_) | Self::Behind(_) => Presence::Here,
-            Self::Stuck(_) | Self::Failed(_) | Self::CutOff(_) => Presence::CutOff,
-            Self::Gone(_) | Self::Returning(_) => Presence::Gone,
+            Self::Here(_) | Self::Behind(_) => DevicePresence::Here,
+            Self::Stuck(_) | Self::Failed(_) | Self::CutOff(_) => DevicePresence::CutOff,
+            Self::Gone(_) | Self::Returning(_) => DevicePresence::Gone,
         }
     }
 }

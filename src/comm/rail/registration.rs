@@ -13,7 +13,7 @@
 //! pages, a peer could access neighbouring memory on the heap.
 
 use super::Rail;
-use super::device::Presence;
+use super::device::DevicePresence;
 use crate::error::{Argument, Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
 use crate::wire::cts::PackedKeys;
@@ -175,7 +175,7 @@ impl Registration {
             };
             let (first, relaxed) = match register() {
                 Err(error) if rail.device.heard(&error, opening) => {
-                    if rail.device.look(rail.info.port) != Presence::Here {
+                    if rail.device.look(rail.info.port) != DevicePresence::Here {
                         // The memory has no valid key there until the device is back, and the rail
                         // is not used meanwhile.
                         continue;

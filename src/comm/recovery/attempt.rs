@@ -4,7 +4,7 @@
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::device::Presence;
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Look, Rail};
 use crate::counters::Outages;
 use crate::error::Result;
@@ -154,7 +154,7 @@ impl ManagedRail {
     /// Returns true if the device of the rail's queue pairs is away, or has been since they were
     /// created.
     pub fn is_away(&self) -> bool {
-        self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != Presence::Here)
+        self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != DevicePresence::Here)
     }
 
     /// Records the start of an attempt, whose path is not chosen yet.

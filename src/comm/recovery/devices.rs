@@ -8,7 +8,7 @@
 use super::driver::PortChange;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::rail::device::Presence;
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::threads;
 use crate::error::Result;
 use crate::verbs::{AsyncEvent, Pd, PortInfo, PortState};
@@ -70,7 +70,7 @@ impl Devices {
     /// Returns the event sources to poll. A device that was cut off is left out, because its event
     /// source is always readable; each round reads its events anyway.
     pub fn event_sources(&self) -> Vec<Arc<Pd>> {
-        let here = self.one_of_each().filter(|rail| rail.device.presence() == Presence::Here);
+        let here = self.one_of_each().filter(|rail| rail.device.presence() == DevicePresence::Here);
         here.filter_map(|rail| rail.device.source_of_events()).collect()
     }
 
@@ -123,7 +123,7 @@ impl Devices {
 
 impl Watch {
     fn new(rail: &Arc<Rail>) -> Self {
-        let was_there = rail.device.presence() == Presence::Here;
+        let was_there = rail.device.presence() == DevicePresence::Here;
         let (events, question, returning) = Default::default();
         Self { rail: Arc::clone(rail), was_there, events, question, returning }
     }
@@ -140,7 +140,7 @@ impl Watch {
         if settled.is_some() {
             self.question = None;
         }
-        let is_there = device.presence() == Presence::Here;
+        let is_there = device.presence() == DevicePresence::Here;
         let went = !is_there && (self.was_there || self.events.device_fatal);
         self.was_there = is_there;
         if went {

@@ -20,7 +20,7 @@ use crate::comm::datapath::peer::Peer;
 use crate::comm::datapath::shared::SharedPath;
 use crate::comm::datapath::status::{Fenced, Loss};
 use crate::comm::log::once::Subject;
-use crate::comm::log::outages::Member;
+use crate::comm::log::outages::ConnectionOutages;
 use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
@@ -74,9 +74,9 @@ pub struct Driver {
     /// Zero of recovery's clock: the time of the first event.
     origin: Option<Instant>,
     /// Membership in the log lines about rail outages: one line for each outage.
-    outages: Member,
+    outages: ConnectionOutages,
     /// Membership in the log lines about lost TCP.
-    tcp: tcp::Member,
+    tcp: tcp::ConnectionTcpOutages,
     /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
     is_owing: bool,
     /// Number of warnings so far that the connection has no rail yet.
@@ -98,7 +98,7 @@ impl Driver {
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config;
-        let mut outages = Member::new(&process.outages, &context.peer.name, config.loss_timeout, names);
+        let mut outages = ConnectionOutages::new(&process.outages, &context.peer.name, config.loss_timeout, names);
         let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
         let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
         let mut recovery = Recovery::new(role, limits, rails.len());
@@ -109,7 +109,7 @@ impl Driver {
             outages.begins_without(lane, now);
             managed.outages.lost(now);
         }
-        let tcp = tcp::Member::new(&process.tcp_outages, &context.peer.name);
+        let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let (origin, is_owing, warnings, asked_at) = Default::default();
         Self {
             process,
@@ -193,8 +193,8 @@ impl Driver {
                     self.process.backoff.forget(rail);
                     self.recovery.port_up(lane, at);
                 }
-                PortChange::Down => self.recovery.port_down(lane, "local port down", at),
-                PortChange::Removed => self.recovery.port_down(lane, rail.device.why_away(), at),
+                PortChange::Down => self.recovery.rail_down(lane, "local port down", at),
+                PortChange::Removed => self.recovery.rail_down(lane, rail.device.why_away(), at),
             }
         }
         self.act(now);
@@ -226,7 +226,7 @@ impl Driver {
         self.recovery.bootstrap_away(is_unreachable, at);
     }
 
-    /// Handles a new TCP connection. The next [`Driver::tend`] repeats unacknowledged messages.
+    /// Handles a new TCP connection. The next [`Driver::poll`] repeats unacknowledged messages.
     pub fn channel_opened(&mut self) {
         self.recovery.bootstrap_opened();
     }
@@ -254,7 +254,7 @@ impl Driver {
     /// Does one round of work. Writes control frames into the peer's mailbox, and gives those for
     /// TCP to `send`, which returns false if there is none. A data path in use is left alone unless
     /// `has_news` or work is in progress, because it wakes the service thread when it loses a rail.
-    pub fn tend(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
+    pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.hear(&frame, now);
@@ -324,7 +324,7 @@ impl Driver {
     /// Takes in arrivals and losses of the data path. Returns true if anything arrived.
     fn take_losses(&mut self, now: Instant) -> bool {
         let found = self.on_path(|path, context| {
-            let found = path.tend(context);
+            let found = path.poll(context);
             let losses = path.rails().status.take_losses();
             let received = if losses.is_empty() { Received::default() } else { path.received() };
             (found, losses, received, path.rails().status.has_failed())
@@ -351,7 +351,7 @@ impl Driver {
                 Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
                 Fenced::NotYet => {
                     let why = self.rails[lane.index()].rail.device.why_away();
-                    self.recovery.port_down(lane, why, at);
+                    self.recovery.rail_down(lane, why, at);
                 }
             }
         }
@@ -413,7 +413,7 @@ impl Driver {
     /// Detects a device that was removed, and perhaps has returned, without an event.
     fn look_at_devices(&mut self, at: u64) {
         for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
-            self.recovery.port_down(lane, managed.rail.device.why_away(), at);
+            self.recovery.rail_down(lane, managed.rail.device.why_away(), at);
         }
     }
 
@@ -489,7 +489,7 @@ impl Driver {
         managed.rail.device.ask_soon();
         if managed.is_away() {
             let why = managed.rail.device.why_away();
-            self.recovery.port_down(lane, why, at);
+            self.recovery.rail_down(lane, why, at);
         } else {
             let path_mtu_bytes = managed.ways[0].map_or(0, |way| way.mtu_bytes);
             managed.outages.recovered(path_mtu_bytes, now);

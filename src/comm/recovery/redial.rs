@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The listener as connection set-up sees it.
 #[derive(Default)]
-pub struct Standing {
+pub struct RedialHandle {
     /// Address of the listener while it is open.
     at: Option<SocketAddr>,
     /// A new listener that the service thread has not taken yet.
@@ -42,7 +42,7 @@ pub struct RedialListener {
     next_look: Instant,
 }
 
-impl Standing {
+impl RedialHandle {
     /// Returns how an accepted connection gets another TCP connection, and the data that its peer
     /// needs for that. If the listener cannot be opened, the connection gets none, and the log says
     /// why.

@@ -9,13 +9,13 @@
 
 use super::devices::{Devices, News};
 use super::driver::Driver;
-use super::redial::{RedialListener, Standing};
+use super::redial::{RedialHandle, RedialListener};
 use super::tcp::{Redialling, Tcp};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
 use crate::comm::process::Process;
-use crate::comm::streams::farewell::Farewell;
+use crate::comm::streams::farewell::StreamClose;
 use crate::comm::threads;
 use crate::error::{Call, Error, Internal, Result, panic_text};
 use crate::wire::message::Redial;
@@ -54,14 +54,14 @@ struct Shared {
     next_id: u64,
     waker: Option<UnixStream>,
     /// State of the listener where peers dial again.
-    standing: Standing,
+    standing: RedialHandle,
 }
 
 enum Order {
     Watch(Box<Watched>),
     Close(WatchId),
     /// Closes the streams of a connection.
-    Part(Farewell),
+    CloseStreams(StreamClose),
     /// A data path has lost a rail.
     Look,
 }
@@ -89,7 +89,7 @@ impl Service {
         &self,
         mut channel: Channel,
         driver: Driver,
-        first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
+        first: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
     ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
         // The order is added last. If `first` failed after it, the thread would watch a connection
@@ -114,14 +114,14 @@ impl Service {
     }
 
     /// Keeps the streams of a closed connection until the peer has closed them too.
-    pub fn part(&self, mut farewell: Farewell) {
+    pub fn close_streams(&self, mut farewell: StreamClose) {
         // Most closes finish in this first call. It also reads the unread bytes if this process
         // ends before the thread runs.
-        if farewell.tend(Instant::now()) {
+        if farewell.poll(Instant::now()) {
             return;
         }
         let mut shared = lock(&self.shared);
-        shared.orders.push(Order::Part(farewell));
+        shared.orders.push(Order::CloseStreams(farewell));
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
@@ -169,21 +169,22 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream) {
     let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
-    let (mut parting, mut devices): (Vec<Farewell>, Devices) = Default::default();
+    let (mut closing_streams, mut devices): (Vec<StreamClose>, Devices) = Default::default();
     loop {
         let (orders, opened) = {
             let mut shared = lock(shared);
             (std::mem::take(&mut shared.orders), shared.standing.take_opened())
         };
         listener = opened.or(listener);
-        let look =
-            AssertUnwindSafe(|| look_after(process, orders, &mut watched, &mut parting, &mut listener, &mut devices));
+        let look = AssertUnwindSafe(|| {
+            look_after(process, orders, &mut watched, &mut closing_streams, &mut listener, &mut devices)
+        });
         if let Err(payload) = catch_unwind(look) {
-            parting.clear();
+            closing_streams.clear();
             abandon(&mut watched, panic_text(&*payload));
         }
         let is_awaited = watched.iter().any(|each| each.tcp.is_awaited());
-        let is_idle = watched.is_empty() && parting.is_empty();
+        let is_idle = watched.is_empty() && closing_streams.is_empty();
         if is_idle || listener.is_some() && !is_awaited {
             let mut shared = lock(shared);
             let has_orders = !shared.orders.is_empty();
@@ -210,7 +211,7 @@ fn look_after(
     process: &Arc<Process>,
     orders: Vec<Order>,
     watched: &mut Vec<Watched>,
-    parting: &mut Vec<Farewell>,
+    closing_streams: &mut Vec<StreamClose>,
     listener: &mut Option<RedialListener>,
     devices: &mut Devices,
 ) {
@@ -221,7 +222,7 @@ fn look_after(
         match order {
             Order::Watch(new) => watched.push(*new),
             Order::Close(id) => closed.push(id),
-            Order::Part(farewell) => parting.push(farewell),
+            Order::CloseStreams(farewell) => closing_streams.push(farewell),
             Order::Look => has_news = true,
         }
     }
@@ -230,7 +231,7 @@ fn look_after(
         each.closing = Some(Instant::now() + LINGER);
     }
     let now = Instant::now();
-    parting.retain_mut(|farewell| !farewell.tend(now));
+    closing_streams.retain_mut(|farewell| !farewell.poll(now));
     if !watched.is_empty() {
         for news in devices.round(process, now) {
             watched.iter_mut().for_each(|each| each.tell(&news, now));
@@ -240,7 +241,7 @@ fn look_after(
     if let Some(listener) = listener {
         take_redialled(listener, watched);
     }
-    watched.iter_mut().for_each(|each| each.tend(has_news));
+    watched.iter_mut().for_each(|each| each.poll(has_news));
     watched.retain(|each| !each.is_over());
 }
 
@@ -298,7 +299,7 @@ impl Watched {
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
         let Some(until) = self.closing else { return false };
-        let peer_has_closed = self.driver.peer().presence() != peer::Presence::Here;
+        let peer_has_closed = self.driver.peer().presence() != peer::PeerState::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 
@@ -309,10 +310,10 @@ impl Watched {
         }
     }
 
-    fn tend(&mut self, has_news: bool) {
+    fn poll(&mut self, has_news: bool) {
         let now = Instant::now();
         let Self { tcp, driver, .. } = self;
-        tcp.tend(driver, now);
-        driver.tend(now, has_news, &mut |frame| tcp.send(frame));
+        tcp.poll(driver, now);
+        driver.poll(now, has_news, &mut |frame| tcp.send(frame));
     }
 }

@@ -18,7 +18,7 @@
 use super::driver::Driver;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::fault::broken_protocol;
-use crate::comm::datapath::peer::Presence;
+use crate::comm::datapath::peer::PeerState;
 use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use crate::counters::nanos;
 use crate::error::{Error, PeerGone, Result};
@@ -148,7 +148,7 @@ impl Tcp {
     }
 
     /// Processes received messages, and dials if necessary.
-    pub fn tend(&mut self, driver: &mut Driver, now: Instant) {
+    pub fn poll(&mut self, driver: &mut Driver, now: Instant) {
         self.listen(driver, now);
         let is_unreachable = self.dial(driver, now);
         if !self.is_open() {
@@ -175,11 +175,11 @@ impl Tcp {
     /// Returns true if a peer that sends this REDIAL may replace the TCP connection.
     pub fn expects(&self, redial: &Redial, driver: &Driver) -> bool {
         match &self.redialling {
-            // After `Presence::Gone` the connection has failed, so the peer cannot return.
+            // After `PeerState::Gone` the connection has failed, so the peer cannot return.
             Redialling::Awaits { token, attempt, since } => {
                 *token == redial.token
                     && is_timely(redial.attempt, *attempt, nanos(since.elapsed()))
-                    && driver.peer().presence() != Presence::Gone
+                    && driver.peer().presence() != PeerState::Gone
             }
             Redialling::Dials(_) | Redialling::Never => false,
         }

@@ -13,7 +13,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::Way;
-use crate::comm::recovery::redial::Standing;
+use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
 use crate::error::Error;
@@ -413,7 +413,7 @@ impl Connected {
         let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
         let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
         let redialling =
-            |channel: &mut Channel, _: &mut Standing| Ok(Redialling::dials(channel, go.redial, &setup.descriptors));
+            |channel: &mut Channel, _: &mut RedialHandle| Ok(Redialling::dials(channel, go.redial, &setup.descriptors));
         finish(setup, channel, agreed, SendPath::new, redialling)
     }
 }

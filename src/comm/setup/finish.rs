@@ -21,7 +21,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::comm::recovery::attempt::{ManagedRail, Way};
 use crate::comm::recovery::driver::{Driver, Terms};
-use crate::comm::recovery::redial::Standing;
+use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
 use crate::counters::layout::Direction;
 use crate::counters::{CountedConnection, CountedLane};
@@ -136,7 +136,7 @@ pub fn finish<P: Shareable + 'static>(
     channel: Channel,
     agreed: Agreed,
     path: impl FnOnce(PathParts) -> P,
-    first: impl FnOnce(&mut Channel, &mut Standing) -> Result<Redialling>,
+    first: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
 ) -> Result<AwaitingRail<P>> {
     let Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
     let process = Arc::clone(&setup.process);

@@ -16,7 +16,7 @@ use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::device::Presence;
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::Way;
 use crate::error::{Call, Error, Internal, Missing, Result, Violation};
@@ -449,7 +449,7 @@ impl ProbedPair {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
             // Writes also fail on a device that is removed during the test and may return.
-            Tested::Failed(why) => not_yet(why, self.rail.device.look(self.rail.info.port) != Presence::Here),
+            Tested::Failed(why) => not_yet(why, self.rail.device.look(self.rail.info.port) != DevicePresence::Here),
             Tested::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
                 let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);

@@ -6,7 +6,7 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
-use crate::comm::rail::device::Presence;
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Look, Rail};
 use crate::config::Config;
 use crate::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
@@ -248,7 +248,7 @@ pub fn not_yet(error: &Error) -> NotYet {
 /// Like [`not_yet`], for a call on a rail's device, which may have been removed.
 pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
     let NotYet { why, may_pass } = not_yet(error);
-    NotYet { why, may_pass: may_pass || rail.device.presence() != Presence::Here }
+    NotYet { why, may_pass: may_pass || rail.device.presence() != DevicePresence::Here }
 }
 
 /// Returns the reason why a path is left out for now, if it is known as dead.

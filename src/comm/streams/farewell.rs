@@ -17,15 +17,15 @@ const LINGER: Duration = Duration::from_secs(10);
 const READS: usize = 64;
 
 /// A data path with last bytes to send.
-pub trait Last {
+pub trait FinalBytes {
     /// Ends the data path, which no longer accesses its caller's buffers. Returns the last bytes
     /// for each stream. `None` makes the peer fail too, because messages were in progress or this
     /// side has failed.
-    fn last_words(&mut self) -> Option<Vec<Vec<u8>>>;
+    fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>>;
 }
 
 /// The streams of a closed connection.
-pub struct Farewell {
+pub struct StreamClose {
     sockets: Arc<Sockets>,
     stages: Vec<Stage>,
     until: Instant,
@@ -39,14 +39,14 @@ enum Stage {
     Over,
 }
 
-impl Farewell {
+impl StreamClose {
     /// Closes streams regularly, each with its last bytes.
     pub fn new(sockets: Arc<Sockets>, words: Vec<Vec<u8>>, now: Instant) -> Self {
         Self { sockets, stages: words.into_iter().map(Stage::Saying).collect(), until: now + LINGER }
     }
 
     /// Continues without blocking. Returns true when it is finished.
-    pub fn tend(&mut self, now: Instant) -> bool {
+    pub fn poll(&mut self, now: Instant) -> bool {
         for (number, stage) in self.stages.iter_mut().enumerate() {
             if let Err(error) = stage.go_on(&self.sockets, number) {
                 // The peer has closed its end or has failed, so nothing more can be sent.

@@ -2,7 +2,7 @@
 
 use super::caller_memory;
 use super::context::{StreamContext, Waiting};
-use super::farewell::Last;
+use super::farewell::FinalBytes;
 use crate::comm::datapath::fault::{broken_protocol, not_in_flight};
 use crate::comm::datapath::recv::{RecvPart, check_parts};
 use crate::comm::datapath::stall::StallTimer;
@@ -383,8 +383,8 @@ impl Arriving {
     }
 }
 
-impl Last for StreamRecvPath {
-    fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
+impl FinalBytes for StreamRecvPath {
+    fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some();
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let mut words = vec![Vec::new(); self.streams.len()];

@@ -2,7 +2,7 @@
 
 use super::caller_memory;
 use super::context::{StreamContext, Waiting};
-use super::farewell::Last;
+use super::farewell::FinalBytes;
 use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside, too_large};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
@@ -290,8 +290,8 @@ impl Begun {
     }
 }
 
-impl Last for StreamSendPath {
-    fn last_words(&mut self) -> Option<Vec<Vec<u8>>> {
+impl FinalBytes for StreamSendPath {
+    fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some() || self.outbound.is_running();
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let bye = || Frame::Bye.encode().to_vec();

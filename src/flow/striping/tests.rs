@@ -81,11 +81,11 @@ impl Run {
     fn send(&mut self, bytes: u64) {
         let now_ns = self.now_ns();
         let (shares, timed) = if bytes <= self.striping.whole_bytes() {
-            let lane = self.striping.lane_for(bytes, &Nobody);
-            let shares = Shares::whole(self.striping.lane_to_try(lane, bytes, now_ns, &Nobody), bytes);
+            let lane = self.striping.lane_for(bytes, &NoOthers);
+            let shares = Shares::whole(self.striping.lane_to_try(lane, bytes, now_ns, &NoOthers), bytes);
             (shares, self.striping.is_to_time(bytes))
         } else {
-            (self.striping.cut(bytes, now_ns, &Nobody), true)
+            (self.striping.cut(bytes, now_ns, &NoOthers), true)
         };
         for share in shares.as_slice() {
             let lane = share.lane;
@@ -149,12 +149,12 @@ impl Run {
 /// Other connections have 1 MiB under way on one rail.
 struct OnLane(LaneId);
 
-impl Others for OnLane {
+impl OtherConnections for OnLane {
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         if lane == self.0 { 1 << 20 } else { 0 }
     }
 
-    fn confer(&self, _lane: LaneId, kept: f64) -> f64 {
+    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
         kept
     }
 }
@@ -265,11 +265,11 @@ fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
 fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
     let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
     assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
-    assert_eq!(striping.lane_for(8, &Nobody), lane(0));
+    assert_eq!(striping.lane_for(8, &NoOthers), lane(0));
     striping.given(lane(0), 1 << 15, None);
-    assert_eq!(striping.lane_for(8, &Nobody), lane(0), "not worth a change");
+    assert_eq!(striping.lane_for(8, &NoOthers), lane(0), "not worth a change");
     striping.given(lane(0), 1 << 20, None);
-    assert_eq!(striping.lane_for(8, &Nobody), lane(1));
+    assert_eq!(striping.lane_for(8, &NoOthers), lane(1));
     assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "other connections use lane 1");
     // The favourite turns out to be slow.
     for slow in [lane(2), lane(3)] {
@@ -277,6 +277,6 @@ fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
         let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };
         striping.confirmed(slow, 1 << 20, Some(Moment { now_ns, carried_bytes: 1 << 20 }));
     }
-    striping.cut(1 << 20, REFRESH_NS, &Nobody);
-    assert_ne!(striping.lane_for(8, &Nobody), lane(2));
+    striping.cut(1 << 20, REFRESH_NS, &NoOthers);
+    assert_ne!(striping.lane_for(8, &NoOthers), lane(2));
 }

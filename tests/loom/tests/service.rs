@@ -9,10 +9,10 @@ use loom_models::comm::channel::Channel;
 use loom_models::comm::datapath::waker::Waker;
 use loom_models::comm::process::Process;
 use loom_models::comm::recovery::driver::{Driver, Notes};
-use loom_models::comm::recovery::redial::Standing;
+use loom_models::comm::recovery::redial::RedialHandle;
 use loom_models::comm::recovery::service::Service;
 use loom_models::comm::recovery::tcp::Redialling;
-use loom_models::comm::streams::farewell::Farewell;
+use loom_models::comm::streams::farewell::StreamClose;
 use std::sync::Arc;
 
 /// Switches from a thread that could continue; known bugs take two.
@@ -29,7 +29,7 @@ fn connection(service: &Service, wakes: u32) {
     connection_with(service, wakes, |_| Redialling::Never);
 }
 
-fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut Standing) -> Redialling) {
+fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut RedialHandle) -> Redialling) {
     let notes = Arc::new(Notes::default());
     let id = service.watch(Channel, Driver::new(&notes), |_, standing| Ok(redialling(standing))).unwrap();
     for _ in 0..wakes {
@@ -77,9 +77,9 @@ fn the_listener_is_open_while_a_connection_needs_it() {
         let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
-            thread::spawn(move || connection_with(&service, 0, Standing::invite))
+            thread::spawn(move || connection_with(&service, 0, RedialHandle::invite))
         };
-        connection_with(&service, 0, Standing::invite);
+        connection_with(&service, 0, RedialHandle::invite);
         other.join().unwrap();
     });
 }
@@ -93,7 +93,7 @@ fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
             thread::spawn(move || {
                 let notes = Arc::new(Notes::default());
                 // The caller runs one round, the service thread the other.
-                service.part(Farewell::new(2, &notes));
+                service.close_streams(StreamClose::new(2, &notes));
                 notes.once(|told| told.gone);
             })
         };

@@ -59,7 +59,7 @@ fn many_strangers_do_not_take_the_port() {
     let (address, token) = (door.address, door.token.clone());
     let waiting = std::thread::spawn(move || door.admit(far()));
     let dial = || Line::new(TcpStream::connect(address).unwrap(), "the door", far()).unwrap();
-    let mut strangers: Vec<Line> = (0..STRANGERS + 8).map(|_| dial()).collect();
+    let mut strangers: Vec<Line> = (0..MAX_UNAUTHENTICATED + 8).map(|_| dial()).collect();
     // The first of them have 5 s. Those above the limit are closed immediately.
     let begin = Instant::now();
     assert!(strangers.last_mut().unwrap().hear::<u8>(OPENING * 6).is_err());

@@ -37,7 +37,7 @@ impl RecvPath {
                 continue;
             }
             asked = Instant::now();
-            let stopped = self.rails.lanes[lane.index()].strand();
+            let stopped = self.rails.lanes[lane.index()].set_aside();
             if stopped != Stopped::Flushing {
                 return stopped;
             }
@@ -185,7 +185,7 @@ impl DataPath for RecvPath {
         Ok(true)
     }
 
-    fn tend(&mut self, context: &PathContext) -> Result<bool> {
+    fn poll(&mut self, context: &PathContext) -> Result<bool> {
         if self.rails.status.has_failed() {
             return Ok(false);
         }

@@ -98,7 +98,7 @@ impl DataPath for SendPath {
         self.reroute(context).map(|()| true)
     }
 
-    fn tend(&mut self, context: &PathContext) -> Result<bool> {
+    fn poll(&mut self, context: &PathContext) -> Result<bool> {
         if self.rails.status.has_failed() {
             return Ok(false);
         }

@@ -308,7 +308,7 @@ impl World {
             }
             Event::PortDown(lane) => {
                 self.is_port_up[lane.index()] = false;
-                self.ends[0].port_down(lane, "port", now);
+                self.ends[0].rail_down(lane, "port", now);
             }
             Event::PortUp(lane) => {
                 self.is_port_up[lane.index()] = true;

@@ -16,7 +16,7 @@ struct Shared<'a> {
     kept: &'a [Cell<f64>],
 }
 
-impl Others for Shared<'_> {
+impl OtherConnections for Shared<'_> {
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         self.waiting[lane.index()]
     }
@@ -26,7 +26,7 @@ impl Others for Shared<'_> {
     }
 
     /// Averages as [`crate::comm::rail::path_quality`] does.
-    fn confer(&self, lane: LaneId, kept: f64) -> f64 {
+    fn share_quality(&self, lane: LaneId, kept: f64) -> f64 {
         let all = &self.kept[lane.index()];
         all.set(if all.get() > 0.0 { all.get() + (kept - all.get()) / 8.0 } else { kept });
         all.get()

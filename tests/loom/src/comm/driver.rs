@@ -95,7 +95,7 @@ impl Driver {
     }
 
     /// Runs the driver.
-    pub fn tend(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {
+    pub fn poll(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {
         if has_news {
             self.notes.note(|told| told.news += 1);
         }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// The listener, for the code that sets connections up.
 #[derive(Default)]
-pub struct Standing {
+pub struct RedialHandle {
     at: Option<Arc<AtomicBool>>,
     opened: Option<RedialListener>,
 }
@@ -18,7 +18,7 @@ pub struct Standing {
 /// The listener, for the service thread. It is open until it is dropped.
 pub struct RedialListener(Arc<AtomicBool>);
 
-impl Standing {
+impl RedialHandle {
     /// Opens the listener unless it is open.
     pub fn invite(&mut self) -> Redialling {
         let is_open = self.at.get_or_insert_with(|| {

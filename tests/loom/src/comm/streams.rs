@@ -7,19 +7,19 @@ pub mod farewell {
     use std::time::Instant;
 
     /// Streams that record their end.
-    pub struct Farewell {
+    pub struct StreamClose {
         rounds: usize,
         notes: Arc<Notes>,
     }
 
-    impl Farewell {
+    impl StreamClose {
         /// Ends after `rounds` rounds.
         pub fn new(rounds: usize, notes: &Arc<Notes>) -> Self {
             Self { rounds, notes: Arc::clone(notes) }
         }
 
         /// Runs one round. Returns true at the end.
-        pub fn tend(&mut self, _: Instant) -> bool {
+        pub fn poll(&mut self, _: Instant) -> bool {
             self.rounds = self.rounds.saturating_sub(1);
             if self.rounds == 0 {
                 self.notes.note(|told| told.gone = true);

@@ -48,7 +48,7 @@ impl Tcp {
     }
 
     /// Checks that the peer could dial now.
-    pub fn tend(&mut self, _: &mut Driver, _: Instant) {
+    pub fn poll(&mut self, _: &mut Driver, _: Instant) {
         if let Redialling::Awaits(is_open) = &self.0 {
             assert!(is_open.load(Ordering::Acquire), "the listener is closed while a connection needs it");
         }

@@ -116,7 +116,7 @@ impl World {
                 return Err(format!("side {side} reports rail {lane} as stopped while it carries"));
             }
             if self.cut_off[side][lane.index()].is_some() {
-                self.ends[side].port_down(lane, "cut off", self.now);
+                self.ends[side].rail_down(lane, "cut off", self.now);
             } else {
                 let received = self.received(side);
                 self.ends[side].lost(lane, "loss", received, self.now);
@@ -251,7 +251,7 @@ impl World {
         if side == 0 {
             self.activated[lane.index()] = generation;
             if !self.is_port_up[lane.index()] {
-                self.ends[0].port_down(lane, "port", self.now);
+                self.ends[0].rail_down(lane, "port", self.now);
             }
         }
         self.take_in(side, lane)
