@@ -1,19 +1,21 @@
 #!/bin/bash
-# Builds the release files for x86-64 and aarch64: a deb, a wheel and a tarball of each, an SBOM, and checksums of all.
+# Builds the release files for x86-64 and aarch64: a deb, a wheel and a tarball of each, an SBOM,
+# and checksums of all.
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
 #
 # Runs on x86-64 Linux. It first looks for the programs that it needs (check_needs), and names the
-# missing ones with the commands that install them. The Python packages of requirements.txt go into a
-# virtual environment below the target folder.
+# missing ones with the commands that install them. The Python packages of requirements.txt go into
+# a virtual environment below the target folder.
 #
 # zig is the linker because it links against any glibc's symbols, for both architectures, from one
-# wheel of PyPI. Debian's cross compiler would need the glibc of the building machine. dpkg-deb makes
-# the deb because it is there where debs are built, crosses architectures, and keeps
+# wheel of PyPI. Debian's cross compiler would need the glibc of the building machine. dpkg-deb
+# makes the deb because it is there where debs are built, crosses architectures, and keeps
 # SOURCE_DATE_EPOCH. cargo-deb would be compiled for minutes to write the same five files.
 #
-# zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The same commit and the same tools
-# give the same bytes, in whatever folder: no time, path or order of files of this machine is in them.
+# zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The
+# same commit and the same tools give the same bytes, in whatever folder: no time, path or order of
+# files of this machine is in them.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -103,9 +105,10 @@ lacks() {
   missing+=$'\n'"  $1: $2"
 }
 
-# A release is built from its tag, or from sources without their history. The packages of any other commit have a version before the
-# release's, with the commit's time, so that a later one is newer; the deb's has the commit too. The time is the commit's own, and not
-# a count, so that a shallow clone gives the same.
+# A release is built from its tag, or from sources without their history. The packages of any other
+# commit have a version before the release's, with the commit's time, so that a later one is newer;
+# the deb's has the commit too. The time is the commit's own, and not a count, so that a shallow
+# clone gives the same.
 name_versions() {
   deb_version=$version wheel_version=$version name_version=$version reference=v$version
   local top time
@@ -136,9 +139,10 @@ compile() {
   unset IFS
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-net-spark --lib
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-tests-harness --bin nccl-spark
-  # Cargo makes the software fabric a shared object out of a program (softverbs/build.rs), with arguments that contradict each
-  # other for zig's linker; linked from a static library it is the same. zig's own unwinder goes in, as it does in the other two,
-  # and -z defs refuses what would be missing when the library is loaded.
+  # Cargo makes the software fabric a shared object out of a program (softverbs/build.rs), with
+  # arguments that contradict each other for zig's linker; linked from a static library it is the
+  # same. zig's own unwinder goes in, as it does in the other two, and -z defs refuses what would be
+  # missing when the library is loaded.
   cargo rustc --locked --profile dist --target "$triple" -p softverbs --lib --crate-type staticlib
   mkdir -p "$files"
   "$tools/bin/python" -m ziglang cc -target "$1-linux-gnu.$glibc" -shared -s -o "$files/softverbs-ibverbs" \
@@ -160,15 +164,16 @@ make_pages() {
   gzip -9n "$pages"/man/man1/*
 }
 
-# The notices and licence texts of what is linked, the same for all architectures; and the deb's copyright file, which has them too.
+# The notices and licence texts of what is linked, the same for all architectures; and the deb's
+# copyright file, which has them too.
 make_notices() {
   mkdir -p "$notices"
   "$tools/bin/python" dist/third_party.py >"$notices/THIRD-PARTY-LICENSES"
   "$tools/bin/python" dist/third_party.py --debian >"$notices/copyright"
 }
 
-# absolute_links FILE: prints a page of this repository with links that work where its neighbours are not. Links between pages of
-# docs/guide stay, because a package that has one has all.
+# absolute_links FILE: prints a page of this repository with links that work where its neighbours
+# are not. Links between pages of docs/guide stay, because a package that has one has all.
 absolute_links() {
   local root=$repository/blob/$reference
   case $1 in

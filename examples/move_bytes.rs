@@ -1,9 +1,11 @@
-//! Moves a mebibyte from one end of a connection to the other through the plugin's library file, as NCCL's proxy thread does:
+//! Moves a mebibyte from one end of a connection to the other through the plugin's library file, as
+//! NCCL's proxy thread does:
 //!
-//!     cargo build --workspace
-//!     NCCL_IBVERBS_LIB=target/debug/softverbs-ibverbs cargo run --example move_bytes -- target/debug/libnccl_net_spark.so
+//!     cargo build --workspace NCCL_IBVERBS_LIB=target/debug/softverbs-ibverbs cargo run --example
+//!     move_bytes -- target/debug/libnccl_net_spark.so
 //!
-//! Both ends are in this process. Nothing here waits: every call answers at once, and a NULL says "not yet, call again".
+//! Both ends are in this process. Nothing here waits: every call answers at once, and a NULL says
+//! "not yet, call again".
 
 #![allow(unsafe_code)]
 
@@ -23,8 +25,9 @@ fn main() {
     // SAFETY: the library stays open to the end, and the symbol is a table of this type.
     let net = unsafe { libc::dlsym(library, c"ncclNetPlugin_v8".as_ptr()).cast::<NetV8>().as_ref() };
     let net = net.expect("the library has no ncclNetPlugin_v8");
-    // SAFETY: pointers below are to live variables of the types that the table's functions ask for, and each comm, registration and
-    // request is used only between the call that gave it and the one that takes it back.
+    // SAFETY: pointers below are to live variables of the types that the table's functions ask for,
+    // and each comm, registration and request is used only between the call that gave it and the
+    // one that takes it back.
     unsafe { move_bytes(net) }
 }
 

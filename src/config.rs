@@ -1,13 +1,13 @@
 //! Every setting in one table: name, default, meaning. Read once, at the first `init`.
 //!
-//! `NCCL_IB_*` and `NCCL_SOCKET_*` have the meaning that NCCL's own transport gives them. A variable
-//! set to an empty string counts as unset. An unknown `NCCL_SPARK_*` variable is an error, so a misspelt
-//! name is noticed. A setting of an earlier version is ignored with a warning (`REMOVED`). Only this
-//! file reads the environment.
+//! `NCCL_IB_*` and `NCCL_SOCKET_*` have the meaning that NCCL's own transport gives them. A
+//! variable set to an empty string counts as unset. An unknown `NCCL_SPARK_*` variable is an error,
+//! so a misspelt name is noticed. A setting of an earlier version is ignored with a warning
+//! (`REMOVED`). Only this file reads the environment.
 //!
 //! A settings file (`file`) gives values for variables that are unset: the file that
-//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A file is
-//! for this plugin alone, so any name in it that is not in the table is an error.
+//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A
+//! file is for this plugin alone, so any name in it that is not in the table is an error.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
@@ -153,8 +153,8 @@ impl Config {
     /// Reads the process's environment and the settings files, and logs the settings from files.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first setting that is unknown or malformed, with the allowed values;
-    /// [`Error::Missing`] for a settings file that cannot be read.
+    /// [`Error::Setting`] for the first setting that is unknown or malformed, with the allowed
+    /// values; [`Error::Missing`] for a settings file that cannot be read.
     pub fn from_environment() -> Result<Config> {
         let settings = Settings::of_this_process()?;
         for line in settings.from_files().into_iter().chain(settings.ignored()) {
@@ -226,8 +226,8 @@ impl Settings {
         Self::gather(&variables, &standard_files())
     }
 
-    /// Settings of a process with these variables. The `standard` files count unless the variables name a
-    /// file; the first file that has a setting wins.
+    /// Settings of a process with these variables. The `standard` files count unless the variables
+    /// name a file; the first file that has a setting wins.
     ///
     /// # Errors
     /// As [`Config::from_environment`].
@@ -279,7 +279,8 @@ impl Settings {
         &self.files
     }
 
-    /// Line about variables of NCCL's own transports that are set and that this plugin does not read.
+    /// Line about variables of NCCL's own transports that are set and that this plugin does not
+    /// read.
     pub fn ignored(&self) -> Option<String> {
         let names = self.ignored.join(", ");
         (!names.is_empty()).then(|| format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why"))
@@ -334,8 +335,8 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
     })
 }
 
-/// The setting that was probably meant: its end (mostly a unit) is missing, or at most a fifth of its
-/// letters are missing, wrong or swapped.
+/// The setting that was probably meant: its end (mostly a unit) is missing, or at most a fifth of
+/// its letters are missing, wrong or swapped.
 fn nearest(name: &str) -> Option<&'static str> {
     let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
     // A file's line may be of any length, and must not take long.

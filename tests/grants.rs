@@ -30,8 +30,8 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
     assert!(!is_owing_without_rails(&mut fabric));
 }
 
-/// Grants a receive, and loses all rails. True if the receiver asks the service thread for more looks,
-/// which could repeat no grant.
+/// Grants a receive, and loses all rails. True if the receiver asks the service thread for more
+/// looks, which could repeat no grant.
 fn is_owing_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
     let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);

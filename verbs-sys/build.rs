@@ -9,12 +9,13 @@ fn main() {
 /// `src/bindings.rs` from the headers of libibverbs.
 #[cfg(feature = "regenerate-bindings")]
 mod bindings {
-    /// Where to write instead of `src/bindings.rs`; tests compare that file with the checked-in one.
+    /// Where to write instead of `src/bindings.rs`; tests compare that file with the checked-in
+    /// one.
     const OUTPUT: &str = "VERBS_BINDINGS_OUTPUT";
 
     const HEAD: &str = "\
-// Made by bindgen from bindings.h and the headers of rdma-core 44: see lib.rs.
-// The text is the same for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
+// Made by bindgen from bindings.h and the headers of rdma-core 44: see lib.rs. The text is the same
+// for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
 ";
 
     /// Types that are taken whole; `.*` takes their anonymous unions and structs along.

@@ -2,7 +2,8 @@
 //! TCP and clock.
 //!
 //! The first byte has the side of the connection, and the rails that it begins without. Then a tape
-//! of events follows. The model is the order of actions that `flow::recovery` promises for each rail.
+//! of events follows. The model is the order of actions that `flow::recovery` promises for each
+//! rail.
 
 use crate::control::messages;
 use crate::tape::Tape;
@@ -47,8 +48,8 @@ struct Caller {
     /// The last message that came in.
     heard: Option<ControlMessage>,
     failed: u32,
-    /// True once the connection has failed, or the peer has left. Actions from before that are still
-    /// executed.
+    /// True once the connection has failed, or the peer has left. Actions from before that are
+    /// still executed.
     has_ended: bool,
     has_closed: bool,
     has_carried: bool,
@@ -333,9 +334,9 @@ fn advert() -> RailAdvert {
     }
 }
 
-/// A rail that is lost and returns, on either side; a connection that fails while it asks for a rail;
-/// a device that is cut off while the peer reports its rail; and a connection that begins without a
-/// rail, and is closed.
+/// A rail that is lost and returns, on either side; a connection that fails while it asks for a
+/// rail; a device that is cut off while the peer reports its rail; and a connection that begins
+/// without a rail, and is closed.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;

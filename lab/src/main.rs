@@ -1,4 +1,5 @@
-//! The command line `spark-lab`: commands that prove claims of docs/evidence. No package contains it.
+//! The command line `spark-lab`: commands that prove claims of docs/evidence. No package contains
+//! it.
 //!
 //! Ranks, fabrics, NCCL's environment and output come from the library under `nccl-spark`
 //! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
@@ -18,7 +19,8 @@ use nccl_tests_harness::ranks::process;
 use pair::rank::Pair;
 use std::process::ExitCode;
 
-/// Measures the NCCL network plugin for DGX Spark with single messages, and stress-tests NCCL over it.
+/// Measures the NCCL network plugin for DGX Spark with single messages, and stress-tests NCCL over
+/// it.
 #[derive(Debug, Parser)]
 #[command(name = "spark-lab", version)]
 struct Cli {
@@ -32,14 +34,17 @@ struct Cli {
 enum Command {
     /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
     ///
-    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests the oldest of each connection, as
-    /// NCCL's proxy thread does. Every byte is checked once for each size, outside the timed part.
+    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests
+    /// the oldest of each connection, as NCCL's proxy thread does. Every byte is checked once for
+    /// each size, outside the timed part.
     #[command(after_help = BENCH)]
     Bench(Box<bench::options::Bench>),
-    /// Stress-tests communicator lifecycle: many together, split, re-created, aborted, and with a rank that dies.
+    /// Stress-tests communicator lifecycle: many together, split, re-created, aborted, and with a
+    /// rank that dies.
     ///
-    /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is checked, NCCL's log must show the plugin,
-    /// and memory, descriptors and threads of a process must not grow.
+    /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is
+    /// checked, NCCL's log must show the plugin, and memory, descriptors and threads of a process
+    /// must not grow.
     #[command(after_help = COMMUNICATORS)]
     Communicators(Box<communicators::options::Options>),
     /// One rank of bench. Its standard input is the connection to the command that starts it.

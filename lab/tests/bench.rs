@@ -1,5 +1,5 @@
-//! Measuring with single messages: what is told is whole, and wrong data and failures are seen. No test looks at how fast
-//! anything was.
+//! Measuring with single messages: what is told is whole, and wrong data and failures are seen. No
+//! test looks at how fast anything was.
 
 mod common;
 
@@ -37,7 +37,8 @@ fn run_soft(plugin: &Path, arguments: &str) -> Said {
     command.output().unwrap().into()
 }
 
-/// The metrics of a side at a point, each with as many values as there are rounds. `is_allowed` checks a value.
+/// The metrics of a side at a point, each with as many values as there are rounds. `is_allowed`
+/// checks a value.
 fn metrics(side: &Value, rounds: usize, is_allowed: impl Fn(f64) -> bool) -> Vec<&str> {
     let series = side.as_array().unwrap().iter().map(|series| {
         let values = series["rounds"].as_array().unwrap();

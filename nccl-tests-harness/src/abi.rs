@@ -1,5 +1,5 @@
-//! One plugin's table of any version: the functions that all versions have alike, and for each other
-//! function an enum of its types.
+//! One plugin's table of any version: the functions that all versions have alike, and for each
+//! other function an enum of its types.
 
 use nccl_net_spark::abi::types::{self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12};
 use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};

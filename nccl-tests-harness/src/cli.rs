@@ -1,4 +1,5 @@
-//! The command line: all commands, with their names, help and examples. Each command has its own options in its own folder.
+//! The command line: all commands, with their names, help and examples. Each command has its own
+//! options in its own folder.
 
 mod examples;
 mod execute;
@@ -29,19 +30,20 @@ pub struct Cli {
 pub enum Command {
     /// Times and checks an all-gather over host memory, in place.
     ///
-    /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to whole bytes. busbw =
-    /// algbw x (ranks - 1) / ranks.
+    /// The size is what every rank ends with; each rank contributes size / ranks, rounded down to
+    /// whole bytes. busbw = algbw x (ranks - 1) / ranks.
     #[command(alias = "all_gather", after_help = examples::ALL_GATHER)]
     AllGather(Collective),
     /// Times and checks an all-reduce over host memory, out of place.
     ///
-    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes. busbw = algbw x 2 (ranks - 1) / ranks.
+    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes. busbw =
+    /// algbw x 2 (ranks - 1) / ranks.
     #[command(alias = "all_reduce", after_help = examples::ALL_REDUCE)]
     AllReduce(Collective),
     /// Times and checks a reduce-scatter over host memory, out of place.
     ///
-    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes; each ends with size / ranks, rounded down to
-    /// whole bytes. busbw = algbw x (ranks - 1) / ranks.
+    /// The CPU adds up bytes, which wrap around. The size is what each rank contributes; each ends
+    /// with size / ranks, rounded down to whole bytes. busbw = algbw x (ranks - 1) / ranks.
     #[command(alias = "reduce_scatter", after_help = examples::REDUCE_SCATTER)]
     ReduceScatter(Collective),
     /// Times and checks a broadcast from rank 0, in place.
@@ -51,64 +53,77 @@ pub enum Command {
     Broadcast(Collective),
     /// Times and checks an all-to-all: every rank sends a part to every rank, out of place.
     ///
-    /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole bytes. busbw = algbw x
-    /// (ranks - 1) / ranks.
+    /// The size is what each rank sends in all; each part is size / ranks, rounded down to whole
+    /// bytes. busbw = algbw x (ranks - 1) / ranks.
     #[command(name = "alltoall", aliases = ["all-to-all", "all_to_all"], after_help = examples::ALL_TO_ALL)]
     AllToAll(Collective),
-    /// Times and checks a ring: every rank sends to the next one and receives from the one before, out of place.
+    /// Times and checks a ring: every rank sends to the next one and receives from the one before,
+    /// out of place.
     ///
     /// The size is what each rank sends. busbw = algbw.
     #[command(name = "sendrecv", aliases = ["send-recv", "send_recv"], after_help = examples::SEND_RECV)]
     SendRecv(Collective),
     /// Finds the fastest settings for these machines and writes them to the settings file.
     ///
-    /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns with the defaults. Writes them only
-    /// if their slowest round is faster than the fastest round of the defaults.
+    /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns
+    /// with the defaults. Writes them only if their slowest round is faster than the fastest round
+    /// of the defaults.
     #[command(after_help = examples::TUNE)]
     Tune(Box<tune::options::Options>),
     /// Writes a tuner's table into this machine's settings file.
     #[command(name = "tune-collectives-write", hide = true)]
     TuneCollectivesWrite(tune::collectives::write::Task),
-    /// Runs your own build of nccl-tests over this plugin, or in turns over it and NCCL's own networks.
+    /// Runs your own build of nccl-tests over this plugin, or in turns over it and NCCL's own
+    /// networks.
     ///
-    /// Sets the environment and prints it, reads the program's table and NCCL's log, and fails if NCCL used another network than the one
-    /// asked for. To NCCL each rank on this machine is a host of its own.
+    /// Sets the environment and prints it, reads the program's table and NCCL's log, and fails if
+    /// NCCL used another network than the one asked for. To NCCL each rank on this machine is a
+    /// host of its own.
     #[command(name = "nccl-tests", alias = "nccl_tests", after_help = examples::NCCL_TESTS)]
     NcclTests(Box<nccl_tests::options::Options>),
     /// Becomes a rank of nccl-tests.
     #[command(name = "nccl-tests-rank", hide = true)]
     NcclTestsRank(nccl_tests::mpirun::Rank),
-    /// Shows which kinds of memory the plugin can send from and receive into: malloc, CUDA pinned, managed, GPU.
+    /// Shows which kinds of memory the plugin can send from and receive into: malloc, CUDA pinned,
+    /// managed, GPU.
     ///
-    /// A GPU kernel writes a pattern, the plugin moves it into memory of the same kind, another kernel counts wrong bytes. Without a GPU
-    /// the CPU does this with malloc alone. --litmus also tests whether NCCL's LL128 protocol is safe on this machine.
+    /// A GPU kernel writes a pattern, the plugin moves it into memory of the same kind, another
+    /// kernel counts wrong bytes. Without a GPU the CPU does this with malloc alone. --litmus also
+    /// tests whether NCCL's LL128 protocol is safe on this machine.
     #[command(after_help = examples::MEMORY)]
     Memory(Box<memory::options::Options>),
     /// Injects faults into the software fabric while a job runs over it, and shows what runs.
     #[command(after_help = examples::FABRIC)]
     Fabric(fabric::Options),
-    /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the others are not used.
+    /// Shows which RoCE ports of this machine would be merged, the expected rate, and why the
+    /// others are not used.
     ///
-    /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2 the command line is wrong.
+    /// Exit status: 0 at least one rail is usable, 1 none is or the machine cannot be examined, 2
+    /// the command line is wrong.
     #[command(after_help = examples::RAILS)]
     Rails(Box<rails::Options>),
-    /// Finds what is wrong with this machine or a job, the worst first, each with the command that cures it.
+    /// Finds what is wrong with this machine or a job, the worst first, each with the command that
+    /// cures it.
     ///
-    /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no root, and says what it could not see.
-    /// Of the environment it takes NCCL_*, UCX_*, GLOO_*, TP_* and what decides which libraries are loaded.
+    /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no
+    /// root, and says what it could not see. Of the environment it takes NCCL_*, UCX_*, GLOO_*,
+    /// TP_* and what decides which libraries are loaded.
     #[command(after_help = examples::DOCTOR)]
     Doctor(doctor::Options),
     /// Writes the facts of this machine and a measurement into one JSON file that you can post.
     ///
-    /// The file has numbers, versions, names of devices and ids of findings. It has no names of hosts or users, no
-    /// addresses, paths or serial numbers, and no text of other programs. With --hosts it also measures between hosts,
-    /// with --nccl-tests also NCCL. A part that fails is named in the file, and the others run.
+    /// The file has numbers, versions, names of devices and ids of findings. It has no names of
+    /// hosts or users, no addresses, paths or serial numbers, and no text of other programs. With
+    /// --hosts it also measures between hosts, with --nccl-tests also NCCL. A part that fails is
+    /// named in the file, and the others run.
     #[command(after_help = examples::REPORT)]
     Report(Box<report::Options>),
-    /// Shows what the rails of this machine's jobs carry, live: rates both ways, shares, latency, losses, stalls.
+    /// Shows what the rails of this machine's jobs carry, live: rates both ways, shares, latency,
+    /// losses, stalls.
     ///
-    /// Reads the counters that each job's process keeps for its rails. Jobs of other users, and those in containers that run as root,
-    /// need sudo. Where standard output is no terminal, plain lines.
+    /// Reads the counters that each job's process keeps for its rails. Jobs of other users, and
+    /// those in containers that run as root, need sudo. Where standard output is no terminal, plain
+    /// lines.
     #[command(after_help = examples::TOP)]
     Top(top::Options),
     /// Lists the plugin's settings: name, default, meaning, current value.
@@ -116,12 +131,14 @@ pub enum Command {
     Settings,
     /// Prints the environment variables that make a job use the plugin, for a shell, docker or Ray.
     ///
-    /// Set them for a job, not in a login script: with NCCL_NET=Spark, NCCL fails where no rail exists.
+    /// Set them for a job, not in a login script: with NCCL_NET=Spark, NCCL fails where no rail
+    /// exists.
     #[command(after_help = examples::ENV)]
     Env(env::Options),
     /// Installs this program, the plugin, the software fabric, shell completions and manual pages.
     ///
-    /// Files that install did not put there are neither replaced nor removed. DIR/lib/nccl-spark/manifest lists what is installed.
+    /// Files that install did not put there are neither replaced nor removed.
+    /// DIR/lib/nccl-spark/manifest lists what is installed.
     #[command(after_help = examples::INSTALL)]
     Install(install::Install),
     /// Removes what install installed; files that were changed since are kept.
@@ -133,7 +150,8 @@ pub enum Command {
     /// Prints the manual page.
     #[command(name = "man", hide = true)]
     Manual(manual::Manual),
-    /// One rank of a collective. Its standard input is the connection to the command that starts it.
+    /// One rank of a collective. Its standard input is the connection to the command that starts
+    /// it.
     #[command(name = Collectives::COMMAND, hide = true)]
     Rank(process::Start),
     /// The process that tries one kind of memory, in the same way.

@@ -80,11 +80,12 @@ const DEVICES: &str = "/sys/class/infiniband";
 const PREFIX: &str = "nccl-spark-";
 /// The built-in profile without limits.
 pub const UNPACED: &str = "unpaced";
-/// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces less.
+/// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces
+/// less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
 
-/// Makes the fabric that `wish` asks for. `own_library` is the verbs library that the user's environment
-/// names.
+/// Makes the fabric that `wish` asks for. `own_library` is the verbs library that the user's
+/// environment names.
 ///
 /// # Errors
 /// A mistake on the command line, or a fabric that cannot be made.
@@ -152,8 +153,8 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
 }
 
-/// Returns a name that no running fabric has. In another PID namespace a process may have the same number as
-/// this one.
+/// Returns a name that no running fabric has. In another PID namespace a process may have the same
+/// number as this one.
 fn own_name(dir: &Path) -> String {
     let plain = format!("{PREFIX}{}", std::process::id());
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
@@ -194,8 +195,8 @@ impl Fabric {
         environment
     }
 
-    /// Makes a folder in which a software fabric's library has the names of the verbs library, for programs
-    /// that load those. It is removed with the fabric.
+    /// Makes a folder in which a software fabric's library has the names of the verbs library, for
+    /// programs that load those. It is removed with the fabric.
     pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");
@@ -213,8 +214,8 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// The most that node 0 of a software fabric can send to node 1, as between any two that are cabled,
-    /// while the rails of `fallen` carry a part of their rate.
+    /// The most that node 0 of a software fabric can send to node 1, as between any two that are
+    /// cabled, while the rails of `fallen` carry a part of their rate.
     pub fn limit(&self, fallen: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -237,8 +238,8 @@ impl Fabric {
         self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
     }
 
-    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for what it
-    /// carried at the start.
+    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for
+    /// what it carried at the start.
     ///
     /// # Errors
     /// There is no such rail, or no software fabric.
@@ -248,7 +249,8 @@ impl Fabric {
         soft.act(None, rail, Action::Slow(if factor >= 1.0 { own } else { factor })).map_err(|error| anyhow!(error))
     }
 
-    /// Takes the device of a node's rail off the bus, or brings it back as a new device of the same name.
+    /// Takes the device of a node's rail off the bus, or brings it back as a new device of the same
+    /// name.
     ///
     /// # Errors
     /// There is no such node or rail, or no software fabric.
@@ -278,8 +280,8 @@ impl Fabric {
 pub(crate) struct SoftRails(Profile);
 
 impl SoftRails {
-    /// The rails of the fabric that the environment names, if `verbs_library` is the software fabric's;
-    /// none otherwise.
+    /// The rails of the fabric that the environment names, if `verbs_library` is the software
+    /// fabric's; none otherwise.
     ///
     /// # Errors
     /// There is no such fabric.
@@ -293,7 +295,8 @@ impl SoftRails {
         Ok(Some(Self(profile)))
     }
 
-    /// The payload that the rails of these devices carry together without faults, in Mb/s; none: no limit.
+    /// The payload that the rails of these devices carry together without faults, in Mb/s; none: no
+    /// limit.
     pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
         let rails = self.0.rails.iter().enumerate();
         let used: Vec<_> =
@@ -419,7 +422,8 @@ mod tests {
         assert_eq!(speeds(UNPACED, 1.0), (2, 200_000));
     }
 
-    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s; what NCCL plans by is the whole machine.
+    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s;
+    /// what NCCL plans by is the whole machine.
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {

@@ -30,19 +30,20 @@ const GRACE: Duration = Duration::from_secs(3);
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The signal that came, set by the handler itself: it is set before any thread sees a rank die by the same
-/// Ctrl-C.
+/// The signal that came, set by the handler itself: it is set before any thread sees a rank die by
+/// the same Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 /// Time for the main thread where it asked for time, in seconds; else 0.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
-/// Additional time for processes then: they may be this program, which gives its own processes [`GRACE`].
+/// Additional time for processes then: they may be this program, which gives its own processes
+/// [`GRACE`].
 const NESTED_GRACE: Duration = Duration::from_secs(5);
 /// True if signals are only noted.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes the program end in order when SIGINT, SIGTERM or SIGHUP comes, except for signals that it was
-/// started to ignore.
+/// Makes the program end in order when SIGINT, SIGTERM or SIGHUP comes, except for signals that it
+/// was started to ignore.
 pub fn watch() -> Result<()> {
     let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
@@ -61,8 +62,9 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Makes these signals only be noted, for a command that started no process and reads [`status`] often
-/// enough. A second signal ends the program immediately: the command may wait for a reader of its output.
+/// Makes these signals only be noted, for a command that started no process and reads [`status`]
+/// often enough. A second signal ends the program immediately: the command may wait for a reader of
+/// its output.
 pub fn note() -> Result<()> {
     let received = RECEIVED.get_or_init(Arc::default);
     IS_QUIET.store(true, Ordering::Release);
@@ -78,8 +80,8 @@ pub fn note() -> Result<()> {
     install().context("install signal handlers")
 }
 
-/// Returns the exit status of a program after a signal, as shells show it: 128 and the signal's number.
-/// Prints one message, unless the signals are only noted.
+/// Returns the exit status of a program after a signal, as shells show it: 128 and the signal's
+/// number. Prints one message, unless the signals are only noted.
 pub fn status() -> Option<u8> {
     let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
     (number != 0).then(|| {
@@ -135,7 +137,8 @@ fn end(number: i32) {
     };
     let (mut asked, mut alone_since) = (HashSet::new(), start);
     while alone_since.elapsed() < clean_up && start.elapsed() < grace + clean_up {
-        // Processes that are started only now are ended too: a command may take a dead rank for a failed attempt.
+        // Processes that are started only now are ended too: a command may take a dead rank for a
+        // failed attempt.
         for child in children() {
             alone_since = Instant::now();
             // The process may have ended since.
@@ -172,8 +175,8 @@ fn running_parent(stat: &str) -> Option<u32> {
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 
-/// Returns the ignored signals, a bit for each number from 1 on: shells start background jobs with some, and
-/// nohup does.
+/// Returns the ignored signals, a bit for each number from 1 on: shells start background jobs with
+/// some, and nohup does.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

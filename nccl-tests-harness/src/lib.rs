@@ -1,5 +1,5 @@
-//! The library under the command line `nccl-spark`. The laboratory (`lab`, which no package contains)
-//! uses it too, and only the items that `lab` uses are public.
+//! The library under the command line `nccl-spark`. The laboratory (`lab`, which no package
+//! contains) uses it too, and only the items that `lab` uses are public.
 //!
 //! `program` is the frame of both programs. `cli` defines the commands of `nccl-spark`, `commands`
 //! has a room for each. The commands share `ranks` (the processes of a run), `fabric` (the devices

@@ -35,11 +35,11 @@ impl NamedPipe {
     }
 }
 
-/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the spaces at
-/// its end, and with the child's number, or for a pipe the children's count plus the pipe's number. Returns
-/// the children's exit statuses when all have closed both and no process writes to the pipes any more, or
-/// none when `timeout` is over. Ends children that still run then, and when `hear` fails. Standard output and
-/// error must be pipes.
+/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the
+/// spaces at its end, and with the child's number, or for a pipe the children's count plus the
+/// pipe's number. Returns the children's exit statuses when all have closed both and no process
+/// writes to the pipes any more, or none when `timeout` is over. Ends children that still run then,
+/// and when `hear` fails. Standard output and error must be pipes.
 ///
 /// # Errors
 /// Errors of `hear` and of the system.

@@ -1,6 +1,6 @@
-//! The places of the plugin and the software fabric: below the program's prefix once installed (`install`, or
-//! a package, which may have Debian's folder for each architecture below lib), beside the program as cargo
-//! builds them.
+//! The places of the plugin and the software fabric: below the program's prefix once installed
+//! (`install`, or a package, which may have Debian's folder for each architecture below lib),
+//! beside the program as cargo builds them.
 
 use crate::usage::wrong;
 use anyhow::{Context, bail, ensure};
@@ -44,7 +44,8 @@ pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<Pa
     plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))
 }
 
-/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader finds it.
+/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader
+/// finds it.
 ///
 /// # Errors
 /// The given file is not there.
@@ -55,8 +56,8 @@ pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::
     }
 }
 
-/// The whole path of a library that `option` names: without a slash it would be looked for in the loader's directories
-/// instead of here.
+/// The whole path of a library that `option` names: without a slash it would be looked for in the
+/// loader's directories instead of here.
 pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
     path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
 }

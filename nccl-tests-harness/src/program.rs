@@ -24,8 +24,8 @@ pub struct Loudness {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and the facts that doctor read; -vv: the log as
-    /// NCCL_DEBUG=TRACE.
+    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and the facts that doctor read; -vv: the log
+    /// as NCCL_DEBUG=TRACE.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }

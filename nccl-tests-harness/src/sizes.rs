@@ -1,5 +1,6 @@
-//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the smallest to the largest. As in nccl-tests
-//! a sweep ends at the last size that its steps meet: `-b 8 -e 64M -f 4` ends at 32M, `-b 1K -e 64M -f 4` at 64M.
+//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the
+//! smallest to the largest. As in nccl-tests a sweep ends at the last size that its steps meet: `-b
+//! 8 -e 64M -f 4` ends at 32M, `-b 1K -e 64M -f 4` at 64M.
 
 /// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
 ///

@@ -47,7 +47,8 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
 }
 
-/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must be at least 1".
+/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must
+/// be at least 1".
 fn plain(line: &str) -> String {
     let range = line.rsplit_once(": ").and_then(|(before, reason)| {
         let (value, range) = reason.split_once(" is not in ")?;

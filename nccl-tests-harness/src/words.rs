@@ -8,8 +8,8 @@ use std::ffi::{OsStr, OsString};
 /// The words for clap.
 ///
 /// A `--json` without a FILE of its own becomes `--json=-`: clap would take the next word for the
-/// FILE, also where it is an argument such as a test of nccl-tests. A negative number becomes a part
-/// of the option before it, as in `-b=-5`: no option has such a name, and the error names the
+/// FILE, also where it is an argument such as a test of nccl-tests. A negative number becomes a
+/// part of the option before it, as in `-b=-5`: no option has such a name, and the error names the
 /// option and what it takes.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());

@@ -1,5 +1,5 @@
-//! `nccl-spark memory --litmus` with a fake CUDA driver, over the real plugin and over a fake one, with
-//! whole lines and with torn ones.
+//! `nccl-spark memory --litmus` with a fake CUDA driver, over the real plugin and over a fake one,
+//! with whole lines and with torn ones.
 
 mod common;
 
@@ -17,8 +17,8 @@ fn row(said: &Said, name: &str) -> [u64; 2] {
 
 const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 where this plugin's tuner";
 
-/// The litmus test over the real plugin and the software fabric with a fake GPU, with small messages
-/// before it; none where the plugin is not built.
+/// The litmus test over the real plugin and the software fabric with a fake GPU, with small
+/// messages before it; none where the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let Some(plugin) = built() else {
         common::not_built();

@@ -10,9 +10,9 @@ const ENOUGH_RETRIES: u8 = 3;
 
 impl Config {
     /// Time that a queue pair waits for acknowledgements in all, by the InfiniBand specification
-    /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device may take
-    /// up to four times that. ConnectX with adaptive retransmission takes about the time-out times the
-    /// retransmissions (NVIDIA, "Adaptive Retransmission").
+    /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device
+    /// may take up to four times that. ConnectX with adaptive retransmission takes about the
+    /// time-out times the retransmissions (NVIDIA, "Adaptive Retransmission").
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))

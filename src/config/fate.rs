@@ -1,5 +1,5 @@
-//! Treatment of the variables that NCCL's own network transport reads: the table of settings and the
-//! list of ignored variables together.
+//! Treatment of the variables that NCCL's own network transport reads: the table of settings and
+//! the list of ignored variables together.
 
 use super::nccl::ignored;
 use super::{Row, TABLE};
@@ -36,7 +36,8 @@ mod tests {
         assert!(fate("NCCL_BUFFSIZE").is_none());
     }
 
-    /// All names with the prefix `NCCL_IB_` in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7.
+    /// All names with the prefix `NCCL_IB_` in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3
+    /// and 2.30.7.
     #[test]
     fn every_variable_of_nccls_ib_transport_has_a_fate() {
         let names = "ADAPTIVE_ROUTING ADDR_FAMILY ADDR_RANGE AR_THRESHOLD DATA_DIRECT DEVICE_PCI_ORDER DISABLE ECE_ENABLE FIFO_TC \

@@ -45,8 +45,8 @@ impl SettingsFile {
     /// # Errors
     /// As [`SettingsFile::named`], but a file that does not exist is no error.
     pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
-        // A folder that is closed to this user (in containers, the HOME of another user) has no file of
-        // this user.
+        // A folder that is closed to this user (in containers, the HOME of another user) has no
+        // file of this user.
         let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
         if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
             return Ok(None);
@@ -87,8 +87,8 @@ impl SettingsFile {
     }
 }
 
-/// Cuts a line or a value at a `#` that starts it or follows white space. Another `#` belongs to the
-/// value.
+/// Cuts a line or a value at a `#` that starts it or follows white space. Another `#` belongs to
+/// the value.
 fn without_comment(line: &str) -> &str {
     let starts = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
     let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));

@@ -2,14 +2,14 @@
 
 use super::value::{Parsed, Refusal, number, quoted};
 
-/// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. The rail and
-/// plane numbers that NCCL 2.30 accepts after a port are read and have no meaning here: there is one
-/// merged device.
+/// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. The rail
+/// and plane numbers that NCCL 2.30 accepts after a port are read and have no meaning here: there
+/// is one merged device.
 ///
-/// `^` makes the list exclude names. `=` compares whole names, where otherwise a prefix is enough. Both
-/// marks come before the first name, in this order, and apply to all names. An empty list admits
-/// everything. The grammar is that of NCCL's own parser (`parseStringList` and `matchIfList` in its
-/// `utils.cc`).
+/// `^` makes the list exclude names. `=` compares whole names, where otherwise a prefix is enough.
+/// Both marks come before the first name, in this order, and apply to all names. An empty list
+/// admits everything. The grammar is that of NCCL's own parser (`parseStringList` and `matchIfList`
+/// in its `utils.cc`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameFilter {
     excludes: bool,
@@ -79,7 +79,8 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     if fields.next().is_some() {
         return Err(wrong("too many fields"));
     }
-    // The characters that the kernel allows in the name of an interface, without those of the grammar.
+    // The characters that the kernel allows in the name of an interface, without those of the
+    // grammar.
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
     match !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
         true => Ok((name.to_owned(), port)),

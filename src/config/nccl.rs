@@ -1,8 +1,9 @@
-//! Variables of NCCL's own transports that this plugin does not read, with the reasons: the one list for
-//! `nccl-spark doctor`, the documents, and the log.
+//! Variables of NCCL's own transports that this plugin does not read, with the reasons: the one
+//! list for `nccl-spark doctor`, the documents, and the log.
 //!
 //! NCCL 2.27.3 to 2.30.7 reads these names for its IB transport and for networks and GPUs (its
-//! `NCCL_PARAM`s and `ncclGetEnv`s). Variables that the plugin reads are in the table of settings alone.
+//! `NCCL_PARAM`s and `ncclGetEnv`s). Variables that the plugin reads are in the table of settings
+//! alone.
 
 /// Ignored variables with the reasons.
 pub fn ignored() -> impl Iterator<Item = (&'static str, &'static str)> {

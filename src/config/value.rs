@@ -15,7 +15,8 @@ impl Refusal {
 
 pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
 
-/// Quotes a part of a value for a reason, at most 60 characters: NCCL cuts a line of its log at 1024.
+/// Quotes a part of a value for a reason, at most 60 characters: NCCL cuts a line of its log at
+/// 1024.
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

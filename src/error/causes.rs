@@ -1,5 +1,5 @@
-//! Causes of errors, one enumeration for each answer to NCCL. A cause holds the names and figures of
-//! its event.
+//! Causes of errors, one enumeration for each answer to NCCL. A cause holds the names and figures
+//! of its event.
 //!
 //! This room imports no other. The error of another room, and the words of a peer, come as text in
 //! `why` or `how`; a list of rails comes as text in `rails`, `lanes` or `tries`.

@@ -6,8 +6,8 @@ mod causes;
 
 pub use causes::*;
 
-/// Error of a call of the plugin. Each variant is one answer to NCCL; its fields have the cause. The
-/// text is made in `Display`, where NCCL's logger or the command line takes it.
+/// Error of a call of the plugin. Each variant is one answer to NCCL; its fields have the cause.
+/// The text is made in `Display`, where NCCL's logger or the command line takes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Unknown or malformed setting, or a settings file that cannot be read.
@@ -91,15 +91,16 @@ impl Error {
         matches!(self, Self::Os { errno: libc::EIO, .. })
     }
 
-    /// True for the answer of mlx5's driver, since Linux 5.18, for a device whose firmware has failed
-    /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
+    /// True for the answer of mlx5's driver, since Linux 5.18, for a device whose firmware has
+    /// failed (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
     pub fn is_failed_device(&self) -> bool {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
     }
 
-    /// True where the same call may succeed later: the peer's address does not resolve or has no route
-    /// yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port has other addresses than
-    /// were agreed, or the device is away. NCCL too repeats `ibv_modify_qp` after a time-out alone.
+    /// True where the same call may succeed later: the peer's address does not resolve or has no
+    /// route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port has other
+    /// addresses than were agreed, or the device is away. NCCL too repeats `ibv_modify_qp` after a
+    /// time-out alone.
     pub fn may_pass(&self) -> bool {
         let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()

@@ -226,7 +226,8 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::Fence`]: the receives that a receiver has; empty for a sender.
+    /// Reports the result of [`Action::Fence`]: the receives that a receiver has; empty for a
+    /// sender.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
         let peer_has = peer_has.clone();

@@ -81,8 +81,8 @@ impl Host<'_> {
     }
 
     /// Warns of a port that is faster than its PCIe link while another link to its cable carries
-    /// nothing. A left-out twin that would carry nothing more is no warning: one of the two may fill the
-    /// peer's port, or a cable of 100 Gb/s.
+    /// nothing. A left-out twin that would carry nothing more is no warning: one of the two may
+    /// fill the peer's port, or a cable of 100 Gb/s.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
@@ -223,9 +223,9 @@ impl Host<'_> {
         }
     }
 
-    /// Warns of rails in one subnet, except where each interface answers for its own addresses alone.
-    /// There they work: the kernel resolves a queue pair's address by the interface of its own address
-    /// (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
+    /// Warns of rails in one subnet, except where each interface answers for its own addresses
+    /// alone. There they work: the kernel resolves a queue pair's address by the interface of its
+    /// own address (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {

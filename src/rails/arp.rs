@@ -4,8 +4,8 @@
 //! Functions on one wire all receive a broadcast. Linux answers it on every interface for every
 //! address of the host, unless `arp_ignore` is set or the answer fails the check of `rp_filter`.
 //! The peer keeps one of the answers. Its kernel puts that hardware address into the queue pair and
-//! never changes it (`rdma_addr_find_l2_eth_by_grh`), so the packets reach a function that has no such
-//! queue pair.
+//! never changes it (`rdma_addr_find_l2_eth_by_grh`), so the packets reach a function that has no
+//! such queue pair.
 //!
 //! Rails in one subnet are warned of only where ARP is not known to be right. A queue pair's
 //! address is resolved by the interface of its own address, whatever the routes are, and a switch
@@ -33,8 +33,8 @@ pub(super) struct Arp<'a> {
 }
 
 impl<'a> Arp<'a> {
-    /// Reads the settings of the rails' interfaces. `proc_sys` is the folder of the kernel's settings
-    /// ("/proc/sys").
+    /// Reads the settings of the rails' interfaces. `proc_sys` is the folder of the kernel's
+    /// settings ("/proc/sys").
     pub(super) fn look(proc_sys: &Path, rails: &'a [Rail]) -> Self {
         Self { known: rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect() }
     }
@@ -48,8 +48,8 @@ impl<'a> Arp<'a> {
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // An interface uses the larger of its own value and that of `all`, so 2 there replaces a 1 (strict)
-        // and nothing else.
+        // An interface uses the larger of its own value and that of `all`, so 2 there replaces a 1
+        // (strict) and nothing else.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
@@ -85,8 +85,8 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings of a rail's interface. The larger of its own value and that of all interfaces
-    /// counts (`ip-sysctl` in Linux' documentation: `arp_ignore`, `rp_filter`).
+    /// Reads the settings of a rail's interface. The larger of its own value and that of all
+    /// interfaces counts (`ip-sysctl` in Linux' documentation: `arp_ignore`, `rp_filter`).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -99,8 +99,8 @@ impl Settings {
         Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
     }
 
-    /// True if the kernel drops a packet whose sender is reached by another interface than the one that
-    /// received the packet (RFC 3704, 2.2).
+    /// True if the kernel drops a packet whose sender is reached by another interface than the one
+    /// that received the packet (RFC 3704, 2.2).
     fn is_strict(self) -> bool {
         self.rp_filter == 1
     }

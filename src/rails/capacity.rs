@@ -24,14 +24,15 @@ pub enum Limit {
 
 /// Computes the largest flow from the PCIe links through the rails onto the cables.
 ///
-/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share their cable,
-/// and the functions of one slot share their link, so the sum of links, rails or cables alone is too
-/// high. By the max-flow min-cut theorem the flow is the cheapest cut: for each set of cables that are
-/// cut, every link costs the lesser of itself and of its rails to the other cables. Only cables with
-/// several rails have to be tried, because another cable is no wider than its rail.
+/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share their
+/// cable, and the functions of one slot share their link, so the sum of links, rails or cables
+/// alone is too high. By the max-flow min-cut theorem the flow is the cheapest cut: for each set of
+/// cables that are cut, every link costs the lesser of itself and of its rails to the other cables.
+/// Only cables with several rails have to be tried, because another cable is no wider than its
+/// rail.
 ///
-/// `cable_mbps` returns the width of a cable from the widest of its ports: the line rate, or the rest
-/// after framing.
+/// `cable_mbps` returns the width of a cable from the widest of its ports: the line rate, or the
+/// rest after framing.
 pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
     let cables: Vec<Cable> = cables(rails, &cable_mbps);
     let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();

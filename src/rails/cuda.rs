@@ -1,7 +1,7 @@
 //! Attributes of the GPUs' memory from CUDA. They explain why only host pointers are announced.
 //!
-//! The driver's library is loaded at run time, and no context is created. A host without the library
-//! gets a plain text.
+//! The driver's library is loaded at run time, and no context is created. A host without the
+//! library gets a plain text.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +14,8 @@ use std::sync::OnceLock;
 pub struct CudaDevice {
     /// The GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
     pub is_integrated: Option<bool>,
-    /// The nvidia-peermem way to its memory works (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED`).
+    /// The nvidia-peermem way to its memory works
+    /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED`).
     pub has_gpu_direct_rdma: Option<bool>,
     /// The dma-buf way to its memory works (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`).
     pub has_dma_buf: Option<bool>,
@@ -26,7 +27,8 @@ pub struct CudaDevice {
 /// The reason in words: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     let driver = Driver::load()?;
-    // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
+    // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags
+    // must be 0.
     let status = unsafe { (driver.init)(0) };
     succeeded("cuInit", status)?;
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
@@ -112,8 +114,8 @@ fn succeeded(call: &str, status: c_int) -> Result<(), String> {
 
 /// Names of the driver's library, in the order in which they are tried.
 ///
-/// `libcuda.so.1` is its soname, which CUDA's runtime loads. A toolkit has a stub named `libcuda.so`,
-/// and some images have that folder on `LD_LIBRARY_PATH`.
+/// `libcuda.so.1` is its soname, which CUDA's runtime loads. A toolkit has a stub named
+/// `libcuda.so`, and some images have that folder on `LD_LIBRARY_PATH`.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// Values of cuda.h's `CUdevice_attribute`.
@@ -139,8 +141,8 @@ impl Driver {
         let library = LIBRARY.get_or_init(|| LIBRARY_NAMES.into_iter().find_map(load));
         let library = library.as_ref().ok_or_else(|| "libcuda not found".to_owned())?;
         let missing = |error: libloading::Error| format!("libcuda: {error}");
-        // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums, CUdevice is an int), and
-        // the library is never unloaded.
+        // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums,
+        // CUdevice is an int), and the library is never unloaded.
         unsafe {
             Ok(Self {
                 init: *library.get(b"cuInit\0").map_err(missing)?,
@@ -162,7 +164,8 @@ impl Driver {
 
     fn handle(&self, ordinal: c_int) -> Result<c_int, String> {
         let mut device: c_int = 0;
-        // SAFETY: the pointer is to a live int, which the call writes; a bad ordinal is an error code.
+        // SAFETY: the pointer is to a live int, which the call writes; a bad ordinal is an error
+        // code.
         let status = unsafe { (self.device_get)(&mut device, ordinal) };
         succeeded("cuDeviceGet", status)?;
         Ok(device)
@@ -171,7 +174,8 @@ impl Driver {
     fn name(&self, ordinal: c_int) -> Result<String, String> {
         let device = self.handle(ordinal)?;
         let mut name = [0; 256];
-        // SAFETY: the call writes at most `name.len()` bytes, with a zero at the end; `device` is from cuDeviceGet.
+        // SAFETY: the call writes at most `name.len()` bytes, with a zero at the end; `device` is
+        // from cuDeviceGet.
         let status = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int, device) };
         succeeded("cuDeviceGetName", status)?;
         Ok(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect())
@@ -181,7 +185,8 @@ impl Driver {
         let device = self.handle(ordinal)?;
         let ask = |attribute: c_int| {
             let mut value: c_int = 0;
-            // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
+            // SAFETY: the pointer is to a live int, which the call writes; `device` is from
+            // cuDeviceGet.
             let status = unsafe { (self.attribute)(&mut value, attribute, device) };
             (status == 0).then_some(value != 0)
         };

@@ -1,4 +1,5 @@
-//! Ports from sysfs alone, for a process without a verbs library or without the right to open a device.
+//! Ports from sysfs alone, for a process without a verbs library or without the right to open a
+//! device.
 //!
 //! The facts are those of verbs, with two differences. The largest message is unknown. The path MTU
 //! follows from the interface's MTU as the kernel computes it (`iboe_get_mtu` in

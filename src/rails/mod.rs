@@ -1,14 +1,14 @@
-//! Survey of this host: every port with its interface, GIDs, addresses, PCIe link and cable, and the
-//! choice of rails among the ports.
+//! Survey of this host: every port with its interface, GIDs, addresses, PCIe link and cable, and
+//! the choice of rails among the ports.
 //!
-//! [`survey`] takes the ports from verbs as plain data and adds facts from sysfs. It returns the rails
-//! in their order of use, the other ports with a reason each, and warnings for a person.
+//! [`survey`] takes the ports from verbs as plain data and adds facts from sysfs. It returns the
+//! rails in their order of use, the other ports with a reason each, and warnings for a person.
 //!
 //! Two resources are shared; counting either twice would announce bandwidth that does not exist.
-//! Functions in one PCI slot share that slot's **link**. Functions of one adapter that name the same
-//! physical port share its **cable**. The two functions of one cable on different links are **twins**:
-//! on a DGX Spark one cable needs both to be filled. Device names say nothing about this and are not
-//! used.
+//! Functions in one PCI slot share that slot's **link**. Functions of one adapter that name the
+//! same physical port share its **cable**. The two functions of one cable on different links are
+//! **twins**: on a DGX Spark one cable needs both to be filled. Device names say nothing about this
+//! and are not used.
 
 mod advice;
 mod arp;
@@ -44,8 +44,8 @@ use arp::Arp;
 use port::Port;
 use std::path::Path;
 
-/// Checks that sysfs can be read at the place that `NCCL_SPARK_SYSFS` names. Without sysfs the rails'
-/// links and cables are unknown, and the rate would be the sum of all ports.
+/// Checks that sysfs can be read at the place that `NCCL_SPARK_SYSFS` names. Without sysfs the
+/// rails' links and cables are unknown, and the rate would be the sum of all ports.
 ///
 /// # Errors
 /// [`Error::Setting`] when it cannot.
@@ -59,8 +59,8 @@ pub fn check_sysfs(sysfs: &str) -> Result<()> {
     Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 
-/// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"), `proc_sys` the
-/// folder of the kernel's settings ("/proc/sys").
+/// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"),
+/// `proc_sys` the folder of the kernel's settings ("/proc/sys").
 pub fn survey(
     sysfs: &Path,
     proc_sys: &Path,
@@ -99,8 +99,8 @@ impl Survey {
         })
     }
 
-    /// Name of a rail's cable: the port's name on the machine ("p0"), or its number where the kernel
-    /// gives no name, or two adapters of this host have the same name.
+    /// Name of a rail's cable: the port's name on the machine ("p0"), or its number where the
+    /// kernel gives no name, or two adapters of this host have the same name.
     pub fn cable_name(&self, rail: &Rail) -> String {
         let is_shared = |name: &str| {
             let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
@@ -129,13 +129,13 @@ impl Survey {
     }
 }
 
-/// Overhead of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport
-/// header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17). The RDMA
-/// header of a message's first packet is left out.
+/// Overhead of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base
+/// transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
+/// A17). The RDMA header of a message's first packet is left out.
 const FRAMING_BYTES: u64 = 82;
 
-/// Sorts ports by cable (in the order of the cables' lowest PCI functions), then by PCIe domain. Ports
-/// without PCI come last.
+/// Sorts ports by cable (in the order of the cables' lowest PCI functions), then by PCIe domain.
+/// Ports without PCI come last.
 fn sorted(seen: Vec<Port>) -> Vec<Port> {
     let place = |port: &Port| {
         let pci = port.pci.as_ref();

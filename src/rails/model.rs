@@ -58,8 +58,8 @@ pub enum WarningKind {
     FilterWithinOneLink,
     /// `NCCL_IB_HCA` names a port that is not usable.
     NamedButUnusable,
-    /// A port is faster than its PCIe link, and its twin is not used. The devices are the rail and, if
-    /// it has one, its twin.
+    /// A port is faster than its PCIe link, and its twin is not used. The devices are the rail and,
+    /// if it has one, its twin.
     HalfUsedCable,
     /// A PCIe link runs below the rate that it supports.
     SlowLink,
@@ -159,11 +159,11 @@ pub struct Refused {
 pub enum Obstacle {
     /// `NCCL_IB_HCA` excludes the port.
     Excluded,
-    /// Its link layer is not Ethernet.
+    /// The port's link layer is not Ethernet.
     LinkLayer(LinkLayer),
-    /// It has no link, or its link is not up yet.
+    /// The port has no link, or the link is not up yet.
     State(PortState),
-    /// It has no RoCE v2 GID.
+    /// The port has no RoCE v2 GID.
     NoGid,
     /// It has link-local GIDs alone, and this interface has none of their addresses.
     NoAddress(String),

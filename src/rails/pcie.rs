@@ -12,7 +12,8 @@ pub struct PciFunction {
     pub domain: u32,
     /// The function's folder in sysfs; its parents are the bridges above.
     pub path: PathBuf,
-    /// `domain:bus:device` of the physical function: all functions with this one share one PCIe link.
+    /// `domain:bus:device` of the physical function: all functions with this one share one PCIe
+    /// link.
     pub slot: String,
     /// Function number of the physical function.
     pub function: u8,
@@ -22,8 +23,8 @@ pub struct PciFunction {
     pub current: Option<LinkRate>,
     /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Maximum payload size (MPS) in bytes, for `doctor`. `None` where the configuration space is not
-    /// readable: only root can read it, so no rate depends on this.
+    /// Maximum payload size (MPS) in bytes, for `doctor`. `None` where the configuration space is
+    /// not readable: only root can read it, so no rate depends on this.
     pub max_payload_bytes: Option<u32>,
     /// Largest read request in bytes, for `doctor`; `None` as above.
     pub max_read_request_bytes: Option<u32>,
@@ -54,12 +55,14 @@ impl LinkRate {
     /// Payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
     ///
     /// The 8/9 were measured. Owners of Sparks read a maximum payload size (MPS) of 512 on 16
-    /// machines, and published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker).
-    /// The link carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers account for less:
-    /// with 24 bytes for each 512 (PCI Express Base Specification 5.0, 2.2 and 4.2.2), 120.4 would remain.
-    /// Acknowledgements, flow control and read requests share the link, at a rate that is not published.
+    /// machines, and published 111.7 Gb/s for `ib_write_bw` over one function
+    /// (eugr/spark-vllm-docker). The link carries 126.0 Gb/s after its line code; 8/9 of that are
+    /// 112.0. Headers account for less: with 24 bytes for each 512 (PCI Express Base Specification
+    /// 5.0, 2.2 and 4.2.2), 120.4 would remain. Acknowledgements, flow control and read requests
+    /// share the link, at a rate that is not published.
     ///
-    /// The MPS is not an argument: only root can read it, and all ranks must announce the same rate.
+    /// The MPS is not an argument: only root can read it, and all ranks must announce the same
+    /// rate.
     pub fn payload_mbps(self) -> u32 {
         let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
@@ -90,8 +93,8 @@ struct Generation {
     line_bits: u64,
 }
 
-/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2): 8b/10b,
-/// 128b/130b, and from generation 6 on flits with 236 bytes of transactions in 256.
+/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2):
+/// 8b/10b, 128b/130b, and from generation 6 on flits with 236 bytes of transactions in 256.
 const GENERATIONS: [Generation; 7] = [
     Generation { generation: 1, speed_mts: 2_500, useful_bits: 8, line_bits: 10 },
     Generation { generation: 2, speed_mts: 5_000, useful_bits: 8, line_bits: 10 },
@@ -105,8 +108,8 @@ const GENERATIONS: [Generation; 7] = [
 /// Parses sysfs's pair of `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe"; older kernels
 /// write "8 GT/s").
 ///
-/// Returns `None` for width 0, 63 or 255, or "Unknown": a virtual function, or a function that is off
-/// the bus.
+/// Returns `None` for width 0, 63 or 255, or "Unknown": a virtual function, or a function that is
+/// off the bus.
 pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
     let (whole, rest) =
@@ -140,9 +143,9 @@ pub(super) struct TransactionSizes {
 
 /// The transaction sizes in a function's configuration space.
 ///
-/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register has
-/// the payload in bits 5 to 7 and the read request in bits 12 to 14, each as 128 << n. An unprivileged
-/// reader gets the first 64 bytes only: `None`.
+/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register
+/// has the payload in bits 5 to 7 and the read request in bits 12 to 14, each as 128 << n. An
+/// unprivileged reader gets the first 64 bytes only: `None`.
 pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes> {
     const STATUS: usize = 0x06;
     const HAS_CAPABILITIES: u8 = 1 << 4;

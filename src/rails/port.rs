@@ -75,7 +75,7 @@ impl<'a> Port<'a> {
             Some(if self.facts.port == 1 { format!("p{function}") } else { format!("p{function}.{}", self.facts.port) })
         };
         match self.phys_port.clone().or_else(by_function) {
-            // Adapters without a GUID are told apart by the port's name alone.
+            // The port's name alone tells adapters without a GUID apart.
             Some(port) if self.pci.is_some() => Cable::Port { adapter: self.system_image_guid, port },
             _ => Cable::Own { device: self.facts.device.clone(), port: self.facts.port },
         }
@@ -168,8 +168,8 @@ fn addresses(held: &[Held]) -> Vec<RailAddress> {
     found
 }
 
-/// The network interface of a port: the one with its address, else the function's, else the one that
-/// the kernel names.
+/// The network interface of a port: the one with its address, else the function's, else the one
+/// that the kernel names.
 fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
@@ -188,7 +188,7 @@ fn netdev(
     let by_kernel = || {
         let (index, ifindex) = entries.first().map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
         let name = gid_netdev(sysfs, &facts.device, facts.port, index)?;
-        // The name can be from another namespace, where an interface of ours has the same name.
+        // The name may be of an interface in another namespace. One here can have the same name.
         let is_another = interfaces.iter().any(|interface| interface.name == name && interface.index != ifindex);
         (!is_another).then_some(name)
     };

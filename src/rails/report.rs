@@ -1,12 +1,12 @@
-//! The survey as text for a person, in 80 columns: first the verdict, then the changes to make, then
-//! each port and PCIe link.
+//! The survey as text for a person, in 80 columns: first the verdict, then the changes to make,
+//! then each port and PCIe link.
 
 use super::text::{gbps, list};
 use super::{Limit, Obstacle, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Writes the page: the merged rails and the expected rate, or the reasons why no port is usable; the
-/// warnings; all ports, each with the reason why it is used or not; the PCIe links.
+/// Writes the page: the merged rails and the expected rate, or the reasons why no port is usable;
+/// the warnings; all ports, each with the reason why it is used or not; the PCIe links.
 pub fn report(survey: &Survey) -> String {
     if survey.rails.is_empty() && survey.refused.is_empty() {
         let text = "No rail is usable: no RDMA device is visible. In a container: --device /dev/infiniband and --network host.";
@@ -122,7 +122,8 @@ fn folded(indent: &str, text: &str) -> String {
     wrapped(COLUMNS, indent, text)
 }
 
-/// Wraps `text` at `columns`; the second and later lines follow `indent`. A longer word stays whole.
+/// Wraps `text` at `columns`; the second and later lines follow `indent`. A longer word stays
+/// whole.
 pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();

@@ -1,5 +1,5 @@
-//! Facts about an RDMA device from sysfs. All are optional: a container hides parts of the tree, and
-//! soft-RoCE has no PCI.
+//! Facts about an RDMA device from sysfs. All are optional: a container hides parts of the tree,
+//! and soft-RoCE has no PCI.
 
 use super::pcie::{self, LinkRate, PciFunction};
 use std::fs;
@@ -13,7 +13,8 @@ pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
 
 /// The system image GUID of a device: one value for all functions of one adapter.
 ///
-/// Four functions of a DGX Spark show one value and node GUIDs of their own (`ibstat` in geerlingguy/sbc-reviews#92).
+/// Four functions of a DGX Spark show one value and node GUIDs of their own (`ibstat` in
+/// geerlingguy/sbc-reviews#92).
 pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
     let text = read(&rdma_device(sysfs, device).join("sys_image_guid"))?;
     u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
@@ -49,8 +50,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     })
 }
 
-/// The visible network interfaces of a device's PCI function in this network namespace, in name order.
-/// The interface of `port` comes first if the interfaces number their ports.
+/// The visible network interfaces of a device's PCI function in this network namespace, in name
+/// order. The interface of `port` comes first if the interfaces number their ports.
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names: Vec<String> = fs::read_dir(&folder)
@@ -64,7 +65,8 @@ pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<Stri
     names
 }
 
-/// The name of the physical port ("p0") behind a network interface; virtual functions and VLANs have none.
+/// The name of the physical port ("p0") behind a network interface; virtual functions and VLANs
+/// have none.
 pub(super) fn phys_port_name(sysfs: &Path, netdev: &str) -> Option<String> {
     read(&sysfs.join("class/net").join(netdev).join("phys_port_name"))
 }

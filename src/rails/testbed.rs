@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// One function of a host under test. The defaults are those of an active, addressed Spark function.
+/// One function of a host under test. The defaults are those of an active, addressed Spark
+/// function.
 #[derive(Clone)]
 pub(super) struct Function {
     pub(super) device: &'static str,
@@ -38,7 +39,8 @@ pub(super) struct Function {
     pub(super) link_local: bool,
     /// Whether its interface has that address: not with netplan's `link-local: []`.
     pub(super) holds_link_local: bool,
-    /// Where the GID table has its entries, of each address first that of RoCE v1; from 0 on where this names no more.
+    /// Where the GID table has its entries, of each address first that of RoCE v1; from 0 on where
+    /// this names no more.
     pub(super) gid_indices: &'static [u16],
     /// Whether the interface is in this network namespace.
     pub(super) is_visible: bool,
@@ -46,7 +48,8 @@ pub(super) struct Function {
 
 pub(super) const SPARK_GUID: u64 = 0xfc4c_ea03_00f9_4230;
 
-/// The four functions of a Spark: GUIDs, names and addresses as `ibstat` and `lspci` print them there.
+/// The four functions of a Spark: GUIDs, names and addresses as `ibstat` and `lspci` print them
+/// there.
 pub(super) fn spark_function(domain: u8, port: u8) -> Function {
     let (device, netdev, pci) = match (domain, port) {
         (0, 0) => ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0"),

@@ -1,4 +1,4 @@
-//! Whole hosts: Sparks with one cable and two, virtual functions in a container, plain hosts, soft-RoCE.
+//! Whole hosts: Sparks with one and two cables, virtual functions in a container, soft-RoCE.
 
 mod machines;
 mod topologies;
@@ -39,7 +39,8 @@ fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
     assert_eq!(found.speed_mbps, 200_000);
     assert_eq!(found.payload().limit, Limit::Cables);
     assert_eq!(found.payload().mbps, 196_074);
-    // `ib_write_bw` over both functions of one cable (NVIDIA's playbook): below the ceiling, within 4 %.
+    // `ib_write_bw` over both functions of one cable (NVIDIA's playbook): within 4 % of the
+    // ceiling.
     let measured_mbps = 189_850;
     assert!((measured_mbps..measured_mbps * 104 / 100).contains(&found.payload().mbps));
     assert_eq!(found.guid, SPARK_GUID);
@@ -141,7 +142,7 @@ fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
     assert_eq!((found.speed_mbps, found.guid, found.payload().limit), (0, 0, Limit::Nothing));
     assert_warned(&found, 1, &["matches no device", "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1"]);
 
-    // A prefix names nobody in particular; a whole name that is down does.
+    // A prefix names no single device. The whole name of one that is down gets a warning.
     assert_warned(&host.survey("roce"), 0, &[]);
     assert_warned(
         &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"),
@@ -303,8 +304,7 @@ fn a_plain_host_adds_up_its_adapters() {
 
 #[test]
 fn cables_and_links_limit_together_and_not_one_by_one() {
-    // A cable of 100 Gb/s with twins, and one of 200 Gb/s with a function on a link of 112: neither all cables (300)
-    // nor all links (336) is the answer.
+    // A cable of 100 Gb/s with twins, one of 200 with a function on a link of 112: not 300 or 336.
     let mut functions: Vec<Function> = spark(&[0]).into_iter().filter(|f| f.v4.is_some()).collect();
     functions.iter_mut().for_each(|function| function.speed_mbps = 100_000);
     functions.push(Function {
@@ -517,7 +517,7 @@ fn a_link_local_gid_counts_where_its_interface_is_not_to_be_seen() {
     assert_eq!(host.survey("").rails.len(), 0);
     host.interfaces[1].index = 9;
     assert_eq!(host.survey("").rails.len(), 1);
-    // Where sysfs does not say whose a GID is, nothing is known of its interface.
+    // Without sysfs's entry for a GID its interface is unknown.
     host.interfaces[1].index = 2;
     std::fs::remove_dir_all(host.path("class/infiniband/rocep1s0f0/ports/1/gid_attrs")).unwrap();
     assert_eq!(host.survey("").rails.len(), 1);
@@ -538,7 +538,7 @@ fn addressed_twins(same_subnet: bool) -> Host {
 
 #[test]
 fn twins_that_answer_arp_for_each_other_are_warned_of_with_the_cure() {
-    // What the table in `arp.rs` says, measured: (one subnet, rp_filter, arp_ignore) and whether the right one answers alone.
+    // The table in `arp.rs`, measured: (one subnet, rp_filter, arp_ignore), and a single answer.
     for same_subnet in [true, false] {
         let host = addressed_twins(same_subnet);
         for (rp_filter, arp_ignore) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)] {
@@ -568,7 +568,7 @@ fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
             host.set_arp(netdev, arp_ignore, rp_filter);
         }
     };
-    // Nothing is said where the settings cannot be read.
+    // No warning if the settings cannot be read.
     assert!(!is_warned());
     set((1, 0), (0, 0), (0, 0));
     assert!(!is_warned());

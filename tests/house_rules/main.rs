@@ -1,5 +1,6 @@
 //! Checks rules that clippy cannot check: the imports that each room may use (`rooms.toml`), cycles
-//! of imports, and the length of files. All other rules are lints of Cargo.toml and clippy.toml.
+//! of imports, the length of files and the width of comments. All other rules are lints of
+//! Cargo.toml and clippy.toml.
 //!
 //! The checker works on tokens, not on syntax trees: the rules are about names, and a syntax tree
 //! leaves macro bodies opaque.
@@ -20,6 +21,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 const MAX_FILE_LINES: usize = 600;
+const MAX_COMMENT_COLUMNS: usize = 100;
 
 /// Written by a tool, so of any length.
 const GENERATED: &[&str] = &["verbs-sys/src/bindings.rs"];
@@ -62,6 +64,10 @@ fn check_all(sources: &[(String, String)], rooms: &Rooms) -> Vec<String> {
         let is_test_code = test_files.contains(&file.path) || file.is_test_code();
         broken.extend(check_file(file, is_test_code, rooms).into_iter().map(|line| format!("{}:{line}", file.path)));
     }
+    for (path, text) in sources.iter().filter(|(path, _)| !GENERATED.contains(&path.as_str())) {
+        let wide = wide_comments(text).into_iter();
+        broken.extend(wide.map(|line| format!("{path}:{line}: a comment wider than {MAX_COMMENT_COLUMNS} columns")));
+    }
     broken.extend(check_cycles(&files));
     broken
 }
@@ -75,4 +81,16 @@ fn check_file(file: &File, is_test_code: bool, rooms: &Rooms) -> Vec<String> {
         broken.extend(rooms.check(&file.path, path).map(|wrong| format!("{}: {wrong}", path.line)));
     }
     broken
+}
+
+/// Numbers of the lines whose comment is too wide. A code block in a comment may be wider.
+fn wide_comments(text: &str) -> Vec<usize> {
+    let (mut wide, mut is_code_block) = (Vec::new(), false);
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with("//")) {
+        is_code_block ^= line.contains("```");
+        if !is_code_block && line.chars().count() > MAX_COMMENT_COLUMNS {
+            wide.push(number);
+        }
+    }
+    wide
 }

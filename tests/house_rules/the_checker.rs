@@ -2,7 +2,7 @@
 
 use crate::reading::File;
 use crate::rooms::Rooms;
-use crate::{check_all, check_file};
+use crate::{check_all, check_file, wide_comments};
 
 const ROOMS: &str = r#"
 leaves = ["config", "error"]
@@ -95,6 +95,15 @@ fn files_have_a_limit() {
     kept("src/comm/datapath/send.rs", &"const A: u8 = 1;\n".repeat(599));
     broken("src/comm/datapath/send.rs", &"const A: u8 = 1;\n".repeat(600), "600 lines");
     kept("verbs-sys/src/bindings.rs", &"const A: u8 = 1;\n".repeat(900));
+}
+
+#[test]
+fn a_comment_has_at_most_100_columns_outside_of_code_blocks() {
+    let of = |columns: usize| format!("    // {}\n", "x".repeat(columns - 7));
+    assert!(wide_comments(&of(100)).is_empty());
+    assert_eq!(wide_comments(&(of(100) + &of(101))), [2]);
+    assert!(wide_comments(&format!("//! ```sh\n{}//! ```\n", of(101))).is_empty());
+    assert!(wide_comments(&format!("let text = \"{}\";\n", "x".repeat(101))).is_empty());
 }
 
 #[test]

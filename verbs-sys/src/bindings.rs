@@ -1,5 +1,5 @@
-// Made by bindgen from bindings.h and the headers of rdma-core 44: see lib.rs.
-// The text is the same for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
+// Made by bindgen from bindings.h and the headers of rdma-core 44: see lib.rs. The text is the same
+// for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 

@@ -1,8 +1,8 @@
 //! Metrics, and how the rounds of a measurement are summed up and compared.
 //!
-//! A figure is the median of its rounds, shown with their min..max. Two libraries differ where those
-//! ranges do not overlap. Where they overlap, the ratio of the medians says nothing and is marked as
-//! no difference.
+//! A figure is the median of its rounds, shown with their min..max. Two libraries differ where
+//! those ranges do not overlap. Where they overlap, the ratio of the medians says nothing and is
+//! marked as no difference.
 
 use crate::pair::side::Wrong;
 use nccl_tests_harness::output::numbers::{median, spread};
@@ -81,8 +81,8 @@ pub struct Point {
 pub struct Comparison {
     /// Our median over the other library's.
     pub ratio: f64,
-    /// True where the ranges of the rounds overlap; none where they do not, but there are too few rounds
-    /// to call that a difference.
+    /// True where the ranges of the rounds overlap; none where they do not, but there are too few
+    /// rounds to call that a difference.
     pub no_difference: Option<bool>,
 }
 

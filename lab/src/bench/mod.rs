@@ -63,8 +63,8 @@ struct Measured {
     courses: Vec<Course>,
 }
 
-/// Measures with ranks of `program`. The tables go to standard output, or to standard error where the
-/// JSON goes to standard output. Returns true when all data was right.
+/// Measures with ranks of `program`. The tables go to standard output, or to standard error where
+/// the JSON goes to standard output. Returns true when all data was right.
 ///
 /// # Errors
 /// A rank that fails or hangs, or an output that cannot be written.
@@ -111,8 +111,8 @@ fn lead(plan: &Plan, program: &Path, out: impl Write, report: &mut Report<'_>) -
     Ok(points.all(|point| point.wrong.iter().flatten().all(|wrong| wrong.bytes == 0)))
 }
 
-/// Returns the limits with all rails at full rate and with one rail slowed, and the first one in words
-/// with its source.
+/// Returns the limits with all rails at full rate and with one rail slowed, and the first one in
+/// words with its source.
 fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], String) {
     let slowed: Vec<(String, f64)> = fabric.rails().take(1).map(|rail| (rail.to_owned(), SLOWED)).collect();
     let whole = fabric.limit(&[]).map(|limit| (limit, "the profile's links and cables".to_owned()));
@@ -129,8 +129,8 @@ fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], Stri
     ([given(whole), slow], text)
 }
 
-/// Returns the payload limit of this machine's ports and PCIe links if the plugin reports their speed,
-/// or else the limit of the speed that it reports.
+/// Returns the payload limit of this machine's ports and PCIe links if the plugin reports their
+/// speed, or else the limit of the speed that it reports.
 fn limit_of_ports(sides: &[Side<'_>]) -> (Limit, String) {
     let network = sides.first().and_then(|side| side.about.networks.first());
     let Some(speed_mbps) = network.map(|network| network.speed_mbps).filter(|mbps| *mbps > 0) else {

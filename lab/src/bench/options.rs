@@ -36,7 +36,8 @@ pub enum Scenario {
     Latency,
     /// Small messages per second.
     Rate,
-    /// Bandwidth with one rail at a quarter of its rate (software fabric; on verbs the rails as they are).
+    /// Bandwidth with one rail at a quarter of its rate (software fabric; on verbs the rails as
+    /// they are).
     Unequal,
     /// A stream during which one rail is slowed to a quarter of its rate and restored.
     Slowdown,
@@ -56,7 +57,8 @@ pub struct Bench {
     /// Seconds without progress after which the run counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so on the loader's path].
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
+    /// libnccl-net-spark.so on the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     #[command(flatten)]
@@ -75,8 +77,8 @@ pub struct Settings {
     #[arg(long, value_name = "N", default_value = "3", default_value_if("against", ArgPredicate::IsPresent, "5"),
           hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// About how long one run of a round takes; up to four times as long where pilot runs are unsteady. slowdown takes nine times
-    /// as long.
+    /// About how long one run of a round takes; up to four times as long where pilot runs are
+    /// unsteady. slowdown takes nine times as long.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_positive)]
     pub seconds: f64,
     /// Smallest size of bandwidth, latency and unequal [default: 4K, for latency 8].
@@ -91,21 +93,23 @@ pub struct Settings {
     /// Messages in flight on each connection; NCCL uses 8 at most.
     #[arg(long = "inflight", value_name = "N", default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=32))]
     pub in_flight: usize,
-    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL does. For slow networks that use
-    /// the same CPU cores, as soft-RoCE does.
+    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL
+    /// does. For slow networks that use the same CPU cores, as soft-RoCE does.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     rest_us: u32,
-    /// Number of connections; of scenario connections the largest number, which it reaches by doubling from 1 [default: 1, for
-    /// connections 64].
+    /// Number of connections; of scenario connections the largest number, which it reaches by
+    /// doubling from 1 [default: 1, for connections 64].
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
     channels: Option<usize>,
     /// Size of the messages in slowdown.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub slowdown_bytes: usize,
-    /// Limit of all rails together, in Mb/s of payload [default: from the profile, or from this machine's ports and PCIe links].
+    /// Limit of all rails together, in Mb/s of payload [default: from the profile, or from this
+    /// machine's ports and PCIe links].
     #[arg(long, value_name = "MBPS", value_parser = parse_positive)]
     pub limit_mbps: Option<f64>,
-    /// Shell command that slows a rail in slowdown [default: the software fabric slows its first rail to a quarter].
+    /// Shell command that slows a rail in slowdown [default: the software fabric slows its first
+    /// rail to a quarter].
     #[arg(long, value_name = "COMMAND", requires = "restore")]
     pub fall: Option<String>,
     /// Shell command that restores the rail.
@@ -208,7 +212,8 @@ impl Settings {
         sizes
     }
 
-    /// Environment of the ranks of the library `name`. Of two values of a variable the last one counts.
+    /// Environment of the ranks of the library `name`. Of two values of a variable the last one
+    /// counts.
     pub fn environment(&self, name: &str) -> Vec<RankEnv> {
         let own = if name == "theirs" { self.against_env.as_slice() } else { &[] };
         let of = |rank| own.iter().map(move |(name, value)| RankEnv { rank, name: name.clone(), value: value.clone() });

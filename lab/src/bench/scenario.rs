@@ -2,8 +2,8 @@
 //!
 //! Every byte of some messages is checked first. Pilot runs, which also warm up, find how many
 //! messages fill the time of a run ([`calibrate`]). The pilot runs become longer, and with them the
-//! runs, until two in a row agree, up to four times the time asked for. Each round is one run in new
-//! processes ([`Side::renew`]). The median of the rounds counts, shown with their min..max.
+//! runs, until two in a row agree, up to four times the time asked for. Each round is one run in
+//! new processes ([`Side::renew`]). The median of the rounds counts, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::options::{CONNECTION_BYTES, Plan, Scenario};
@@ -12,7 +12,8 @@ use crate::pair::side::{Side, Wrong};
 use anyhow::Result;
 use nccl_tests_harness::fabric::limit::Limit;
 
-/// Memory of one rank for the messages of all its connections, unless one message per connection needs more.
+/// Memory of one rank for the messages of all its connections, unless one message per connection
+/// needs more.
 const BUFFER_BYTES: usize = 128 << 20;
 /// The smallest buffer.
 const BUFFER_MIN_BYTES: usize = 64 << 10;
@@ -117,8 +118,8 @@ pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut
     Ok(())
 }
 
-/// Measures all rounds of one place: a series for each metric, by library. `once` gets the library's
-/// ranks in new processes, its number, and the round.
+/// Measures all rounds of one place: a series for each metric, by library. `once` gets the
+/// library's ranks in new processes, its number, and the round.
 pub fn rounds(
     plan: &Plan,
     sides: &mut [Side<'_>],
@@ -172,12 +173,13 @@ struct Pilot {
 }
 
 impl Pilot {
-    /// Takes the seconds of a pilot run. Returns the number of messages of a run, where `wanted` is the
-    /// run's time in seconds as asked for, or prepares the next pilot run.
+    /// Takes the seconds of a pilot run. Returns the number of messages of a run, where `wanted` is
+    /// the run's time in seconds as asked for, or prepares the next pilot run.
     fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
         let rate = self.messages as f64 / seconds.max(1e-9);
         if seconds < wanted * ENOUGH {
-            // A very short run says little about the rate: at most 64 times as many messages the next time.
+            // A very short run says little about the rate: at most 64 times as many messages the
+            // next time.
             let more = (rate * wanted * ENOUGH * 1.5) as u64;
             self.messages = more.clamp(self.messages * 2, self.messages * 64);
             return None;
@@ -213,8 +215,8 @@ mod tests {
         assert_eq!(order(1, 1), [0]);
     }
 
-    /// Pilot runs at these rates (messages a second), one after the other, the last of them for ever: their messages, and
-    /// those of a run.
+    /// Pilot runs at these rates (messages a second), one after the other, the last of them for
+    /// ever: their messages, and those of a run.
     fn pilots(rates: &[f64], wanted: f64) -> (Vec<u64>, u64) {
         let (mut pilot, mut asked) = (Pilot { messages: 8, earlier_rate: None }, Vec::new());
         loop {
@@ -231,13 +233,15 @@ mod tests {
         assert_eq!(pilots(&[1000.0], 1.0), (vec![8, 300, 300], 1000));
         // 8 messages in 8 us: the next pilot run has at most 64 times as many.
         assert_eq!(pilots(&[1e6], 0.01).0, [8, 512, 3000, 3000]);
-        // Slow messages: never fewer than the minimum, and a pilot run beyond the longest run is the last.
+        // Slow messages: never fewer than the minimum, and a pilot run beyond the longest run is
+        // the last.
         assert_eq!(pilots(&[0.1], 1.0), (vec![8], MIN_MESSAGES));
     }
 
     #[test]
     fn runs_become_longer_until_two_pilot_runs_agree() {
-        // 30 % faster, then within 5 %: the run is as long as the pilots, if that is more than asked for.
+        // 30 % faster, then within 5 %: the run is as long as the pilots, if that is more than
+        // asked for.
         let (asked, messages) = pilots(&[1000.0, 1000.0, 1300.0, 1310.0], 1.0);
         assert_eq!((asked, messages), (vec![8, 300, 300, 600], 1310));
         let restless = [1000.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0];

@@ -1,7 +1,8 @@
 //! The tables of a measurement, written line by line as it goes, within 80 columns.
 //!
 //! With one library a place (a size, a number of connections, a phase) is one line. With two it is
-//! three: a line for each library and one for their ratios, because side by side they would not fit.
+//! three: a line for each library and one for their ratios, because side by side they would not
+//! fit.
 
 use super::figures::{Comparison, Metric, Place, Point};
 use super::options::Scenario;
@@ -124,7 +125,8 @@ fn width(metric: Metric) -> usize {
     metric.head().iter().map(|text| text.len()).fold(VALUE, usize::max)
 }
 
-/// The limit, and how near our library comes to it: a rate in percent of it, a time as a multiple of it.
+/// The limit, and how near our library comes to it: a rate in percent of it, a time as a multiple
+/// of it.
 fn limit(point: &Point) -> [String; 2] {
     let first = point.sides.first().and_then(|ours| ours.first());
     let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {

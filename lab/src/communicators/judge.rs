@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over the
-/// last 900 of 1,000: 0.23 and 0.08 KiB each over the plugin on the software fabric; over the last 54 of
-/// 60 NCCL's own Socket network left 0.44 to 1.19.
+/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over
+/// the last 900 of 1,000: 0.23 and 0.08 KiB each over the plugin on the software fabric; over the
+/// last 54 of 60 NCCL's own Socket network left 0.44 to 1.19.
 const LEFT_KIB: u64 = 8;
-/// Memory that may be taken once and kept, for any number of communicators: the allocators of NCCL and
-/// CUDA grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more within the 900
-/// after them.
+/// Memory that may be taken once and kept, for any number of communicators: the allocators of NCCL
+/// and CUDA grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more within
+/// the 900 after them.
 const STEP_KIB: u64 = 4096;
 
 /// The report of a rank at its end.

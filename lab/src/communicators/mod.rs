@@ -1,10 +1,10 @@
-//! `spark-lab communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin, with
-//! NCCL itself on real GPUs: several together, split, created many times, aborted, with a rank that
-//! dies, and over two networks in one job.
+//! `spark-lab communicators`: stress-tests the lifecycle of NCCL's communicators over the plugin,
+//! with NCCL itself on real GPUs: several together, split, created many times, aborted, with a rank
+//! that dies, and over two networks in one job.
 //!
-//! Promises: every rank is a process that uses NCCL as any program does, every value of every all-reduce
-//! is checked, NCCL's own log shows which network was used, and no scenario exceeds its time. It knows
-//! nothing of the plugin but its file.
+//! Promises: every rank is a process that uses NCCL as any program does, every value of every
+//! all-reduce is checked, NCCL's own log shows which network was used, and no scenario exceeds its
+//! time. It knows nothing of the plugin but its file.
 
 mod health;
 mod judge;
@@ -36,8 +36,8 @@ const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and th
 /// The words before a rank's error message.
 const COMPLAINT: &str = "spark-lab: ";
 
-/// Runs the scenarios, and returns false when one failed. `own` is this program's file, `lookup` gives the
-/// value of an environment variable.
+/// Runs the scenarios, and returns false when one failed. `own` is this program's file, `lookup`
+/// gives the value of an environment variable.
 ///
 /// # Errors
 /// No scenario could be run.
@@ -125,7 +125,8 @@ fn play(
     }
 }
 
-/// The exit statuses of the ranks if they ended in time, and the result of the director if there is one.
+/// The exit statuses of the ranks if they ended in time, and the result of the director if there is
+/// one.
 type Followed = (Option<Vec<ExitStatus>>, Option<Result<Option<String>>>);
 
 fn follow(
@@ -171,8 +172,8 @@ impl Heard {
 }
 
 /// Returns the variables of all ranks over `network`. NCCL 2.28.3 forgets the name in
-/// `NCCL_NET_PLUGIN` when the last communicator is destroyed and looks for libnccl-net.so for the next one
-/// (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
+/// `NCCL_NET_PLUGIN` when the last communicator is destroyed and looks for libnccl-net.so for the
+/// next one (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
 fn environment(
     plan: &Plan,
     scene: &Scene,

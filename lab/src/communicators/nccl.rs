@@ -1,9 +1,9 @@
-//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and ends
-//! them.
+//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and
+//! ends them.
 //!
-//! libnccl is loaded by its soname. Results are read as plain numbers, because a newer NCCL may return
-//! one that this program does not have. cudarc's NCCL module does not serve: it does not look for
-//! `libnccl.so.2`, and its communicators can neither be split nor destroyed.
+//! libnccl is loaded by its soname. Results are read as plain numbers, because a newer NCCL may
+//! return one that this program does not have. cudarc's NCCL module does not serve: it does not
+//! look for `libnccl.so.2`, and its communicators can neither be split nor destroyed.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
@@ -74,8 +74,8 @@ impl Nccl {
         // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
         let library =
             unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load libnccl.so.2")?;
-        // SAFETY: the types are those of nccl.h for these names; enums are passed as int, ncclComm_t and
-        // cudaStream_t are pointers.
+        // SAFETY: the types are those of nccl.h for these names; enums are passed as int,
+        // ncclComm_t and cudaStream_t are pointers.
         let nccl = unsafe {
             Self {
                 get_unique_id: *library.get(b"ncclGetUniqueId\0")?,
@@ -102,8 +102,8 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Makes a communicator of `ranks` ranks as rank number `rank`, on CUDA's current device. Returns when all
-    /// ranks have called it.
+    /// Makes a communicator of `ranks` ranks as rank number `rank`, on CUDA's current device.
+    /// Returns when all ranks have called it.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
         let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
@@ -127,13 +127,14 @@ impl Nccl {
 }
 
 impl Communicator {
-    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none for a rank
-    /// without a colour. Returns when all ranks have called it.
+    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none for
+    /// a rank without a colour. Returns when all ranks have called it.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
         let mut raw = ptr::null_mut();
-        // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call; no configuration: the parent's.
+        // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call;
+        // no configuration: the parent's.
         let code = unsafe { (self.nccl.split)(self.raw.as_ptr(), number, key, &mut raw, ptr::null_mut()) };
         self.nccl.check("ncclCommSplit", code)?;
         Ok(NonNull::new(raw).map(|raw| Self { nccl: Rc::clone(&self.nccl), raw }))
@@ -148,9 +149,10 @@ impl Communicator {
         ensure!(count == into.len(), "{count} elements into {}", into.len());
         let (from, _read) = from.device_ptr(stream);
         let (into, _written) = into.device_ptr_mut(stream);
-        // SAFETY: both are device memory of `count` floats. NCCL's kernel runs in the order of `stream`; the two guards, dropped
-        // after it was queued, record there that the buffers were in use, and cudarc frees or reuses neither before that.
-        // No group is open (this type has no way to open one), so the kernel is queued when the call returns.
+        // SAFETY: both are device memory of `count` floats. NCCL's kernel runs in the order of
+        // `stream`; the two guards, dropped after it was queued, record there that the buffers were
+        // in use, and cudarc frees or reuses neither before that. No group is open (this type has
+        // no way to open one), so the kernel is queued when the call returns.
         let code = unsafe {
             let stream = stream.cu_stream().cast();
             (self.nccl.all_reduce)(
@@ -198,8 +200,8 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: alive until here: `destroy` and `abort` take the owner without dropping it. The result is
-        // ignored; callers that need it call `abort`.
+        // SAFETY: alive until here: `destroy` and `abort` take the owner without dropping it. The
+        // result is ignored; callers that need it call `abort`.
         unsafe { (self.nccl.abort)(self.raw.as_ptr()) };
     }
 }

@@ -13,9 +13,11 @@ use std::path::Path;
 pub enum Scenario {
     /// Eight communicators together, all running all-reduces.
     Several,
-    /// Communicators split in several ways; the parent is used after its children, and destroyed before one of them.
+    /// Communicators split in several ways; the parent is used after its children, and destroyed
+    /// before one of them.
     Split,
-    /// Communicators created, used and destroyed repeatedly; memory, descriptors and threads must not grow.
+    /// Communicators created, used and destroyed repeatedly; memory, descriptors and threads must
+    /// not grow.
     Again,
     /// Communicators aborted by all ranks during all-reduces, then created again.
     Abort,
@@ -23,8 +25,8 @@ pub enum Scenario {
     Lost,
     /// The last rank uses NCCL's Socket network, the others the plugin; all must get an error.
     Mixed,
-    /// One device of rank 0, then all of them, leave the bus during all-reduces and return; the next communicator must use all.
-    /// Only on the software fabric, and over the plugin.
+    /// One device of rank 0, then all of them, leave the bus during all-reduces and return; the
+    /// next communicator must use all. Only on the software fabric, and over the plugin.
     Returns,
 }
 

@@ -15,7 +15,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that a rank waits for rank 0's id of a communicator, and for the error that another rank has died.
+/// Time that a rank waits for rank 0's id of a communicator, and for the error that another rank
+/// has died.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Floats of a message that one rail carries whole, and of one that is split.
 const SMALL: usize = 2 << 10;
@@ -43,8 +44,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Runs the scenario, and reports to [`report_file`]: standard output has NCCL's log, whose lines may be
-    /// cut.
+    /// Runs the scenario, and reports to [`report_file`]: standard output has NCCL's log, whose
+    /// lines may be cut.
     pub fn run(self) -> Result<()> {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;
@@ -112,7 +113,8 @@ impl Rank {
         let streams = (0..COMMUNICATORS).map(|_| Ok(self.gpu.new_stream()?)).collect::<Result<Vec<_>>>()?;
         for round in 0..ROUNDS {
             let mut sums = Vec::new();
-            // The order of starts is the same on all ranks, as NCCL demands of communicators on one GPU.
+            // The order of starts is the same on all ranks, as NCCL demands of communicators on one
+            // GPU.
             for (number, (communicator, stream)) in communicators.iter().zip(&streams).enumerate() {
                 let salt = round * 100 + number as u32;
                 sums.push((salt, self.start(communicator, self.task.rank, LARGE, salt, stream)?));
@@ -297,7 +299,8 @@ impl Rank {
         }
     }
 
-    /// Runs an all-reduce and checks every value. `index` is this rank among the `size` of the communicator.
+    /// Runs an all-reduce and checks every value. `index` is this rank among the `size` of the
+    /// communicator.
     fn check(&mut self, communicator: &Communicator, index: usize, size: usize, count: usize) -> Result<()> {
         let (stream, salt) = (Arc::clone(&self.stream), self.steps);
         self.steps += 1;

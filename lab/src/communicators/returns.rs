@@ -1,9 +1,9 @@
 //! The scenario in which devices leave the bus while a communicator is in use, and return.
 //!
 //! The ranks run all-reduces until a mark says that the devices are back, and then make another
-//! communicator. [`Director`] runs in the process that started them: it takes the devices of rank 0 away
-//! and brings them back. Both sides communicate by files in the run's folder ([`Mark`]), because the
-//! ranks' standard output is NCCL's log.
+//! communicator. [`Director`] runs in the process that started them: it takes the devices of rank 0
+//! away and brings them back. Both sides communicate by files in the run's folder ([`Mark`]),
+//! because the ranks' standard output is NCCL's log.
 
 use anyhow::{Context, Result, bail, ensure};
 use nccl_tests_harness::fabric::Fabric;
@@ -83,11 +83,12 @@ pub struct Director<'a> {
 }
 
 impl Director<'_> {
-    /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words; none if
-    /// the ranks end before that: their errors have the reason.
+    /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words;
+    /// none if the ranks end before that: their errors have the reason.
     ///
     /// # Errors
-    /// A rail does not return, or the next communicator does not use all of them. The ranks end then.
+    /// A rail does not return, or the next communicator does not use all of them. The ranks end
+    /// then.
     pub fn direct(&self, ranks: usize) -> Result<Option<String>> {
         let directed = self.take_away_and_compare(ranks);
         if directed.is_err() {
@@ -128,8 +129,8 @@ impl Director<'_> {
         Ok(Some(words.join("; ")))
     }
 
-    /// Lets devices leave and return. Returns the time until each rank has the queue pairs of `before`
-    /// again; none if the ranks end first.
+    /// Lets devices leave and return. Returns the time until each rank has the queue pairs of
+    /// `before` again; none if the ranks end first.
     fn away(&self, leaving: &[&str], before: &[usize]) -> Result<Option<Duration>> {
         for rail in leaving {
             self.fabric.plug(NODE, rail, false)?;

@@ -11,7 +11,8 @@ pub struct Layout {
     pub bytes: usize,
     /// Messages in flight on each connection (1 or more).
     pub in_flight: usize,
-    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL does.
+    /// Microseconds that a rank sleeps when nothing moved; 0: it yields and polls again, as NCCL
+    /// does.
     pub rest_us: u32,
 }
 
@@ -93,12 +94,13 @@ pub enum Answer {
     Connected(Opened),
     /// The number of wrong bytes, and a description of the first of them.
     Checked(u64, Option<String>),
-    /// Seconds of a stream or a ping-pong from the first call to the last completion; half a round trip
-    /// of a ping-pong's rank 0 in microseconds: median, 99th percentile, shortest.
+    /// Seconds of a stream or a ping-pong from the first call to the last completion; half a round
+    /// trip of a ping-pong's rank 0 in microseconds: median, 99th percentile, shortest.
     Ran(f64, Vec<f64>),
     /// The flow has begun, the time is noted, or all connections are closed.
     Done,
-    /// The number of messages started. No further one is started unless a later order names a later end.
+    /// The number of messages started. No further one is started unless a later order names a later
+    /// end.
     Stopped(u64),
     /// The flow has ended.
     Flowed(Flowed),

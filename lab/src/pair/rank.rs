@@ -36,7 +36,8 @@ impl Work for Pair {
             match rank.obey(order, orders, answer) {
                 Ok(told) => answer(told)?,
                 Err(error) => {
-                    // Nothing is closed: the other rank would fail too, and its error would hide this one.
+                    // Nothing is closed: the other rank would fail too, and its error would hide
+                    // this one.
                     std::mem::forget(rank);
                     return Err(error);
                 }

@@ -82,9 +82,9 @@ impl<'a> Side<'a> {
         Ok(Self { about, job, checks: 0, open: Vec::new(), start })
     }
 
-    /// Replaces the ranks by new processes with the same connections. A process's speed depends for its
-    /// whole life on where the kernel placed its threads and memory: two processes of the same library
-    /// can differ by a factor of three, round after round.
+    /// Replaces the ranks by new processes with the same connections. A process's speed depends for
+    /// its whole life on where the kernel placed its threads and memory: two processes of the same
+    /// library can differ by a factor of three, round after round.
     pub fn renew(&mut self) -> Result<()> {
         let (job, _, _) = self.start.job(&self.about)?;
         let old = std::mem::replace(&mut self.job, job);
@@ -161,7 +161,8 @@ impl<'a> Side<'a> {
         let done = answer!(Answer::Done => ());
         self.ask(|_| Order::Flow { layout, window_ms }, done)?;
         for is_slow in [true, false] {
-            // A part begins when the receiver has noted the time of the one before, so none is too short.
+            // A part begins when the receiver has noted the time of the one before, so none is too
+            // short.
             self.wait_until(Instant::now() + part)?;
             self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
             slow(is_slow)?;
@@ -169,8 +170,8 @@ impl<'a> Side<'a> {
         }
         self.wait_until(Instant::now() + part)?;
         let stopped = answer!(Answer::Stopped(messages) => messages);
-        // Neither rank may wait for the other without end. First the sender stops, then the receiver ends at
-        // the number that it has posted, or at the number sent if that is larger.
+        // Neither rank may wait for the other without end. First the sender stops, then the
+        // receiver ends at the number that it has posted, or at the number sent if that is larger.
         let sent = self.ask_some(SENDER..SENDER + 1, |_| Some(Order::Stop), stopped)?;
         let messages = sent.into_iter().max().unwrap_or_default();
         let posted = self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Until { messages }), stopped)?;
@@ -212,8 +213,8 @@ impl<'a> Side<'a> {
 }
 
 impl Start<'_> {
-    /// Starts new ranks, and the plugin in them. Returns also the network as each sees it, and the version
-    /// of the plugin interface in use.
+    /// Starts new ranks, and the plugin in them. Returns also the network as each sees it, and the
+    /// version of the plugin interface in use.
     fn job(&self, about: &About) -> Result<(Job<Pair>, Vec<Network>, Option<u32>)> {
         let seats = seats::all_here(2, self.fabric, &self.rank_env);
         let mut job = Job::start(self.program, seats, self.timeout, self.watch.clone())?;

@@ -1,6 +1,6 @@
-//! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them. Each
-//! pass posts as much as may be posted, then tests the oldest request of each connection. It never
-//! waits in one place.
+//! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them.
+//! Each pass posts as much as may be posted, then tests the oldest request of each connection. It
+//! never waits in one place.
 
 use super::messages::{Answer, Flowed, Layout, Order};
 use anyhow::{Context, Result, bail, ensure};
@@ -117,8 +117,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Posts and tests once, up to message `end`. Returns the number of completed messages, and true if any
-    /// was posted.
+    /// Posts and tests once, up to message `end`. Returns the number of completed messages, and
+    /// true if any was posted.
     fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
         let mut begun = false;
         while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
@@ -147,8 +147,8 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     Ok(begin.elapsed())
 }
 
-/// Yields as NCCL's proxy does when nothing moved: ranks that share cores would otherwise use up each
-/// other's time slices.
+/// Yields as NCCL's proxy does when nothing moved: ranks that share cores would otherwise use up
+/// each other's time slices.
 fn rest(layout: Layout) {
     match layout.rest_us {
         0 => std::thread::yield_now(),
@@ -174,8 +174,8 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
 }
 
 /// Runs a ping-pong of `messages` over one lane of each direction. As many receives as may be in
-/// flight are posted ahead, as NCCL posts its own. `leads`: this rank sends first. Returns also half a
-/// round trip in microseconds: median, 99th percentile, shortest.
+/// flight are posted ahead, as NCCL posts its own. `leads`: this rank sends first. Returns also
+/// half a round trip in microseconds: median, 99th percentile, shortest.
 pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, Vec<f64>)> {
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);
@@ -189,8 +189,8 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             turn_to(send, layout)?;
         }
         while !recv.complete(layout).context("receive")? {
-            // Receives that the plugin could not take before are posted now, or the peer would wait without end.
-            // And some plugins move a message only while it is tested.
+            // Receives that the plugin could not take before are posted now, or the peer would wait
+            // without end. And some plugins move a message only while it is tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
             rest(layout);

@@ -1,5 +1,5 @@
-//! Helpers of the tests of `spark-lab`: the harness's fake plugin and fake driver, compiled here, and
-//! the program under test.
+//! Helpers of the tests of `spark-lab`: the harness's fake plugin and fake driver, compiled here,
+//! and the program under test.
 #![allow(dead_code)]
 
 #[path = "../../../tests/common/skip.rs"]

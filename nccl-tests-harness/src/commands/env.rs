@@ -1,4 +1,5 @@
-//! `nccl-spark env`: the variables that make a job use the plugin, as a shell, docker or Ray takes them.
+//! `nccl-spark env`: the variables that make a job use the plugin, as a shell, docker or Ray takes
+//! them.
 
 use crate::places;
 use anyhow::{Context, Result, ensure};
@@ -37,7 +38,8 @@ impl Options {
     /// Prints them. `program` is this program's file.
     ///
     /// # Errors
-    /// When the plugin is not found, when its path cannot be written for the reader, or when `out` cannot be written.
+    /// When the plugin is not found, when its path cannot be written for the reader, or when `out`
+    /// cannot be written.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         let plugin = places::found_plugin(self.plugin, program)?;
         let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
@@ -52,7 +54,8 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
             format!("export NCCL_NET_PLUGIN='{quoted}'\nexport NCCL_NET={NETWORK}")
         }
         Reader::Docker => {
-            // `docker run $(nccl-spark env --for docker) IMAGE`: the shell splits at white space, docker the mount at colons.
+            // `docker run $(nccl-spark env --for docker) IMAGE`: the shell splits at white space,
+            // docker the mount at colons.
             ensure!(
                 !plugin.contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
                 "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"

@@ -37,11 +37,13 @@ enum What {
     Down(Rail),
     /// Brings a rail's port up again.
     Up(Rail),
-    /// Takes a rail's function off the bus, as a hotplug handler does: programs lose the device, then it is gone.
+    /// Takes a rail's function off the bus, as a hotplug handler does: programs lose the device,
+    /// then it is gone.
     Unplug(Rail),
     /// Brings a rail's function back, as a new device of the same name.
     Plug(Rail),
-    /// Resets the firmware of a rail's function: it fails, leaves the bus, and is back after half a second, as a new device of the same name.
+    /// Resets the firmware of a rail's function: it fails, leaves the bus, and is back after half a
+    /// second, as a new device of the same name.
     Reset(Rail),
     /// Limits a rail to a part of its full rate.
     Slow {
@@ -51,7 +53,8 @@ enum What {
         #[arg(value_parser = parse_factor)]
         factor: f64,
     },
-    /// Makes a rail refuse the next requests that come in as invalid, which breaks their queue pairs.
+    /// Makes a rail refuse the next requests that come in as invalid, which breaks their queue
+    /// pairs.
     Refuse {
         #[command(flatten)]
         rail: Rail,
@@ -59,7 +62,8 @@ enum What {
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
-    /// Lets the next queue pairs that connect by a rail fail to resolve the peer's address, which takes a second each.
+    /// Lets the next queue pairs that connect by a rail fail to resolve the peer's address, which
+    /// takes a second each.
     Unresolved {
         #[command(flatten)]
         rail: Rail,
@@ -69,9 +73,10 @@ enum What {
     },
     /// Gives the path of a rail a fault that its port does not show, or ends it.
     ///
-    /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs connected by its IPv4 address
-    /// reach the twin. switch-mtu: a switch drops packets with more than 1024 bytes of payload. spanning-tree:SECONDS: a switch
-    /// port drops all frames in that time after the port came up; 5 seconds if none are given.
+    /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs
+    /// connected by its IPv4 address reach the twin. switch-mtu: a switch drops packets with more
+    /// than 1024 bytes of payload. spanning-tree:SECONDS: a switch port drops all frames in that
+    /// time after the port came up; 5 seconds if none are given.
     Path {
         #[command(flatten)]
         rail: Rail,
@@ -219,8 +224,8 @@ fn rate(mbps: f64) -> String {
     if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
 }
 
-/// Rates are null where there is no limit. `sent_bytes` counts from the making of the fabric: payload,
-/// and what the ends of connections write each other beside it.
+/// Rates are null where there is no limit. `sent_bytes` counts from the making of the fabric:
+/// payload, and what the ends of connections write each other beside it.
 fn as_json(status: &Status) -> Value {
     let rail = |rail: &RailStatus| {
         json!({

@@ -77,23 +77,23 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     command.build();
     shell.generate(&command, &mut text);
     if shell == Shell::Bash {
-        // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of no command
-        // were found.
+        // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of
+        // no command were found.
         text = String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
     }
     text
 }
 
-/// Returns the completions for all shells and the manual pages of `all`, the whole command line: the
-/// path of each file below a prefix, and its text.
+/// Returns the completions for all shells and the manual pages of `all`, the whole command line:
+/// the path of each file below a prefix, and its text.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
     let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
     Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
 }
 
-/// Returns the manual pages of `all`, the whole command line: file name and text of each. The program's
-/// own page is the last.
+/// Returns the manual pages of `all`, the whole command line: file name and text of each. The
+/// program's own page is the last.
 fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
@@ -126,7 +126,8 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
     Ok(())
 }
 
-/// Returns the text below the help: examples, and exit status if there is one. Lines are not filled.
+/// Returns the text below the help: examples, and exit status if there is one. Lines are not
+/// filled.
 fn sections(after_help: &str) -> String {
     let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
     for line in after_help.lines().filter(|line| line.trim() != "Examples:") {

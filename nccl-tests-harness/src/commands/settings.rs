@@ -13,7 +13,8 @@ pub fn default_text(row: &Row) -> &'static str {
     if row.default.is_empty() { "unset" } else { row.default }
 }
 
-/// Prints every setting: its default, its meaning, and its current value where that is not the default.
+/// Prints every setting: its default, its meaning, and its current value where that is not the
+/// default.
 ///
 /// # Errors
 /// A setting is not valid, or `out` cannot be written.

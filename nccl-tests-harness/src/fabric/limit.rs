@@ -5,9 +5,9 @@
 
 use softverbs::profile::{Profile, RailSpec};
 
-/// Bytes around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8,
-/// base transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
-/// A17).
+/// Bytes around the payload of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP
+/// 8, base transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture
+/// annex A17).
 const HEADER_BYTES: f64 = 82.0;
 /// The payload of a packet at the largest path MTU.
 const PACKET_BYTES: f64 = 4096.0;
@@ -44,8 +44,8 @@ impl Limit {
     }
 }
 
-/// Returns the limit of rails of a profile together. Each rail is an index with the part of its rate
-/// that it has (1: all of it). A rate of 0 in the profile is no limit.
+/// Returns the limit of rails of a profile together. Each rail is an index with the part of its
+/// rate that it has (1: all of it). A rate of 0 in the profile is no limit.
 pub(super) fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     let Profile { links, cables, .. } = profile;
     // The most that flows from links over rails to cables is the least cut (theorem of Ford and
@@ -56,8 +56,8 @@ pub(super) fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
 }
 
-/// Returns the flow through a cut: the links and cables whose bit is set are cut themselves, and so is
-/// each rail between two that are not.
+/// Returns the flow through a cut: the links and cables whose bit is set are cut themselves, and so
+/// is each rail between two that are not.
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
@@ -100,7 +100,8 @@ mod tests {
         Profile::parse("file", &text).unwrap()
     }
 
-    /// By hand: two links of 112 through one cable of 195; the same through two cables; one rail at a quarter of 112.
+    /// By hand: two links of 112 through one cable of 195; the same through two cables; one rail at
+    /// a quarter of 112.
     #[test]
     fn the_limit_is_the_narrowest_place() {
         let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));

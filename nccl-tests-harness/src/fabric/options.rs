@@ -15,25 +15,28 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fabric")]
 pub struct FabricOptions {
-    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is no RDMA device].
+    /// Network to use: RDMA devices or the software fabric [default: verbs, or soft where there is
+    /// no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
-    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable, spark-triangle, spark-ring, unpaced) or a file
-    /// [default: spark-1cable].
+    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable,
+    /// spark-triangle, spark-ring, unpaced) or a file [default: spark-1cable].
     #[arg(long, value_name = "NAME|FILE", value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
     profile: Option<String>,
-    /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is; soft-roce forgives more [default: mlx5].
+    /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is;
+    /// soft-roce forgives more [default: mlx5].
     #[arg(long, value_name = "NIC", value_parser = PossibleValuesParser::new(Nic::ALL.map(Nic::name)).try_map(|name| Nic::parse(&name)))]
     nic: Option<Nic>,
     /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
     scale: Option<f64>,
-    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in rocep1s0f0=0.25; may be given more
-    /// than once.
+    /// Limits a rail of the software fabric to a part of its rate, on every rank, as in
+    /// rocep1s0f0=0.25; may be given more than once.
     #[arg(long, value_name = "RAIL=FACTOR", value_parser = |text: &str| of_rail(text, parse_factor, "RAIL=FACTOR, as in rocep1s0f0=0.25"))]
     slow_rail: Vec<(String, f64)>,
-    /// Gives the path of a rail of the software fabric a fault, on every rank, as in rocep1s0f0=silent; may be given more than
-    /// once. `nccl-spark fabric path --help` has the faults.
+    /// Gives the path of a rail of the software fabric a fault, on every rank, as in
+    /// rocep1s0f0=silent; may be given more than once. `nccl-spark fabric path --help` has the
+    /// faults.
     #[arg(long, value_name = "RAIL=FAULT", value_parser = |text: &str| of_rail(text, PathFault::parse, "RAIL=FAULT, as in rocep1s0f0=silent"))]
     path_fault: Vec<(String, PathFault)>,
     /// Software fabric's library [default: the one installed with or built beside this program].
@@ -45,7 +48,8 @@ pub struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// Returns the fabric that these options ask for. Any option of the software fabric chooses that fabric.
+    /// Returns the fabric that these options ask for. Any option of the software fabric chooses
+    /// that fabric.
     ///
     /// # Errors
     /// Options that contradict each other.

@@ -24,8 +24,8 @@ pub struct Round {
     pub sequence: u32,
     /// Sleep of a warp after four lines, in nanoseconds: 1,000,000 at most.
     pub pause_ns: u32,
-    /// Not 0: the writer plants torn lines. It stores the flags, sleeps this many nanoseconds (1,000,000 at
-    /// most), and stores the rest.
+    /// Not 0: the writer plants torn lines. It stores the flags, sleeps this many nanoseconds
+    /// (1,000,000 at most), and stores the rest.
     pub delay_ns: u32,
 }
 
@@ -65,13 +65,13 @@ pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     }
 }
 
-/// Reads a line as NCCL's proxy does. Returns none while its flag is not there, then a bit for each old
-/// piece.
+/// Reads a line as NCCL's proxy does. Returns none while its flag is not there, then a bit for each
+/// old piece.
 ///
 /// The flag is loaded with acquire, so the data words are loaded after it, on Arm too (x86-64 never
-/// reorders loads). A word that is old then was not yet visible when the flag was. The writer is a GPU or a
-/// NIC, and no release of its pairs with this acquire: the test asks whether its stores of one line become
-/// visible together.
+/// reorders loads). A word that is old then was not yet visible when the flag was. The writer is a
+/// GPU or a NIC, and no release of its pairs with this acquire: the test asks whether its stores of
+/// one line become visible together.
 pub fn look(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
     (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
 }

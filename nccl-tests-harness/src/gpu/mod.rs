@@ -1,9 +1,9 @@
 //! GPUs that write and check memory of every kind: CUDA's driver without CUDA's toolkit.
 //!
-//! Promises: a machine without libcuda or without a GPU is an answer and no error; every error names the
-//! driver's call; a GPU's work is done when the call returns; memory is freed before its context is
-//! released. This room knows nothing of the plugin: memory becomes a `net::Buffer`, which lets only one of
-//! GPU, processor and network use it at a time.
+//! Promises: a machine without libcuda or without a GPU is an answer and no error; every error
+//! names the driver's call; a GPU's work is done when the call returns; memory is freed before its
+//! context is released. This room knows nothing of the plugin: memory becomes a `net::Buffer`,
+//! which lets only one of GPU, processor and network use it at a time.
 
 #[allow(unsafe_code)]
 mod cuda;
@@ -48,10 +48,10 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Proves the kernels of the litmus test: all words of a line are stored and no others, and a line with an
-/// old word and a line that does not come are counted. It also makes the driver load both kernels one after
-/// the other: a kernel that is loaded at its first launch may wait for all running kernels, and in the test
-/// one kernel runs until the other has stored its lines.
+/// Proves the kernels of the litmus test: all words of a line are stored and no others, and a line
+/// with an old word and a line that does not come are counted. It also makes the driver load both
+/// kernels one after the other: a kernel that is loaded at its first launch may wait for all
+/// running kernels, and in the test one kernel runs until the other has stored its lines.
 pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Neither a multiple of a warp's four lines, nor from the start.

@@ -4,7 +4,8 @@
 use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 
-/// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every byte.
+/// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every
+/// byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     /// Seed of the bytes.
@@ -48,7 +49,8 @@ impl Pattern {
     }
 }
 
-/// Returns a stretch of memory as the kernels take it: its first place in the pattern, and its bytes.
+/// Returns a stretch of memory as the kernels take it: its first place in the pattern, and its
+/// bytes.
 pub fn span(range: &Range<usize>, bytes: usize) -> Result<(u32, u32)> {
     ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
     let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;
@@ -74,7 +76,8 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_the_kernels_formula() {
-        // Worked out apart from this file, by the formula at the head of kernels.ptx in exact integers.
+        // Worked out apart from this file, by the formula at the head of kernels.ptx in exact
+        // integers.
         let known = [(0, 0xfd), (1, 0x8b), (255, 0xe9), (65_537, 0x0f), (67_108_863, 0xbf)];
         for (place, byte) in known {
             assert_eq!(PATTERN.byte(place), byte, "{place}");

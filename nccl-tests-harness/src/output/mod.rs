@@ -88,8 +88,8 @@ pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// True if `error` is only that the reader of this program's output has closed it. Other broken pipes are
-/// errors: a rank's control connection is one too.
+/// True if `error` is only that the reader of this program's output has closed it. Other broken
+/// pipes are errors: a rank's control connection is one too.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

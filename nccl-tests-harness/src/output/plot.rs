@@ -1,7 +1,8 @@
 //! Charts of a quantity by message size as SVG, drawn by plotters.
 //!
-//! A chart names the fabric that was measured, the host, the date, and the meaning of its points and
-//! bars: it is shown without the page that it was made for, and the software fabric is no DGX Spark.
+//! A chart names the fabric that was measured, the host, the date, and the meaning of its points
+//! and bars: it is shown without the page that it was made for, and the software fabric is no DGX
+//! Spark.
 
 use crate::date;
 use crate::output::numbers::size;

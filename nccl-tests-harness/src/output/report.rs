@@ -66,8 +66,8 @@ pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
     }
 }
 
-/// Lets `lead` do the run, print [`beside`] the JSON and fill in `report`. Writes the report to `json`, with
-/// the end of the run.
+/// Lets `lead` do the run, print [`beside`] the JSON and fill in `report`. Writes the report to
+/// `json`, with the end of the run.
 ///
 /// # Errors
 /// Errors of `lead`, or a report that cannot be written.

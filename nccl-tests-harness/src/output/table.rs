@@ -1,4 +1,5 @@
-//! Writes tables line by line: cells in columns of fixed width, and remarks, which are lines that begin with `#`.
+//! Writes tables line by line: cells in columns of fixed width, and remarks, which are lines that
+//! begin with `#`.
 
 use std::io::{self, Write};
 
@@ -27,7 +28,8 @@ pub struct Table<W> {
 }
 
 impl<W: Write> Table<W> {
-    /// A table with `gap` between its columns. The first column has room for the `#` that the names of the columns begin with.
+    /// A table with `gap` between its columns. The first column has room for the `#` that the names
+    /// of the columns begin with.
     pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
         Self { out, gap, columns: columns.into() }
     }

@@ -1,9 +1,9 @@
-//! A progress line on standard error: only on a terminal, unless --quiet is given, and only for work of over
-//! two seconds.
+//! A progress line on standard error: only on a terminal, unless --quiet is given, and only for
+//! work of over two seconds.
 //!
-//! All output meanwhile is written by [`Watch::over`], which removes the line before it prints and draws it
-//! again below: standard output may be the same terminal, and a line that stays would be in the middle of a
-//! table.
+//! All output meanwhile is written by [`Watch::over`], which removes the line before it prints and
+//! draws it again below: standard output may be the same terminal, and a line that stays would be
+//! in the middle of a table.
 
 use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -22,7 +22,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A line that counts `steps` of something, as in "3/7 sizes"; `steps` is called only where there is a terminal.
+    /// A line that counts `steps` of something, as in "3/7 sizes"; `steps` is called only where
+    /// there is a terminal.
     pub fn start(unit: &str, steps: impl FnOnce() -> u64) -> Self {
         if !output::shows_progress() {
             return Self::none();
@@ -41,7 +42,8 @@ impl Watch {
         Self { bar: None, is_part: false }
     }
 
-    /// The same line for a part of the work: it shows what is being done, but counts no steps and does not end the line.
+    /// The same line for a part of the work: it shows what is being done, but counts no steps and
+    /// does not end the line.
     pub fn part(&self) -> Self {
         Self { is_part: true, ..self.clone() }
     }

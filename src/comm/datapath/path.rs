@@ -27,8 +27,8 @@ pub trait DataPath: Send {
     /// Returns the receives that a receiver has; empty for a sender.
     fn received(&self) -> Received;
 
-    /// Sends the missing shares of a lane by other lanes. Both ends have stopped it, and the peer has
-    /// `received`.
+    /// Sends the missing shares of a lane by other lanes. Both ends have stopped it, and the peer
+    /// has `received`.
     ///
     /// # Errors
     /// [`Error::Usage`] when memory that is still needed was deregistered.
@@ -42,8 +42,8 @@ pub trait DataPath: Send {
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
     /// Returns the first epoch whose clear-to-sends have keys of use on a lane. For a receiver with
-    /// `has_new_keys` (the lane's device has returned) that is a new one, and all that is granted is
-    /// granted again.
+    /// `has_new_keys` (the lane's device has returned) that is a new one, and all that is granted
+    /// is granted again.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
@@ -52,7 +52,8 @@ pub trait DataPath: Send {
     /// Takes the first epoch of a lane from the receiver's answer. For a sender.
     fn take_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
-    /// Takes in what has come while NCCL's thread may be asleep. Returns true if something had come.
+    /// Takes in what has come while NCCL's thread may be asleep. Returns true if something had
+    /// come.
     ///
     /// # Errors
     /// The reason why the connection has failed.
@@ -61,7 +62,8 @@ pub trait DataPath: Send {
     /// True if work that a loss left waits for room on an open lane, and for [`DataPath::poll`].
     fn is_owing(&mut self) -> bool;
 
-    /// Returns the number of receives, from the first on, that have all their bytes; 0 for a sender.
+    /// Returns the number of receives, from the first on, that have all their bytes; 0 for a
+    /// sender.
     fn delivered(&self) -> u64;
 
     /// Forgets all requests: the connection has failed, and its queue pairs are gone.
@@ -100,8 +102,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let PeerState::Closed { .. } = context.peer.presence() {
-            // A peer that has closed destroys its queue pairs. Its BYE says what it has received, and
-            // the rest, which it did not need, fails.
+            // A peer that has closed destroys its queue pairs. Its BYE says what it has received,
+            // and the rest, which it did not need, fails.
             if let Fault::Device(_) = fault {
                 self.rails().close_lane(lane);
             }
@@ -178,8 +180,8 @@ fn doubt<P: DataPath + ?Sized>(
     let most = match (doubt, role) {
         // A caller of the peer's may have deregistered the buffer.
         (Doubt::Key, Role::Sender) => lanes.len() as u8,
-        // A receiver writes by one key alone, of the peer's ring: no caller can have it wrong, and a
-        // device of the peer's may leave and return again and again while one message waits.
+        // A receiver writes by one key alone, of the peer's ring: no caller can have it wrong, and
+        // a device of the peer's may leave and return again and again while one message waits.
         (Doubt::Key, Role::Receiver) | (Doubt::Request, _) => STRIKES,
     };
     if status.is_struck_out(doubt, oldest, next, most) {

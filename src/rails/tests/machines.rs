@@ -1,4 +1,5 @@
-//! Machines that owners cable with each other, by what was read on them: Sparks, a workstation, pods.
+//! Machines that owners cable with each other, by what was read on them: Sparks, a workstation,
+//! pods.
 
 use crate::rails::testbed::{Function, Host, SPARK_GUID, spark, spark_function};
 use std::net::IpAddr;
@@ -9,7 +10,8 @@ pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// Spark number `host` with cables in these ports, its functions addressed as said and the others not at all.
+/// Spark number `host` with cables in these ports, its functions addressed as said and the others
+/// not at all.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
@@ -61,8 +63,8 @@ pub(super) fn workstation(function: u8) -> Function {
     }
 }
 
-/// A virtual function of p0, as a pod is given it: another name, and no port name. What the cgroup forbids cannot be opened and so is not
-/// among the ports at all.
+/// A virtual function of p0, as a pod is given it: another name, and no port name. What the cgroup
+/// forbids cannot be opened and so is not among the ports at all.
 pub(super) fn of_pod(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),

@@ -1,5 +1,6 @@
-//! Hosts as owners of Sparks cable and address them: what each finds of itself, which rails two of them pair by which addresses, what that
-//! carries, and which warnings are said. Each host is a sysfs tree with ports and interfaces; what its peer is told passes through a HELLO.
+//! Hosts as owners of Sparks cable and address them: the rails of each, the pairs and addresses of
+//! two, their rate, and the warnings. Each host is a sysfs tree, and its adverts pass through a
+//! HELLO.
 
 use super::machines::{F0, F1, P2F0, P2F1, by_netplan, host, of_pod, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
@@ -11,7 +12,7 @@ use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
 
-/// What a host tells its peers, as a peer reads it.
+/// A host's adverts, as a peer reads them.
 fn told(survey: &Survey) -> Vec<RailAdvert> {
     let advert = |rail: &Rail| RailAdvert {
         name: format!("{}:{}", rail.device, rail.port),
@@ -31,11 +32,11 @@ fn told(survey: &Survey) -> Vec<RailAdvert> {
     hello.rails
 }
 
-/// What two hosts have in common.
+/// The connection of two hosts.
 struct Meeting {
     /// `RAIL ADDRESS - RAIL ADDRESS`, in the order of the first host.
     rails: Vec<String>,
-    /// What they carry at once.
+    /// Their rate together.
     mbps: u64,
     mtu_bytes: Vec<u32>,
 }
@@ -79,7 +80,7 @@ fn ends(ours: &[RailAdvert], theirs: &[RailAdvert], pairs: &[Pair]) -> Vec<[End;
     pairs.iter().map(|pair| [end(ours, pair.connector), end(theirs, pair.acceptor)]).collect()
 }
 
-/// Where rails of a cable are left out, those in use fill it, or the peer's ports: nothing is said to be halved.
+/// If the rails in use fill the cable or the peer's ports, no warning says that the rate is halved.
 #[track_caller]
 fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
     for (at, rail) in rails.iter().enumerate().filter(|(at, _)| !ends.iter().any(|[here, _]| here.rail.index() == *at))
@@ -158,7 +159,7 @@ fn two_sparks_with_two_cables_straight_and_crossed() {
     assert_pairs(&one, &crossed, &rails, TWO_CABLES_MBPS);
 }
 
-/// Where a subnet does not tell two cables apart, ports of one name belong together, though one function is missing.
+/// In one subnet for two cables, ports of one name pair, even if one function is missing.
 #[test]
 fn two_cables_in_one_subnet() {
     let [one, mut two] = [1, 2].map(|n| {
@@ -189,7 +190,7 @@ fn p1_of_one_spark_to_p0_of_the_other() {
     assert_quiet(&[&one, &two]);
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // The second twin without an address on either side, or both twins: the cable is the only one that can be.
+    // The second twin or both have no address on either side: only one cable is left.
     let one = host(&spark_with(1, &[1], &[(F1, "10.0.0.1/24")]));
     let two = host(&spark_with(2, &[0], &[(F0, "10.0.0.2/24")]));
     let twins = pair("roceP2p1s0f1 link-local", "roceP2p1s0f0 link-local");
@@ -221,8 +222,8 @@ fn both_twins_in_one_subnet() {
         };
         assert_pairs(&one, &two, &[rail(F0, 0), rail(P2F0, 1)], ONE_CABLE_MBPS);
 
-        // As Ubuntu has them, the twins answer ARP for each other, and both warnings are said. Where rp_filter is strict nobody answers for
-        // one of them. Where the settings cannot be read, nothing is known of that.
+        // With Ubuntu's settings the twins answer ARP for each other: both warnings. With a strict
+        // rp_filter one of them gets no answer. Without readable settings there is no warning.
         for (arp_ignore, rp_filter) in [(0, 2), (0, 0), (1, 1)] {
             let said = with_arp(&functions(1, ours), arp_ignore, rp_filter).survey("").warnings;
             assert_eq!(said.len(), 2, "{said:#?}");
@@ -257,7 +258,7 @@ fn one_twin_without_an_address() {
     assert_pairs(&one, &other, &rails, ONE_CABLE_MBPS);
 }
 
-/// The GID table has the link-local address of the MAC in any case, and nobody answers for it.
+/// The GID table always has the link-local address of the MAC, which may not answer.
 #[test]
 fn netplans_link_local_none() {
     let without = |mut functions: Vec<Function>| {
@@ -298,7 +299,7 @@ fn ipv6_only() {
     ];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // Nothing but what each interface has by itself.
+    // Only the addresses that each interface has by itself.
     let [one, two] = [1, 2].map(|n| host(&spark_with(n, &[0, 1], &[])));
     assert_quiet(&[&one, &two]);
     let rails = [F0, P2F0, F1, P2F1].map(|name| pair(&format!("{name} link-local"), &format!("{name} link-local")));
@@ -322,7 +323,7 @@ fn sparse_gid_tables() {
         [pair("rocep1s0f0 10.0.0.1", "rocep1s0f0 10.0.0.2"), pair("roceP2p1s0f0 10.0.1.1", "roceP2p1s0f0 10.0.1.2")];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // More addresses than a HELLO holds, the useful one last: it is told all the same.
+    // More addresses than a HELLO holds, and the last one is useful: the HELLO has it.
     for port in &mut one.ports {
         let last = port.gids.last().copied().unwrap();
         for n in 0..40_u16 {
@@ -376,8 +377,7 @@ fn a_triangle_as_nvidia_has_it() {
     }
 }
 
-/// p0 to p0, p1 to p0 and p1 to p1: the twins without an address go with their cables, and none with the cable of the same name that leads
-/// to the third Spark.
+/// p0 to p0, p1 to p0 and p1 to p1: the twins without an address pair along their cables.
 #[test]
 fn a_triangle_where_one_twin_of_each_cable_has_an_address() {
     let hosts = triangle([
@@ -424,7 +424,7 @@ fn a_ring_of_four_has_no_rails_on_its_diagonals() {
             assert_eq!(meet(&hosts[n], across).rails, Vec::<String>::new());
         }
     }
-    // What the error names: each rail with its subnets.
+    // The error has each rail with its subnets.
     let text = pairing::describe(&told(&ring(true)[0].survey("")));
     let rails = "rocep1s0f0:1 (10.0.0.1/24); roceP2p1s0f0:1 (10.0.1.1/24); rocep1s0f1:1 (10.0.6.1/24); roceP2p1s0f1:1 (10.0.7.1/24)";
     assert_eq!(text, rails);
@@ -456,7 +456,7 @@ fn a_switch_with_everything_in_one_subnet() {
         let both = (2 * u64::from(speed_mbps)).min(TWO_CABLES_MBPS);
         assert_pairs(&one, &two, &same(&[F0, P2F0, F1, P2F1]), both);
 
-        // The second twin of p0 is down here, and the peer has one cable: both PCIe links are used all the same.
+        // The second twin of p0 is down here, and the peer has one cable: still both PCIe links.
         let mut functions = on_switch(1, &[0, 1]);
         let down = functions.iter_mut().find(|f| f.device == P2F0).unwrap();
         *down = down.clone().down();
@@ -469,7 +469,7 @@ fn a_switch_with_everything_in_one_subnet() {
     }
 }
 
-/// By the order of the rails both pairs would be on one PCIe link here, which carries 112 Gb/s, and the other link would be idle.
+/// In the order of the rails both pairs would share one PCIe link (112 Gb/s), the other idle.
 #[test]
 fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
     let mut functions = spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24"), (P2F0, "10.0.0.2/24"), (F1, "10.0.0.3/24")]);
@@ -490,7 +490,7 @@ fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
 
 #[test]
 fn a_spark_with_a_workstation() {
-    // One cable between them, which runs at 100 Gb/s; then through a switch, from a port of 200. Either way one twin is enough.
+    // One twin is enough for a cable of 100 Gb/s, and for a switch with a port of 200.
     for (speed_mbps, second) in
         [(100_000, Some("192.168.101.1/24")), (200_000, Some("192.168.101.1/24")), (100_000, None)]
     {
@@ -504,7 +504,7 @@ fn a_spark_with_a_workstation() {
         assert_pairs(&spark, &other, &[pair("rocep1s0f0 192.168.100.1", "mlx5_0 192.168.100.9")], 100_000);
         assert_eq!(meet(&spark, &other).mtu_bytes, [1024]);
     }
-    // Both twins in the workstation's subnet, from two cables: the second rail is of the other PCIe link.
+    // Both twins in the workstation's subnet, from two cables: one rail from each PCIe link.
     let all =
         [(F0, "192.168.100.1/24"), (P2F0, "192.168.100.2/24"), (F1, "192.168.100.3/24"), (P2F1, "192.168.100.4/24")];
     let found = meet(&host(&spark_with(1, &[0, 1], &all)), &host(&[workstation(0)]));
@@ -535,7 +535,7 @@ fn virtual_functions_in_pods() {
     let twins = pair("mlx5_9 link-local", "roceP2p1s0f0 link-local");
     assert_pairs(&lone, &bare, &[rails[0].clone(), twins], ONE_CABLE_MBPS);
 
-    // One function alone is said to be alone.
+    // A function without a twin gets a message of its own.
     let survey = host(&[of_pod(1, 0)]).survey("");
     assert_eq!((survey.rails.len(), survey.speed_mbps), (1, 112_027));
     assert!(

@@ -1,12 +1,13 @@
 #!/bin/bash
-# A mod of spark-vllm-docker: its launch-cluster.sh copies this folder into the container of each node, and runs this file there as root, before
-# vLLM starts.
+# A mod of spark-vllm-docker: its launch-cluster.sh copies this folder into the container of each
+# node, and runs this file there as root, before vLLM starts.
 #
 #   cp /usr/local/lib/libnccl-net-spark.so THIS-FOLDER/
 #   ./launch-cluster.sh --apply-mod THIS-FOLDER exec vllm serve MODEL --tensor-parallel-size 2
 #
-# A mod cannot change the environment of what is started later. So the two variables go to /etc/nccl.conf, from which NCCL takes what the
-# environment does not set (setEnvFile in NCCL's src/misc/param.cc).
+# A mod cannot change the environment of what is started later. So the two variables go to
+# /etc/nccl.conf, from which NCCL takes what the environment does not set (setEnvFile in NCCL's
+# src/misc/param.cc).
 set -euo pipefail
 shopt -s inherit_errexit
 

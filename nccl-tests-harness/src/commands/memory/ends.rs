@@ -1,4 +1,5 @@
-//! The two ends between which memory is tried, with their memory and their actor, and the connection.
+//! The two ends between which memory is tried, with their memory and their actor, and the
+//! connection.
 
 use crate::gpu::{Block, Gpu, Pattern, Wrong};
 use crate::net::{RecvComm, Registration, Request, SendComm};

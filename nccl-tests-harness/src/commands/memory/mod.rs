@@ -1,12 +1,13 @@
-//! `nccl-spark memory`: tests which kinds of memory the plugin registers, and whether data that it moves
-//! between two buffers of one kind arrives, written by one GPU and checked by another or the same.
+//! `nccl-spark memory`: tests which kinds of memory the plugin registers, and whether data that it
+//! moves between two buffers of one kind arrives, written by one GPU and checked by another or the
+//! same.
 //!
 //! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
 //!
-//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory that
-//! the fabric cannot reach fails one row of the table and not the command. Promises: a row has what was
-//! done and never what should have been; a GPU's check counts only after the GPU has found the bytes that
-//! the CPU changed; no process is left behind.
+//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory
+//! that the fabric cannot reach fails one row of the table and not the command. Promises: a row has
+//! what was done and never what should have been; a GPU's check counts only after the GPU has found
+//! the bytes that the CPU changed; no process is left behind.
 
 pub mod ends;
 pub mod litmus;
@@ -60,7 +61,8 @@ struct Row {
     fault: Option<String>,
 }
 
-/// Tries all kinds, and returns false when one fails that must not. `program` is this program's file.
+/// Tries all kinds, and returns false when one fails that must not. `program` is this program's
+/// file.
 ///
 /// # Errors
 /// The plugin does not start, or the output cannot be written.
@@ -110,8 +112,8 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     Ok(faults.is_empty())
 }
 
-/// Prints the network and the GPUs, and starts the table. Returns the reason why there is no GPU, if there
-/// is none.
+/// Prints the network and the GPUs, and starts the table. Returns the reason why there is no GPU,
+/// if there is none.
 fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
     let Ready { network, connections, gpus } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
@@ -152,8 +154,8 @@ fn describe(gpu: &About) -> String {
     )
 }
 
-/// Tries one kind in a process of its own. Returns the network and GPUs, if the process started, and the
-/// result.
+/// Tries one kind in a process of its own. Returns the network and GPUs, if the process started,
+/// and the result.
 ///
 /// # Errors
 /// The process does not start with `malloc`: then it would not start with any kind.

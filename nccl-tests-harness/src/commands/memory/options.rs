@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Options of memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Largest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved too.
+    /// Largest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved
+    /// too.
     #[arg(short, long, value_name = "SIZE", default_value = "4M", value_parser = sizes::parse)]
     bytes: usize,
     /// CUDA number of the GPU that allocates and writes what is sent [default: 0].
@@ -25,8 +26,9 @@ pub struct Options {
     /// CUDA number of the GPU that allocates and checks what is received [default: the same].
     #[arg(long, value_name = "N")]
     receiver_gpu: Option<u32>,
-    /// Seconds to test whether LL128 is safe on this machine: whether lines of 128 bytes become visible as a whole, both those that a
-    /// GPU stores and those that the NIC stores; needs a GPU [default: 0, no test].
+    /// Seconds to test whether LL128 is safe on this machine: whether lines of 128 bytes become
+    /// visible as a whole, both those that a GPU stores and those that the NIC stores; needs a GPU
+    /// [default: 0, no test].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86400))]
     litmus: Option<u64>,
     /// Make the writer of that test tear its lines, to see that they are found.
@@ -35,7 +37,8 @@ pub struct Options {
     /// Seconds without progress after which a kind of memory counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else libnccl-net-spark.so on the loader's path].
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
+    /// libnccl-net-spark.so on the loader's path].
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     #[command(flatten)]
@@ -65,13 +68,13 @@ pub struct Plan {
 
 /// Managed memory may move to the GPU as a whole, and must leave room for other programs there.
 const MAX_BYTES: usize = 64 << 20;
-/// Sizes below the largest: within a work request, above it, a page, and sizes that are not multiples of
-/// words or of pages.
+/// Sizes below the largest: within a work request, above it, a page, and sizes that are not
+/// multiples of words or of pages.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {
-    /// Returns the run that these options ask for; `program` is this program's file, `verbs_library` the one
-    /// that the user's environment names.
+    /// Returns the run that these options ask for; `program` is this program's file,
+    /// `verbs_library` the one that the user's environment names.
     ///
     /// # Errors
     /// An option that is out of bounds, or contradicts another.

@@ -84,8 +84,8 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// Returns the GPU that writes and the one that checks, each proven to do so, or the reason why there are
-/// none here.
+/// Returns the GPU that writes and the one that checks, each proven to do so, or the reason why
+/// there are none here.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -142,8 +142,8 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
     Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
 }
 
-/// The reason not to try managed memory on a GPU, if there is one: a program with more of it than the
-/// card has free can take the card down.
+/// The reason not to try managed memory on a GPU, if there is one: a program with more of it than
+/// the card has free can take the card down.
 fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option<String> {
     if !has_it {
         return Some(format!("{gpu} has no managed memory"));

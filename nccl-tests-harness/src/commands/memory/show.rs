@@ -16,8 +16,8 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
         (Kind::Malloc, Fate::NotTried { .. }) => Some("not tried".to_owned()),
         (kind, Fate::Refused { .. }) => kind.must_register().then(|| "must be registered, but was not".to_owned()),
         (_, Fate::NotTried { .. }) => None,
-        // The RDMA device registered such an address by itself. The table shows that the device then cannot read
-        // it; that is not the plugin's failure.
+        // The RDMA device registered such an address by itself. The table shows that the device
+        // then cannot read it; that is not the plugin's failure.
         (Kind::Device, Fate::Failed { registered: true, .. }) => None,
         (_, Fate::Failed { .. }) => Some("failed".to_owned()),
     }

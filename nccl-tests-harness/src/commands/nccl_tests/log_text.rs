@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 /// Cuts NCCL's log out of the lines that a program prints.
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// The hosts that log, taken from lines that have only the log: `-1vm:12:12 [0]` does not show where the
-    /// host's name begins.
+    /// The hosts that log, taken from lines that have only the log: `-1vm:12:12 [0]` does not show
+    /// where the host's name begins.
     hosts: BTreeSet<String>,
 }
 
@@ -26,15 +26,16 @@ impl LogText {
         (own, Some(log))
     }
 
-    /// Returns the length of the host's name at the end of `text`, which begins with the text before the log.
+    /// Returns the length of the host's name at the end of `text`, which begins with the text
+    /// before the log.
     fn name_bytes(&self, text: &str) -> usize {
         let known = self.hosts.iter().filter(|host| text.ends_with(host.as_str())).map(String::len).max();
         known.unwrap_or_else(|| text.len() - value_bytes(text))
     }
 }
 
-/// Finds the first word of `text` that ends in `:PID:TID`, as a log line's origin does. Returns the word's
-/// place and the host before the numbers.
+/// Finds the first word of `text` that ends in `:PID:TID`, as a log line's origin does. Returns the
+/// word's place and the host before the numbers.
 fn origin(text: &str) -> Option<(usize, &str)> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut at = 0;
@@ -59,8 +60,8 @@ fn value_bytes(text: &str) -> usize {
     text.char_indices().map(|(at, _)| at).rev().find(|end| is_value(&text[..*end])).unwrap_or(0)
 }
 
-/// Returns the length of `text` without the time in brackets at its end. NCCL writes it before the origin of
-/// a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
+/// Returns the length of `text` without the time in brackets at its end. NCCL writes it before the
+/// origin of a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
 fn before_time(text: &str) -> usize {
     let is_time = |text: &str| text.contains(':') && text.bytes().all(|byte| b"0123456789-:. T".contains(&byte));
     match text.trim_end().strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {

@@ -1,9 +1,9 @@
-//! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's networks
-//! in turns.
+//! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's
+//! networks in turns.
 //!
-//! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says that
-//! every channel uses the network that was asked for; a program's table is read, never recomputed. This
-//! command does not build or download anything.
+//! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says
+//! that every channel uses the network that was asked for; a program's table is read, never
+//! recomputed. This command does not build or download anything.
 
 pub mod gpus;
 mod log_text;
@@ -27,8 +27,8 @@ use show::Outcome;
 use std::io::Write;
 use std::path::Path;
 
-/// Runs the plan, and returns false when data was wrong. `own` is this program's file, `lookup` gives the
-/// value of an environment variable.
+/// Runs the plan, and returns false when data was wrong. `own` is this program's file, `lookup`
+/// gives the value of an environment variable.
 ///
 /// # Errors
 /// The first network could not be measured, or NCCL chose other channels than on a Spark.
@@ -110,8 +110,8 @@ fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the order of `count` runs in a round. Each run is first in its turn, so that none always has the
-/// best or the worst place.
+/// Returns the order of `count` runs in a round. Each run is first in its turn, so that none always
+/// has the best or the worst place.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
@@ -161,7 +161,8 @@ fn once(
     Ok(rows)
 }
 
-/// Adds a table to those of its network. A table without a row that other tables have was not read whole.
+/// Adds a table to those of its network. A table without a row that other tables have was not read
+/// whole.
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());

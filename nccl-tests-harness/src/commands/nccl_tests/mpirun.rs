@@ -1,8 +1,8 @@
 //! The start of the ranks: mpirun, and the work of each rank before it becomes nccl-tests' program.
 //!
-//! mpirun copies the ranks' output in blocks that end anywhere, so lines of several ranks cut each other.
-//! Where all ranks are on this machine, only the first one, which prints the table, goes through mpirun;
-//! each other rank has a named pipe.
+//! mpirun copies the ranks' output in blocks that end anywhere, so lines of several ranks cut each
+//! other. Where all ranks are on this machine, only the first one, which prints the table, goes
+//! through mpirun; each other rank has a named pipe.
 
 use super::gpus::{gpus, missing_gpu};
 use super::options::{Call, Place};
@@ -35,8 +35,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Becomes the program; `lookup` gives the value of an environment variable. Returns only an error: the
-    /// program cannot be started.
+    /// Becomes the program; `lookup` gives the value of an environment variable. Returns only an
+    /// error: the program cannot be started.
     pub fn run(self, rank: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -66,8 +66,8 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once; `hear` gets every line that the ranks print. Returns none if the run took too long
-/// and was stopped.
+/// Runs the program once; `hear` gets every line that the ranks print. Returns none if the run took
+/// too long and was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,

@@ -17,11 +17,12 @@ pub struct Options {
     /// Programs to run one after another, as in all_gather or all_gather_perf.
     #[arg(value_name = "TEST", default_value = "all_gather", value_parser = Suggesting::new(tests()), hide_possible_values = true)]
     tests: Vec<String>,
-    /// Arguments for the program, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f 4].
+    /// Arguments for the program, after --, as in -- -b 8 -e 128M -f 2 [default: -b 8 -e 128M -f
+    /// 4].
     #[arg(value_name = "ARGUMENT", last = true)]
     arguments: Vec<String>,
-    /// Sizes to measure, as in 8K-16M,24K-24M: each range starts at its first size and doubles up to the second one. One table
-    /// shows all of them.
+    /// Sizes to measure, as in 8K-16M,24K-24M: each range starts at its first size and doubles up
+    /// to the second one. One table shows all of them.
     #[arg(long, value_name = "FROM-TO,...", value_delimiter = ',', value_parser = parse_sweep)]
     sizes: Vec<Sweep>,
     /// Folder with the programs of your build of nccl-tests, or with build/ in it [default: PATH].
@@ -30,19 +31,21 @@ pub struct Options {
     /// Number of ranks to start on this machine, with mpirun; to NCCL each is a host of its own.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     ranks: u16,
-    /// Runs across hosts: arguments for mpirun, as in "-np 2 -H spark-1,spark-2". The program, nccl-spark and the plugin must have
-    /// the same paths on all hosts.
+    /// Runs across hosts: arguments for mpirun, as in "-np 2 -H spark-1,spark-2". The program,
+    /// nccl-spark and the plugin must have the same paths on all hosts.
     #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
     mpirun: Option<String>,
-    /// Networks to measure in turns, as in spark,ib,socket; the others are compared with the first. spark-untuned is this plugin with
-    /// NCCL_SPARK_TUNER=off; with spark it is measured twice in each round, to show the noise.
+    /// Networks to measure in turns, as in spark,ib,socket; the others are compared with the first.
+    /// spark-untuned is this plugin with NCCL_SPARK_TUNER=off; with spark it is measured twice in
+    /// each round, to show the noise.
     #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
     compare: Vec<Network>,
-    /// Runs per network with --compare, of which the table shows the median; each round starts with another network.
+    /// Runs per network with --compare, of which the table shows the median; each round starts with
+    /// another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
-    /// With --as-spark: measures even if NCCL chooses fewer than 16 collective channels over this plugin, which it does not do on
-    /// a Spark.
+    /// With --as-spark: measures even if NCCL chooses fewer than 16 collective channels over this
+    /// plugin, which it does not do on a Spark.
     #[arg(long, requires = "as_spark")]
     allow_few_channels: bool,
     #[command(flatten)]
@@ -85,7 +88,8 @@ pub struct Plan {
 pub struct Conditions {
     /// The hosts of the ranks.
     pub place: Place,
-    /// Counts a run even if NCCL chooses fewer channels than on a Spark, where it is given a Spark's graph.
+    /// Counts a run even if NCCL chooses fewer channels than on a Spark, where it is given a
+    /// Spark's graph.
     pub allow_few_channels: bool,
     /// Fabric, plugin, and time limit.
     pub setting: Setting,
@@ -142,8 +146,8 @@ impl Place {
 }
 
 impl Options {
-    /// Returns the run that these options ask for; `program` is this program's file, `path` the environment's
-    /// PATH.
+    /// Returns the run that these options ask for; `program` is this program's file, `path` the
+    /// environment's PATH.
     ///
     /// # Errors
     /// Options that contradict each other, or nccl-tests is not there.

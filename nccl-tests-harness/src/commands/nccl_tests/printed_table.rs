@@ -1,14 +1,15 @@
 //! The table that a program of nccl-tests prints, read from an output that NCCL's log cuts into.
 //!
-//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured, then the
-//! newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at newlines only, and
-//! NCCL's log is written to the same one. So a line of the log between two pieces comes behind the first
-//! piece on its line, or, as a WARN begins with a newline (debug.cc), on the next line. The row continues
-//! behind the log's newline.
+//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured,
+//! then the newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at
+//! newlines only, and NCCL's log is written to the same one. So a line of the log between two
+//! pieces comes behind the first piece on its line, or, as a WARN begins with a newline (debug.cc),
+//! on the next line. The row continues behind the log's newline.
 //!
-//! Lines of standard error, and of other ranks with streams of their own, come between those of this
-//! stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes. It cuts lines
-//! and continues with those of another rank: a row can begin behind half a line of the log.
+//! Lines of standard error, and of other ranks with streams of their own, come between those of
+//! this stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes.
+//! It cuts lines and continues with those of another rank: a row can begin behind half a line of
+//! the log.
 
 use super::log_text::LogText;
 use anyhow::{Context, Result, bail, ensure};
@@ -137,9 +138,9 @@ impl Heading {
         Some(Self { parameters: names[1..first].to_vec(), values })
     }
 
-    /// Reads a text that may be a row, begin one, or continue the row that `begun` begins. Returns the row so
-    /// far, and its values if it is whole. The end of a line of the log (`is_log`) is a part of the table
-    /// only where there is no doubt.
+    /// Reads a text that may be a row, begin one, or continue the row that `begun` begins. Returns
+    /// the row so far, and its values if it is whole. The end of a line of the log (`is_log`) is a
+    /// part of the table only where there is no doubt.
     fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
         // Rows are indented; one that is not may have been cut in its indent.

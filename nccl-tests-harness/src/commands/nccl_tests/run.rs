@@ -1,5 +1,5 @@
-//! One run of a program of nccl-tests: the table is read from the program's output, the network and its
-//! channels from NCCL's log.
+//! One run of a program of nccl-tests: the table is read from the program's output, the network and
+//! its channels from NCCL's log.
 
 use super::mpirun;
 use super::options::{Call, Conditions};
@@ -10,13 +10,13 @@ use anyhow::{Result, ensure};
 use std::fmt;
 use std::path::Path;
 
-/// Does `call` and returns the rows of its table (1 or more). `own` is this program's file, `who` names the
-/// run in the log that the user keeps. `hear` gets each line that the ranks print, and the text to show
-/// for it: a complete row of the table, or another line of the program's own.
+/// Does `call` and returns the rows of its table (1 or more). `own` is this program's file, `who`
+/// names the run in the log that the user keeps. `hear` gets each line that the ranks print, and
+/// the text to show for it: a complete row of the table, or another line of the program's own.
 ///
 /// # Errors
-/// A program that does not start, that fails, or that prints no whole table, and fewer channels than NCCL
-/// chooses on a Spark.
+/// A program that does not start, that fails, or that prints no whole table, and fewer channels
+/// than NCCL chooses on a Spark.
 pub fn run(
     call: &Call<'_>,
     scene: &Scene,
@@ -70,8 +70,8 @@ fn needs_channels(conditions: &Conditions, network: Network) -> bool {
     conditions.needs_spark_channels() && network.is_plugin()
 }
 
-/// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one cable
-/// (200,000 Mb/s), 18 with two (224,054 Mb/s).
+/// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one
+/// cable (200,000 Mb/s), 18 with two (224,054 Mb/s).
 const SPARK_CHANNELS: u32 = 16;
 
 /// NCCL chose fewer channels than on a Spark: this number, or none if its log does not say.

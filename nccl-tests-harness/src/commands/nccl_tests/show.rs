@@ -90,7 +90,8 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
-    /// Returns the ratio for the table, marked where the ranges of the rounds overlap, which is no difference.
+    /// Returns the ratio for the table, marked where the ranges of the rounds overlap, which is no
+    /// difference.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
@@ -103,7 +104,8 @@ impl Ratio<'_> {
         }
     }
 
-    /// Returns the second's median time over the first's: nccl-tests prints the busbw of small sizes as 0.00.
+    /// Returns the second's median time over the first's: nccl-tests prints the busbw of small
+    /// sizes as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
@@ -122,8 +124,8 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     others.iter().map(ratio).collect()
 }
 
-/// Prints the medians out of place of all networks, and the time of each other network as a multiple of the
-/// first one's: a line for each network, within 80 columns.
+/// Prints the medians out of place of all networks, and the time of each other network as a
+/// multiple of the first one's: a line for each network, within 80 columns.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -144,8 +146,8 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Prints, for each network that the first is compared with, the size at which the first is slowest beside
-/// it; of several programs also the program.
+/// Prints, for each network that the first is compared with, the size at which the first is slowest
+/// beside it; of several programs also the program.
 pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> {
     let mut worst = BTreeMap::new();
     for (program, outcomes) in all {
@@ -163,7 +165,8 @@ pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> 
     Ok(())
 }
 
-/// Returns the least time ratio to each network that the first one is compared with, and its size in bytes.
+/// Returns the least time ratio to each network that the first one is compared with, and its size
+/// in bytes.
 fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
     let sizes = sizes(outcomes);
     let least = |ratio: &Ratio<'_>| {

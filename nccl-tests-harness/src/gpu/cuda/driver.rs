@@ -1,8 +1,8 @@
 //! The driver's functions, and GPUs' contexts.
 //!
-//! The functions are looked up by name and their results are read as plain numbers, as in the plugin's
-//! `rails/cuda.rs`: a newer driver may return a code that cudarc's enumeration does not have, and an older
-//! one may lack a function.
+//! The functions are looked up by name and their results are read as plain numbers, as in the
+//! plugin's `rails/cuda.rs`: a newer driver may return a code that cudarc's enumeration does not
+//! have, and an older one may lack a function.
 
 use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
@@ -17,7 +17,8 @@ pub(super) type Address = u64;
 /// An object of the driver's.
 pub(super) type Object = *mut c_void;
 
-/// The driver's functions that are used, each with its type of cuda.h (`CUresult` and the attribute are C enumerations).
+/// The driver's functions that are used, each with its type of cuda.h (`CUresult` and the attribute
+/// are C enumerations).
 macro_rules! functions {
     ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
         pub(super) struct Functions {
@@ -29,7 +30,8 @@ macro_rules! functions {
                 if !Driver::is_there() {
                     return Err("libcuda not found".to_owned());
                 }
-                // SAFETY: as in `is_there`; the library was just found, so this does not panic, and it stays loaded.
+                // SAFETY: as in `is_there`; the library was just found, so this does not panic, and
+                // it stays loaded.
                 let library = unsafe { sys::culib() };
                 let missing = |error| format!("libcuda: {error}");
                 // SAFETY: the types are those of cuda.h for these very symbols.
@@ -119,7 +121,8 @@ impl Driver {
     /// The reason why there is none, in one line.
     pub fn load() -> Result<Rc<Self>, String> {
         let mut driver = Self { functions: Functions::load()?, gpus: 0 };
-        // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags must be 0.
+        // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its
+        // flags must be 0.
         let code = unsafe { (driver.functions.init)(0) };
         driver.check("cuInit", code).map_err(|error| error.to_string())?;
         // SAFETY: the pointer is to a live int, which the call writes.
@@ -136,7 +139,8 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: writes the address of a constant string, or NULL for a code that it does not know.
+        // SAFETY: writes the address of a constant string, or NULL for a code that it does not
+        // know.
         let known = unsafe { (self.functions.error_name)(code, &mut name) };
         if known != 0 || name.is_null() {
             bail!("{call} returned CUresult {code}");
@@ -165,7 +169,8 @@ impl Driver {
         let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName returned a name without an end")?;
         let ask = |attribute: CUdevice_attribute| {
             let mut value = 0;
-            // SAFETY: the pointer is to a live int, which the call writes; `device` is from cuDeviceGet.
+            // SAFETY: the pointer is to a live int, which the call writes; `device` is from
+            // cuDeviceGet.
             let code = unsafe { (self.functions.device_attribute)(&mut value, attribute as c_int, device) };
             self.check("cuDeviceGetAttribute", code).with_context(|| format!("{attribute:?}"))?;
             anyhow::Ok(value != 0)
@@ -184,7 +189,8 @@ impl Driver {
 impl Context {
     pub(super) fn retain(driver: &Rc<Driver>, device: c_int) -> Result<Rc<Self>> {
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is valid for writes for the length of the call; `device` is from cuDeviceGet.
+        // SAFETY: `raw` is valid for writes for the length of the call; `device` is from
+        // cuDeviceGet.
         let code = unsafe { (driver.functions.context_retain)(&mut raw, device) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Rc::new(Self { driver: Rc::clone(driver), device, raw }))

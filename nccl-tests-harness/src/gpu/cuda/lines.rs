@@ -1,5 +1,5 @@
-//! The kernels of the litmus test. They run on a stream of their own while the processor and the network
-//! use the same memory.
+//! The kernels of the litmus test. They run on a stream of their own while the processor and the
+//! network use the same memory.
 
 use super::driver::{Address, Object};
 use super::memory::Allocation;
@@ -13,9 +13,11 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), a multiple of a warp's 32.
+/// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), a multiple of a warp's
+/// 32.
 const THREADS: c_uint = 640;
-/// One block stores, as one channel of NCCL does. More blocks load, so that more lines are watched together.
+/// One block stores, as one channel of NCCL does. More blocks load, so that more lines are watched
+/// together.
 const STORE_BLOCKS: c_uint = 1;
 const LOAD_BLOCKS: c_uint = 4;
 /// Maximum number of loads of a group of lines: a bound that needs no clock.
@@ -46,7 +48,8 @@ impl Lines {
         let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
         let zeroes = [0_u64; 6];
         let functions = lines.gpu.context.functions()?;
-        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the call, which waits.
+        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
+        // call, which waits.
         let code = unsafe { (functions.copy_in)(lines.tally.address(), zeroes.as_ptr().cast(), size_of_val(&zeroes)) };
         lines.gpu.context.check("cuMemcpyHtoD", code)?;
         // SAFETY: `stream` is valid for writes for the length of the call.
@@ -136,10 +139,11 @@ impl Lines {
         }
         let functions = self.gpu.context.functions()?;
         let arguments = arguments.as_mut_ptr();
-        // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the call. The
-        // kernel touches lines that lie in the buffer and the tally. The buffer stays until this is dropped,
-        // which waits for the kernel. `Words` ensures that there is no plain reference into it, and that the
-        // processor uses atomics. The kernel ends: its loads are bounded, and its sleeps too.
+        // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the
+        // call. The kernel touches lines that lie in the buffer and the tally. The buffer stays
+        // until this is dropped, which waits for the kernel. `Words` ensures that there is no plain
+        // reference into it, and that the processor uses atomics. The kernel ends: its loads are
+        // bounded, and its sleeps too.
         let code = unsafe {
             (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
         };

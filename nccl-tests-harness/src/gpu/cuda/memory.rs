@@ -8,8 +8,8 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, the same numbers for `cuMemHostRegister`: for
-/// all GPUs, and mapped into their address space.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, the same numbers for
+/// `cuMemHostRegister`: for all GPUs, and mapped into their address space.
 const PORTABLE_MAPPED: c_uint = 1 | 2;
 /// `CU_MEM_ATTACH_GLOBAL`: any GPU may use it.
 const ATTACH_GLOBAL: c_uint = 1;
@@ -31,8 +31,8 @@ impl Allocation {
         if matches!(kind, Kind::Malloc | Kind::HostRegister) {
             start = heap.insert(Heap::new(bytes)?).start().as_ptr();
         }
-        // SAFETY: `address` and `start` are valid for writes for the length of the calls. The heap's memory
-        // lies alone on its pages, and stays until after it is unregistered on drop.
+        // SAFETY: `address` and `start` are valid for writes for the length of the calls. The
+        // heap's memory lies alone on its pages, and stays until after it is unregistered on drop.
         let (call, code) = unsafe {
             match kind {
                 Kind::Malloc => ("malloc", 0),
@@ -48,8 +48,8 @@ impl Allocation {
         }
         let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         if matches!(kind, Kind::HostAlloc | Kind::Managed) {
-            // SAFETY: just allocated at that length. The processor may use managed memory while no kernel runs,
-            // and none does. From here on the bytes are initialised.
+            // SAFETY: just allocated at that length. The processor may use managed memory while no
+            // kernel runs, and none does. From here on the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
         Ok(Self { kind, start, bytes, heap, context: Rc::clone(context) })
@@ -60,10 +60,10 @@ impl Allocation {
     }
 }
 
-// SAFETY: an allocation of its own, of that length, known to no other code, which ends on drop. Device
-// memory holds its addresses of this process (CUDA's unified addressing, which every 64-bit Linux has).
-// Host memory is initialised by `new` or by the heap, and the processor may use managed memory while no
-// kernel runs, which is always so outside of `Gpu::run`.
+// SAFETY: an allocation of its own, of that length, known to no other code, which ends on drop.
+// Device memory holds its addresses of this process (CUDA's unified addressing, which every 64-bit
+// Linux has). Host memory is initialised by `new` or by the heap, and the processor may use managed
+// memory while no kernel runs, which is always so outside of `Gpu::run`.
 unsafe impl Memory for Allocation {
     fn start(&self) -> NonNull<c_void> {
         self.start

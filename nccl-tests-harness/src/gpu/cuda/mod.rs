@@ -60,7 +60,8 @@ impl Module {
         let context_of = Rc::clone(context);
         let mut module =
             Self { raw: null, fill: null, check: null, litmus_store: null, litmus_load: null, context: context_of };
-        // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends with NUL.
+        // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends
+        // with NUL.
         let code = unsafe { (functions.module_load)(&mut module.raw, text.as_ptr().cast()) };
         context.check("cuModuleLoadData", code)?;
         for (name, function) in [
@@ -69,7 +70,8 @@ impl Module {
             (c"nccl_spark_litmus_store", &mut module.litmus_store),
             (c"nccl_spark_litmus_load", &mut module.litmus_load),
         ] {
-            // SAFETY: the module was just loaded; `function` is valid for writes for the length of the call.
+            // SAFETY: the module was just loaded; `function` is valid for writes for the length of
+            // the call.
             let code = unsafe { (functions.module_function)(function, module.raw, name.as_ptr()) };
             context.check("cuModuleGetFunction", code)?;
         }
@@ -82,7 +84,8 @@ impl Drop for Module {
         if self.raw.is_null() {
             return;
         }
-        // SAFETY: loaded by `load` and unloaded this once; no kernel of it runs, for each is waited for.
+        // SAFETY: loaded by `load` and unloaded this once; no kernel of it runs, for each is waited
+        // for.
         self.context.give_back("cuModuleUnload", |functions| unsafe { (functions.module_unload)(self.raw) });
     }
 }
@@ -132,7 +135,8 @@ impl Gpu {
     /// Writes `pattern` into a stretch of `block`, from its byte of the same place on.
     ///
     /// # Errors
-    /// Requests that use the block, and errors of the driver, such as memory that this GPU does not reach.
+    /// Requests that use the block, and errors of the driver, such as memory that this GPU does not
+    /// reach.
     pub fn fill(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
         self.run(self.module.fill, block, range, pattern)
     }
@@ -141,7 +145,8 @@ impl Gpu {
     pub fn check(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
         let mut tally = [0, u32::MAX];
         let (place, bytes) = (self.tally.address(), size_of_val(&tally));
-        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the call, which waits.
+        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
+        // call, which waits.
         let code = unsafe { (self.context.functions()?.copy_in)(place, tally.as_ptr().cast(), bytes) };
         self.context.check("cuMemcpyHtoD", code)?;
         self.run(self.module.check, block, range, pattern)?;
@@ -169,10 +174,11 @@ impl Gpu {
                 (&raw mut tally).cast(),
             ];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
-            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill` does not take the
-            // last), and are read during the call. A kernel touches `count` bytes at `memory`, which lie in the
-            // block, and the tally: nothing else uses either until `alone` returns, which is after the kernel's
-            // end. Memory that this GPU does not reach is an error of its context, which then runs nothing more.
+            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill`
+            // does not take the last), and are read during the call. A kernel touches `count` bytes
+            // at `memory`, which lie in the block, and the tally: nothing else uses either until
+            // `alone` returns, which is after the kernel's end. Memory that this GPU does not reach
+            // is an error of its context, which then runs nothing more.
             let code =
                 unsafe { (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut()) };
             self.context.check("cuLaunchKernel", code)?;
@@ -182,13 +188,15 @@ impl Gpu {
         })
     }
 
-    /// Returns this GPU's address of a block: the address itself, except for memory that is mapped for it.
+    /// Returns this GPU's address of a block: the address itself, except for memory that is mapped
+    /// for it.
     fn address(&self, block: &Block, start: NonNull<c_void>) -> Result<Address> {
         if !block.is_mapped {
             return Ok(start.as_ptr().addr() as Address);
         }
         let mut address = 0;
-        // SAFETY: the memory is pinned by CUDA; `address` is valid for writes for the length of the call.
+        // SAFETY: the memory is pinned by CUDA; `address` is valid for writes for the length of the
+        // call.
         let code = unsafe { (self.context.functions()?.host_device_address)(&mut address, start.as_ptr(), 0) };
         self.context.check("cuMemHostGetDevicePointer", code)?;
         Ok(address)

@@ -5,9 +5,9 @@
 //! The model has what the order of events depends on: the queue pairs of each side by generation,
 //! the writes in transit on them, and the frames. A write in transit can land as long as the
 //! receiver has the queue pairs that it was posted to. A loss waits in the data path's status until
-//! the service thread reports it to recovery. The queue pairs of a device that is cut off stop later.
-//! A connection may begin without some of its rails, its TCP may break, its limits may pass, and
-//! either side may close it at any time. The search checks that
+//! the service thread reports it to recovery. The queue pairs of a device that is cut off stop
+//! later. A connection may begin without some of its rails, its TCP may break, its limits may pass,
+//! and either side may close it at any time. The search checks that
 //! - a rail is fenced here before anything posted on it is resent, and fenced there;
 //! - every message is delivered once;
 //! - the accepting side uses new queue pairs only after the connecting side does;
@@ -16,8 +16,8 @@
 //! - a side that no longer recovers rails keeps no queue pairs under test;
 //! - a side whose peer has closed no longer recovers rails, whatever TCP does;
 //! - BYE tells the number of messages that were delivered;
-//! - every state has a way to one in which all is delivered and both rails are up, or, if a side has
-//!   closed or failed, to one in which both sides have left.
+//! - every state has a way to one in which all is delivered and both rails are up, or, if a side
+//!   has closed or failed, to one in which both sides have left.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;

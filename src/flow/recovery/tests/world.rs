@@ -1,9 +1,9 @@
 //! The model that the search explores: two ends, their queue pairs by generation, and the writes
 //! and frames in transit.
 //!
-//! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `events` says what can
-//! happen, `actions` executes what recovery asks for, and `time` has the deadlines and tells states
-//! apart.
+//! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `events` says what
+//! can happen, `actions` executes what recovery asks for, and `time` has the deadlines and tells
+//! states apart.
 
 mod actions;
 mod events;
@@ -155,7 +155,8 @@ pub struct World {
     frames: [Vec<ControlFrame>; 2],
     /// Generation of the queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
-    /// Generation of queue pairs that are out of use and do not stop, because their device is cut off.
+    /// Generation of queue pairs that are out of use and do not stop, because their device is cut
+    /// off.
     cut_off: [[Option<u32>; RAILS]; 2],
     /// Losses that wait in each data path's status, by side and lane.
     losses: [[bool; RAILS]; 2],

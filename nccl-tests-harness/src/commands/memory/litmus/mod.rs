@@ -1,13 +1,13 @@
-//! The litmus test of LL128: whether lines of 128 bytes become visible as a whole, which NCCL's LL128
-//! protocol relies on.
+//! The litmus test of LL128: whether lines of 128 bytes become visible as a whole, which NCCL's
+//! LL128 protocol relies on.
 //!
 //! A kernel stores lines into pinned host memory as NCCL's does. The processor polls their flags as
-//! NCCL's proxy does, and looks at each line when its flag has come. Once all flags are there the plugin
-//! sends the lines. A kernel on the other side waits for their flags as NCCL's does and looks at each
-//! line. A line with a new flag and an old word is torn.
+//! NCCL's proxy does, and looks at each line when its flag has come. Once all flags are there the
+//! plugin sends the lines. A kernel on the other side waits for their flags as NCCL's does and
+//! looks at each line. A line with a new flag and an old word is torn.
 //!
-//! This file has the messages between the command and the process that runs the test. `rounds` is the
-//! process, `show` prints the result.
+//! This file has the messages between the command and the process that runs the test. `rounds` is
+//! the process, `show` prints the result.
 
 pub mod rounds;
 pub mod show;
@@ -115,9 +115,10 @@ impl Found {
 }
 
 impl Path {
-    /// True if NCCL takes data from this read. A GPU's load that shows the flag need not have the rest of the
-    /// line: over PCIe the two halves of a line are two reads. So NCCL loads the line a second time, and takes
-    /// its data from that load (`recvReduceSendCopy` in src/device/prims_ll128.h, 2.17.1 to 2.30.7).
+    /// True if NCCL takes data from this read. A GPU's load that shows the flag need not have the
+    /// rest of the line: over PCIe the two halves of a line are two reads. So NCCL loads the line a
+    /// second time, and takes its data from that load (`recvReduceSendCopy` in
+    /// src/device/prims_ll128.h, 2.17.1 to 2.30.7).
     fn is_relied_on(self) -> bool {
         self != Self::NicToReader
     }

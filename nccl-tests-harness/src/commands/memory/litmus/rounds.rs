@@ -12,12 +12,12 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Lines of the messages, in turns: one, a warp's four, its sixteen in NCCL, some that fill no group, 32
-/// and 128 KiB, and a step of NCCL's LL128 buffer (614,400 bytes).
+/// Lines of the messages, in turns: one, a warp's four, its sixteen in NCCL, some that fill no
+/// group, 32 and 128 KiB, and a step of NCCL's LL128 buffer (614,400 bytes).
 const LINES: [u32; 7] = [1, 4, 16, 63, 256, 1024, MAX_LINES];
 const MAX_LINES: u32 = 4800;
-/// Sleep of the writer's warps after each group, in turns: the processor sees lines come when the writer is
-/// not ahead of it.
+/// Sleep of the writer's warps after each group, in turns: the processor sees lines come when the
+/// writer is not ahead of it.
 const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
 /// Messages take their places in turns, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
@@ -115,8 +115,9 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Polls the flags as NCCL's proxy does before it sends (`sendProxyProgress` in src/transport/net.cc: the
-    /// last word of each line), and reads each line when its flag is there.
+    /// Polls the flags as NCCL's proxy does before it sends (`sendProxyProgress` in
+    /// src/transport/net.cc: the last word of each line), and reads each line when its flag is
+    /// there.
     fn read(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let until = Instant::now() + STORED;
         for (number, line) in lines(self.words, round) {
@@ -135,8 +136,8 @@ fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32
     (round.first..).zip(all.iter().skip(round.first as usize).take(round.lines as usize))
 }
 
-/// Polls a line until its flag is there, and returns which of its pieces are old then; none if `give_up`
-/// returns true first.
+/// Polls a line until its flag is there, and returns which of its pieces are old then; none if
+/// `give_up` returns true first.
 fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
     loop {
         for _ in 0..SPINS {

@@ -281,8 +281,8 @@ impl World {
         }
     }
 
-    /// The sender's test writes are confirmed if the receiver's queue pairs are their other ends. The
-    /// receiver need not use these yet.
+    /// The sender's test writes are confirmed if the receiver's queue pairs are their other ends.
+    /// The receiver need not use these yet.
     pub(super) fn probe(&mut self, lane: LaneId) {
         let generation = self.new[0][lane.index()];
         let is_there = generation.is_some_and(|generation| self.receiver_has(lane, generation))
