@@ -476,7 +476,7 @@ pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark
     if !mark.is_aligned() {
         return Err(not_ours(name));
     }
-    // SAFETY: guaranteed by the caller: it is not NULL, so it points to a mark.
+    // SAFETY: it is not NULL, as checked above, so by the caller's guarantee it points to a mark.
     Ok(unsafe { mark.read() })
 }
 

@@ -218,8 +218,8 @@ mod tests {
     fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
         let mut channels = UNTOUCHED;
         let table = costs.as_mut_ptr().cast();
-        // SAFETY: the tests pass a context that was not given back. For a shape that is not ours
-        // nothing is read through the table.
+        // SAFETY: the tests pass a context that was not given back. The table is a whole `Costs`,
+        // which is this plugin's shape; for another shape nothing is read through it.
         let result =
             unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
         assert_eq!(result, NcclResult::SUCCESS);

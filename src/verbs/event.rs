@@ -125,11 +125,12 @@ unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: for these kinds the union holds the QP, which the caller keeps alive.
+            // SAFETY: for these kinds the union holds the QP. It is alive, because its destruction
+            // waits until the caller has acknowledged the event.
             described.qp_num = Some(unsafe { (*event.element.qp).qp_num });
         }
         IBV_EVENT_CQ_ERR => {
-            // SAFETY: for this kind the union holds the CQ, which the caller keeps alive.
+            // SAFETY: for this kind the union holds the CQ, which is alive for the same reason.
             described.cq = Some(unsafe { (*event.element.cq).cq_context }.addr());
         }
         IBV_EVENT_PORT_ACTIVE

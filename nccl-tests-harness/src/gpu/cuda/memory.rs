@@ -48,8 +48,9 @@ impl Allocation {
         }
         let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         if matches!(kind, Kind::HostAlloc | Kind::Managed) {
-            // SAFETY: just allocated at that length. The processor may use managed memory while no
-            // kernel runs, and none does. From here on the bytes are initialised.
+            // SAFETY: just allocated at that length. Memory of cuMemHostAlloc is this process's own.
+            // The processor may use managed memory while no kernel runs, and none does. From here on
+            // the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
         Ok(Self { kind, start, bytes, heap, context: Rc::clone(context) })
@@ -61,9 +62,10 @@ impl Allocation {
 }
 
 // SAFETY: an allocation of its own, of that length, known to no other code, which ends on drop.
-// Device memory holds its addresses of this process (CUDA's unified addressing, which every 64-bit
-// Linux has). Host memory is initialised by `new` or by the heap, and the processor may use managed
-// memory while no kernel runs, which is always so outside of `Gpu::run`.
+// Host memory lies in this process. Device memory holds its addresses of this process (CUDA's
+// unified addressing, which every 64-bit Linux has). Host memory is initialised by `new` or by the
+// heap, and the processor may use managed memory while no kernel runs, which is always so outside
+// of `Gpu::run`.
 unsafe impl Memory for Allocation {
     fn start(&self) -> NonNull<c_void> {
         self.start

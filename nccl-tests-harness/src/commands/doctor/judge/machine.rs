@@ -154,7 +154,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// The time to leave an idle state that exceeds that of a small all-reduce.
+/// From this time on, leaving an idle state takes longer than a small all-reduce.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
