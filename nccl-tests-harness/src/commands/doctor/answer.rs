@@ -61,8 +61,8 @@ pub struct Seen {
 }
 
 impl Answer {
-    /// Sorts the findings, the worst first and others in the order in which they were found. Removes
-    /// repeated ones, and sets the verdict.
+    /// Sorts the findings, the worst first and others in the order in which they were found.
+    /// Removes repeated ones, and sets the verdict.
     pub fn settle(&mut self) {
         self.schema = 1;
         self.findings.sort_by_key(|finding| finding.severity);

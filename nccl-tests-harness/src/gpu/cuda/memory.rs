@@ -48,9 +48,9 @@ impl Allocation {
         }
         let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         if matches!(kind, Kind::HostAlloc | Kind::Managed) {
-            // SAFETY: just allocated at that length. Memory of cuMemHostAlloc is this process's own.
-            // The processor may use managed memory while no kernel runs, and none does. From here on
-            // the bytes are initialised.
+            // SAFETY: just allocated at that length. Memory of cuMemHostAlloc is this process's
+            // own. The processor may use managed memory while no kernel runs, and none does. From
+            // here on the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
         Ok(Self { kind, start, bytes, heap, context: Rc::clone(context) })

@@ -39,8 +39,8 @@ impl Reach {
     }
 
     /// Returns an order of all hosts in which each has a pair of rails with the next, and the last
-    /// with the first; `None` if there is none, or for more than `MOST_HOSTS` hosts. It begins with the
-    /// first host, and is the nearest to the given order.
+    /// with the first; `None` if there is none, or for more than `MOST_HOSTS` hosts. It begins with
+    /// the first host, and is the nearest to the given order.
     ///
     /// The search covers sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
     pub fn order(&self) -> Option<Vec<usize>> {
