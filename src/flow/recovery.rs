@@ -6,8 +6,8 @@
 //! order of the events that its budget allows.
 //!
 //! Promises for each rail:
-//! - Only `Recovery::transition` writes the state. It emits a [`Changed`] for the log and the
-//!   counters.
+//! - Only `Recovery::transition` changes the state. It emits a [`Changed`] for the log and the
+//!   counters. (Within a state, `port_up` moves `retry_at`, and FENCED sets `peer_has`.)
 //! - [`Action::Fence`] is the first step after a loss. The peer gets FENCED only after it.
 //! - [`Action::Resend`] comes only after the peer's FENCED. From then on nothing that was posted on
 //!   the rail can land.
