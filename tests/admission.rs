@@ -145,13 +145,13 @@ fn no_part_of_an_honest_hello_is_admitted() {
     for cut in 0..hello.len() {
         let mut client = dial(listener.known.address);
         client.write_all(&hello[..cut]).unwrap();
-        assert!(listener.listen.accept().unwrap().is_none(), "{cut} bytes of {} was admitted", hello.len());
+        assert!(listener.listen.accept().unwrap().is_none(), "the first {cut} bytes of {} were admitted", hello.len());
     }
     listener.meet(&hosts[0]).check(3);
 }
 
 #[test]
-fn whoever_speaks_a_byte_at_a_time_is_waited_for_while_others_pass() {
+fn clients_that_send_a_byte_at_a_time_are_waited_for_and_do_not_delay_others() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -235,11 +235,11 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
         });
         met.check(round);
     }
-    assert!((30..=66).contains(&most), "{most} sockets were taken in at a time");
+    assert!((30..=66).contains(&most), "{most} accepted sockets were open at a time");
 }
 
 #[test]
-fn who_was_dropped_unheard_comes_again() {
+fn a_peer_that_was_dropped_before_it_was_heard_connects_again() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
@@ -316,7 +316,7 @@ fn lengths_that_are_claimed_take_no_memory() {
     }
     let met = listener.meet(&hosts[0]);
     met.check(7);
-    // A single claim exceeds this limit.
+    // The memory for one client's claimed length alone would exceed this limit.
     let grown = memory_bytes().saturating_sub(before);
     assert!(grown < 1 << 29, "{grown} bytes more than before");
 }
@@ -332,7 +332,7 @@ fn memory_bytes() -> usize {
 type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
 
 #[test]
-fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
+fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     // Alters each message except the first (without a token, its sender would only be an
@@ -369,7 +369,7 @@ fn a_handshake_that_lies_ends_in_words_at_the_end_that_it_was_told_to() {
                 frame
             });
             let Err(error) = listener.try_by(&hosts[0], handle) else {
-                panic!("message {place} with {what} was taken")
+                panic!("message {place} with {what} was accepted")
             };
             let text = error.to_string();
             assert!(
@@ -423,12 +423,12 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
 }
 
 #[test]
-fn frames_that_mean_nothing_are_passed_over() {
+fn frames_without_a_meaning_are_ignored() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     let gid = [0xfe; 16];
-    // For any lane, also for one that cannot exist.
+    // The message with its lane replaced by `number`, which may be a lane that cannot exist.
     let of = |number: u8, message: ControlMessage| {
         let mut bytes = message.encode();
         bytes[1] = number;
@@ -486,7 +486,7 @@ fn frames_that_mean_nothing_are_passed_over() {
 }
 
 #[test]
-fn a_word_that_fine_rails_are_lost_costs_no_byte() {
+fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     for side in [0, 1] {
@@ -504,7 +504,7 @@ fn a_word_that_fine_rails_are_lost_costs_no_byte() {
 }
 
 #[test]
-fn a_bye_said_twice_is_one_and_one_that_cannot_be_true_is_told() {
+fn a_repeated_bye_counts_once_and_one_that_cannot_be_true_is_reported() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);

@@ -125,10 +125,10 @@ fn received_sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     done.unwrap().then_some(sizes)
 }
 
-/// GID indices differ between functions and hosts, so an index that fits this host may select
-/// nothing on another.
+/// GID indices differ between PCI functions and hosts, so an index that is valid on this host may
+/// name no GID on another.
 #[test]
-fn a_gid_index_that_names_no_address_is_passed_over_and_another_one_is_used() {
+fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
         let host = host(0, settings);
         let process = host.process();
@@ -212,7 +212,7 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 }
 
 #[test]
-fn optional_receives_are_told_at_once_and_lose_nothing() {
+fn optional_receives_complete_at_once_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::new(64 * 512, 9), Buffer::blank(64 * 512));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -223,8 +223,8 @@ fn optional_receives_are_told_at_once_and_lose_nothing() {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             ends.recv.irecv(&[part], true).unwrap()
         });
-        // Nothing was sent for it yet. (Retries, because the service thread may hold the data path
-        // at this moment.)
+        // It completes although nothing was sent for it yet. (In a loop, because the service thread
+        // may hold the data path at this moment.)
         until(|| received_sizes(&ends.recv, receive));
         sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
     }
@@ -236,7 +236,7 @@ fn optional_receives_are_told_at_once_and_lose_nothing() {
 
 #[test]
 #[ignore = "4 GiB of memory"]
-fn a_message_of_2_gib_less_one_and_one_of_more() {
+fn messages_of_2_gib_minus_one_byte_and_of_more_arrive_whole() {
     let ends = default_ends();
     let largest = (1 << 31) + 4097;
     let (from, mut to) = (Buffer::new(largest, 3), Buffer::blank(largest));
@@ -273,7 +273,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_peer_that_closes_is_told_and_nothing_hangs() {
+fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
     let ends = default_ends();
     let (from, to) = (Buffer::new(100, 1), Buffer::blank(100));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -324,13 +324,17 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     };
     assert!(
         a.process().rails.iter().all(|rail| remote_keys(&first, rail) == [0; 2]),
-        "memory to send is not for peers"
+        "memory registered for sending has no remote key"
     );
     let into = Buffer::blank(1 << 20);
     let received = ends.recv.register(into.memory()).unwrap();
     for rail in &b.process().rails {
         let [relaxed, strict] = remote_keys(&received, rail);
-        assert_eq!(relaxed != strict, rail.relaxed_ordering, "one region more where ordering is relaxed");
+        assert_eq!(
+            relaxed != strict,
+            rail.relaxed_ordering,
+            "a second memory region, with its own key, exactly where ordering is relaxed"
+        );
     }
     drop((first, received));
     assert_eq!(a.process().registrations.in_use(), 1);
@@ -353,7 +357,7 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
 }
 
 #[test]
-fn several_queue_pairs_a_rail_and_many_connections() {
+fn several_queue_pairs_per_rail_and_many_connections() {
     let a = host(0, &[("NCCL_IB_QPS_PER_CONNECTION", "4")]);
     let b = host(1, &[]);
     let all: Vec<Ends> = (0..8).map(|_| ends(&a, &b)).collect();
@@ -367,7 +371,7 @@ fn several_queue_pairs_a_rail_and_many_connections() {
 }
 
 #[test]
-fn the_last_message_counts_though_its_sender_closes_after_a_long_wait() {
+fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (from, to) = (Buffer::new(1 << 20, 1), Buffer::blank(1 << 20));
     for parity in 0..2 {
@@ -412,10 +416,11 @@ fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
 }
 
 #[test]
-fn a_goodbye_right_behind_the_handshake_is_heard() {
+fn a_bye_directly_after_the_handshake_is_received() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (listener, mut handle) = b.listen().unwrap();
-    // The connecting side only continues until the accepting side is ready and closes.
+    // The connecting side stops once the accepting side is ready, so it is still in the handshake
+    // when that side closes.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {
@@ -435,7 +440,7 @@ fn a_goodbye_right_behind_the_handshake_is_heard() {
 /// NCCL makes connections on its proxy threads, which may be pinned to one core
 /// (`NCCL_PROXY_CPUSET`).
 #[test]
-fn the_service_thread_has_the_processors_of_the_process_and_not_of_its_caller() {
+fn the_service_thread_has_the_cpu_affinity_of_the_process_and_not_of_its_caller() {
     let allowed = |status: &str| {
         let text = std::fs::read_to_string(status).unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:").map(|list| list.trim().to_owned()))
@@ -443,7 +448,7 @@ fn the_service_thread_has_the_processors_of_the_process_and_not_of_its_caller() 
     let of_process = sched_getaffinity(Pid::this()).unwrap();
     let processors: Vec<usize> = (0..CpuSet::count()).filter(|cpu| of_process.is_set(*cpu).unwrap()).collect();
     if processors.len() < 2 {
-        return common::skip::skip("the process may run on one processor alone");
+        return common::skip::skip("the process may run on one CPU only");
     }
     let pinned = std::thread::spawn(move || {
         let mut one = CpuSet::new();

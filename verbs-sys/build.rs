@@ -1,4 +1,4 @@
-//! For developers only: makes the bindings anew.
+//! For developers only: regenerates the bindings.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -9,8 +9,8 @@ fn main() {
 /// `src/bindings.rs` from the headers of libibverbs.
 #[cfg(feature = "regenerate-bindings")]
 mod bindings {
-    /// Where to write instead of `src/bindings.rs`; tests compare that file with the checked-in
-    /// one.
+    /// Environment variable with the path to write to instead of `src/bindings.rs`; tests compare
+    /// that file with the checked-in one.
     const OUTPUT: &str = "VERBS_BINDINGS_OUTPUT";
 
     const HEAD: &str = "\
@@ -18,7 +18,8 @@ mod bindings {
 // for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
 ";
 
-    /// Types that are taken whole; `.*` takes their anonymous unions and structs along.
+    /// Types that are generated with their fields; `.*` includes their anonymous unions and
+    /// structs.
     const TYPES: &[&str] = &[
         "__be16",
         "__be32",
@@ -84,7 +85,7 @@ mod bindings {
     /// Constants outside the enums of `TYPES`.
     const CONSTANTS: &[&str] = &["LINK_LAYER_.*", "ACCESS_.*"];
 
-    /// Types that are only ever pointed at, and never looked into.
+    /// Opaque types: used only through pointers, and their fields are never read.
     const POINTED_AT: &[&str] = &[
         "_compat_ibv_port_attr",
         "ibv_ah",

@@ -28,13 +28,13 @@ pub fn check(data: &[u8]) -> bool {
     }
 }
 
-/// Checks a control message of any bytes.
+/// Checks arbitrary bytes as a control message.
 fn check_message(bytes: &[u8]) -> bool {
     let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else { return false };
     let encoded = message.encode();
     assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
-    // The decoder must return the lane in the bytes and no other.
+    // The decoder must return the lane that is in the bytes, and no other.
     let is_said = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
     match &message {
         ControlMessage::Fenced { lane, received } => {
@@ -58,8 +58,8 @@ fn check_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// Every question about a part and share has an answer. For a receive that is not open, the count
-/// of grants decides.
+/// `Received::has` must answer for every part and share. For a receive that is not open, the number
+/// of granted receives decides.
 fn check_received(received: &Received) {
     for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
         let open = received.open.iter().find(|open| open.sequence == sequence);
@@ -77,7 +77,8 @@ fn check_received(received: &Received) {
     }
 }
 
-/// Checks a mailbox of any words. If `signed`, its digest is made valid first.
+/// Checks arbitrary words as the contents of a mailbox. If `signed`, the digest is made valid
+/// first.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
@@ -87,7 +88,7 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let Some(frame) = memory::bounded(FRAME_WORDS * 8, || ControlFrame::from_words(&words)) else {
         let (number, heard, sizes) = (words[0], words[1], words[2]);
         let possible = (number, heard) != (0, 0) && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64 && sizes >> 33 == 0;
-        assert!(!signed || !possible, "a whole frame is not taken");
+        assert!(!signed || !possible, "a whole frame is refused");
         return false;
     };
     assert!(frame.message.len() <= MAX_CONTROL_BYTES);
@@ -95,13 +96,13 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let bytes: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(frame.message, bytes[..frame.message.len()]);
     assert_eq!(ControlFrame::from_words(&padded(&frame)), Some(frame.clone()));
-    // The message may have any bytes.
+    // A valid frame may carry arbitrary bytes as its message.
     check_message(&frame.message);
     true
 }
 
-/// Writes some words of one control frame over another. The result is neither of them, unless it
-/// equals one.
+/// Overwrites some words of one control frame with those of another. The result must be refused,
+/// unless it equals one of the two.
 fn check_mix(tape: &mut Tape<'_>) -> bool {
     let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
@@ -129,8 +130,8 @@ pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
 }
 
 /// Writes the valid digest of the words. Any peer can do that: the digest detects a torn control
-/// frame, not a false one. This is an independent implementation, so that a change of the digest
-/// shows.
+/// frame, not a forged one. This implementation is independent of the plugin's, so that a change of
+/// the digest makes the check fail.
 pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let bytes = (words[2] & 0xffff_ffff).min(MAX_CONTROL_BYTES as u64) as usize;
@@ -179,8 +180,8 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     ]
 }
 
-/// Each control message alone; control frames with their own digest, with a computed one, and two
-/// that are mixed.
+/// Each control message alone; control frames with the digest of their encoding, and with the one
+/// that [`sign`] writes; and two frames that are mixed.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();

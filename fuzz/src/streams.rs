@@ -1,8 +1,9 @@
 //! TCP streams that carry data: a peer lies in its frames, to a receiver and to a sender.
 //!
 //! The model keeps the granted, announced and arrived bytes for each part of a receive, and knows
-//! if a frame is allowed. To the sender a liar grants receives. For any grants, chunks lie within
-//! their messages, and no send is done before all its bytes were taken.
+//! whether a frame is allowed. To the sender, the peer grants receives as it likes. Whatever it
+//! grants, each chunk is within its message, and no send completes before all its bytes are
+//! written.
 
 use crate::memory;
 use crate::tape::Tape;
@@ -250,7 +251,8 @@ fn after(grant: &Grant) -> Grant {
     }
 }
 
-/// A message each way in two chunks, and lies.
+/// A message in two chunks for the receiver and for the sender, and for each a case with false
+/// frames.
 pub fn seeds() -> Seeds {
     let data = |offset: u64, bytes: u32| Frame::Data(Data { sequence: 0, part: 0, offset, bytes, total: 300 }).encode();
     let mut received = Writer::default();

@@ -1,9 +1,9 @@
-//! The command line `spark-lab`: commands that prove claims of docs/evidence. No package contains
-//! it.
+//! The program `spark-lab`: commands that prove claims of docs/evidence. `spark-lab` is in no
+//! package.
 //!
-//! Ranks, fabrics, NCCL's environment and output come from the library under `nccl-spark`
+//! Ranks, fabrics, NCCL's environment and output come from the library that `nccl-spark` uses, too
 //! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
-//! `cargo build --release --workspace` makes all three. Exit statuses are those of `nccl-spark`.
+//! `cargo build --release --workspace` builds all three. Exit statuses are those of `nccl-spark`.
 
 mod bench;
 mod communicators;
@@ -32,15 +32,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures bandwidth, latency and message rate between two ranks, and against another plugin.
+    /// Measures bandwidth, latency and message rate between two ranks, also in comparison with
+    /// another plugin.
     ///
     /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests
     /// the oldest of each connection, as NCCL's proxy thread does. Every byte is checked once for
     /// each size, outside the timed part.
     #[command(after_help = BENCH)]
     Bench(Box<bench::options::Bench>),
-    /// Stress-tests communicator lifecycle: many together, split, re-created, aborted, and with a
-    /// rank that dies.
+    /// Stress-tests communicator lifecycle: many at the same time, split, re-created, aborted, and
+    /// with a rank that dies.
     ///
     /// Each rank is a process that uses NCCL on a GPU; ranks may share a GPU. Every value is
     /// checked, NCCL's log must show the plugin, and memory, descriptors and threads of a process

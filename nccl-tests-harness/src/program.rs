@@ -1,5 +1,5 @@
-//! The frame of a program: it reads the command line and the environment, runs the command, and
-//! returns the exit status. No other file of the crate reads the environment.
+//! What the programs share around their commands: this reads the command line and the environment,
+//! runs the command, and returns the exit status. No other file of the crate reads the environment.
 
 use crate::output::{self, STANDARD_OUTPUT, Verbosity};
 use crate::ranks::launch::{self, World};
@@ -18,36 +18,36 @@ const USAGE: u8 = 2;
 /// What shells show for a program that ended because its output was closed (128 + SIGPIPE).
 const UNREAD: u8 = 141;
 
-/// The options of every command that say how much it prints.
+/// The options, common to all commands, that set how much a command prints.
 #[derive(Debug, clap::Args)]
 pub struct Loudness {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Shows the plugin's log as NCCL_DEBUG=INFO does, and the facts that doctor read; -vv: the log
-    /// as NCCL_DEBUG=TRACE.
+    /// Shows the plugin's log as with NCCL_DEBUG=INFO, and the facts that doctor has read; -vv: the
+    /// log as with NCCL_DEBUG=TRACE.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
 
-/// The end of a command that did what it was asked for.
+/// The result of a command that ran to its end.
 pub enum Outcome {
     /// All is well.
     Good,
     /// Data was wrong, or there is nothing to use.
     Failed,
-    /// An exit status of its own: of the doctor, and of rails.
+    /// An exit status that the command defines itself: `doctor` and `rails` do.
     Status(u8),
 }
 
 impl From<bool> for Outcome {
-    /// Takes false for wrong data.
+    /// `false` means that data was wrong.
     fn from(is_good: bool) -> Self {
         if is_good { Self::Good } else { Self::Failed }
     }
 }
 
-/// Reads this process's command line, and runs its command by `execute`.
+/// Parses this process's command line, and runs its command with `execute`.
 pub fn run<C: CommandFactory + FromArgMatches>(
     loudness: impl FnOnce(&C) -> &Loudness,
     execute: impl FnOnce(C) -> Result<Outcome>,
@@ -87,7 +87,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     }
 }
 
-/// Reads the words of a command line. The first word is the program's name.
+/// Parses the arguments of a command line. The first one is the program's name.
 ///
 /// # Errors
 /// A mistake on the command line.
@@ -101,13 +101,13 @@ pub fn read<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = 
     C::from_arg_matches(&matches)
 }
 
-/// The file of this program.
+/// The path of this program's executable.
 pub fn file() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's file")
 }
 
-/// Makes a signal such as SIGINT end the processes and remove the files of this program. For
-/// commands that start processes or make files.
+/// From here on, a signal such as SIGINT ends the processes that this program has started and
+/// removes the files that it has made. For commands that start processes or make files.
 pub fn end_in_order() -> Result<()> {
     interrupt::watch()
 }
@@ -125,13 +125,14 @@ pub(crate) fn variables() -> Vec<(String, String)> {
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
-/// The job of a launcher that this process is a rank of, unless all ranks are started here.
+/// The launcher's job in which this process is a rank; none if `is_local`, when this process starts
+/// all ranks.
 pub fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
 
-/// Finds a setting that would stop the plugin in every rank, before any rank starts. Another plugin
-/// has settings of its own.
+/// Reports, before any rank starts, a setting that would make the plugin fail in every rank. Checks
+/// nothing for another plugin, which has settings of its own.
 pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     if places::library(None, program)? == plugin {
         Settings::of_this_process()?;
@@ -139,7 +140,7 @@ pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Nothing can be done when this fails.
+/// Writes `text` to standard error. A failed write is ignored: nothing can be done about it.
 fn complain(name: &str, text: &str) {
     for line in text.lines() {
         let _ = writeln!(output::error(), "{name}: {line}");

@@ -44,7 +44,7 @@ fn a_write_takes_its_time_lands_whole_and_completes_on_both_sides() {
     let pair = bed.pair(0, 7);
     pair.b.qp.post_receive(33, &[]).unwrap();
     pair.a.write(100_000, Some(0xabcd), &pair.b);
-    // 100000 bytes in two pieces, one nanosecond each, and a latency of 1000 ns.
+    // 100000 bytes in two pieces, one nanosecond for each byte, and a latency of 1000 ns.
     bed.at(100_999);
     assert_eq!(pair.poll(), (vec![], vec![]));
     bed.at(101_000);
@@ -125,7 +125,7 @@ fn sends_fill_receives_and_reads_fetch() {
 }
 
 #[test]
-fn a_send_takes_one_receive_whatever_it_brings_and_a_write_without_an_immediate_takes_none() {
+fn a_send_consumes_one_receive_with_or_without_an_immediate_and_a_write_without_one_consumes_none() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     // Receives without memory, as for immediates.
@@ -170,7 +170,7 @@ fn a_send_that_is_longer_than_its_receive_fails_at_both_ends_and_writes_nothing(
 }
 
 #[test]
-fn a_wrong_key_or_bound_ends_both_queue_pairs_and_writes_nothing() {
+fn a_wrong_key_or_an_address_out_of_bounds_puts_both_queue_pairs_into_error_and_writes_nothing() {
     for (shift, key_change) in [(0, 1), ((1 << 20) - 50, 0), (u64::MAX / 2, 0)] {
         let bed = Bed::new();
         let pair = bed.pair(0, 7);
@@ -221,7 +221,7 @@ fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
     bed.at(1_000_000);
     assert!(pair.poll().0.is_empty());
     pair.a.write(8, None, &pair.b);
-    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, but none had a completion");
+    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, but none was signaled");
     bed.at(2_000_000);
     assert_eq!(pair.poll().0.len(), 1);
     for _ in 0..16 {
@@ -230,7 +230,7 @@ fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
 }
 
 #[test]
-fn own_memory_is_checked_too() {
+fn local_memory_is_checked_too() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     let wild = Sge { addr: 64, bytes: 8, lkey: pair.a.key };
@@ -240,7 +240,7 @@ fn own_memory_is_checked_too() {
 }
 
 #[test]
-fn without_a_receive_it_waits_and_gives_up_as_told() {
+fn a_write_with_an_immediate_waits_for_a_receive_as_long_as_rnr_retry_says() {
     let bed = Bed::new();
     let patient = bed.pair(0, 7);
     patient.a.write(8, Some(1), &patient.b);
@@ -251,7 +251,7 @@ fn without_a_receive_it_waits_and_gives_up_as_told() {
     patient.poll();
     bed.at(50_200_000);
     let (a, b) = patient.poll();
-    assert_eq!((a.len(), b.len()), (1, 1), "the send arrives when there is a receive");
+    assert_eq!((a.len(), b.len()), (1, 1), "the write arrives once there is a receive");
 
     let hasty = bed.pair(1, 1);
     hasty.a.write(8, Some(1), &hasty.b);
@@ -288,7 +288,7 @@ fn a_rail_that_goes_down_ends_in_retries_exceeded_and_one_that_is_slowed_is_slow
 }
 
 #[test]
-fn a_function_that_is_gone_is_silent_and_one_that_returns_is_another() {
+fn a_removed_function_is_silent_and_one_that_returns_is_a_new_device() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     let rail = &bed.nodes[0].memory.rails[0][0];
@@ -342,9 +342,10 @@ fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
     let again = Change::ReadyToSend { timeout: 8, retry_count: 1, rnr_retry: 7, send_psn: 5 };
     assert_eq!((pair.a.qp.change(again), pair.a.qp.change(Change::Error)), (Err(libc::ENOLINK), Ok(())));
     assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
-    assert_eq!(events(), [0; 0], "once");
+    assert_eq!(events(), [0; 0], "the event comes once");
     assert!(pair.a.bytes == before.0 && pair.b.bytes == before.1);
-    // Cut off: the device had never stopped, although the kernel had answered for it.
+    // Cut off: the device had never stopped, although the kernel had reported success in its place.
+    // So the writes arrive now.
     rail.move_to(Phase::Cut);
     bed.at(500_000);
     assert_eq!((pair.a.qp.change(Change::Error), pair.poll().0.len()), (Err(libc::EIO), 1));
@@ -410,7 +411,7 @@ fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
 }
 
 #[test]
-fn states_and_limits_are_kept() {
+fn states_and_limits_are_enforced() {
     let bed = Bed::new();
     let end = End::new(&bed.nodes[0], 0);
     assert_eq!(end.post(Operation::Write, &[], None, (0, 0)), Err(libc::EINVAL));
@@ -459,7 +460,7 @@ fn deregistered_memory_is_not_reached() {
 }
 
 #[test]
-fn the_profile_shows_a_machine() {
+fn the_profile_writes_the_sysfs_of_a_machine() {
     let profile = Profile::load("spark-2cable", 1.0).unwrap();
     let root = std::env::temp_dir().join(format!("softverbs-sysfs-{}", std::process::id()));
     profile.write_sysfs(&root).unwrap();
@@ -500,7 +501,7 @@ fn every_posted_receive_ends_in_one_completion_whatever_fails() {
 }
 
 #[test]
-fn two_ends_on_one_queue_that_fail_while_it_is_polled_do_not_wait_for_each_other() {
+fn queue_pairs_that_share_a_completion_queue_and_fail_while_it_is_polled_do_not_deadlock() {
     let (done, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         fail_while_polling();
@@ -533,7 +534,7 @@ fn fail_while_polling() {
 }
 
 #[test]
-fn looking_for_an_address_that_nobody_has_takes_a_second_and_in_virtual_time_none() {
+fn resolving_an_address_that_nobody_has_takes_a_second_and_no_time_in_virtual_time() {
     let bed = Bed::new();
     let device = &bed.nodes[0].devices()[0];
     let try_once = || {

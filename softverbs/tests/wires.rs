@@ -31,7 +31,7 @@ fn ready_to_receive(end: &End, to: &End, device: usize) -> Result<(), i32> {
 }
 
 #[test]
-fn a_cable_carries_between_rails_of_other_names_at_its_rate() {
+fn a_cable_connects_rails_of_different_names_at_its_rate() {
     for nic in Nic::ALL {
         let bed = Bed::wired(nic, CROSSED);
         let pair = Pair { a: End::new(&bed.nodes[0], 0), b: End::new(&bed.nodes[1], 2) };
@@ -87,7 +87,7 @@ fn an_address_without_a_cable_times_out() {
 }
 
 #[test]
-fn a_fabric_has_the_nodes_that_its_cables_are_for() {
+fn a_fabric_must_have_the_number_of_nodes_that_its_cables_are_for() {
     let bed = Bed::wired(Nic::Mlx5, CROSSED);
     for (node, why) in
         [(None, "all 2 machines"), (Some(2), "SOFTVERBS_NODE=2: the profile has cables for 2 machines, 0 to 1")]

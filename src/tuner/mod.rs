@@ -12,8 +12,8 @@
 //! each connection, which refuses a peer with another hash (`comm/setup/negotiate.rs`).
 //!
 //! Guarantees: an entry that NCCL has disabled (negative) stays disabled; nothing changes if no row
-//! matches; a decision allocates nothing and takes no lock. This room uses no I/O, no environment
-//! and no clock. The C side is `abi/tuner_*`.
+//! matches; a decision allocates nothing and takes no lock. This module does no I/O, and reads no
+//! environment variable and no clock. The C side is `abi/tuner_*`.
 
 #![forbid(unsafe_code)]
 
@@ -79,10 +79,10 @@ pub struct Facts {
     pub learned: Option<Table>,
     /// `NCCL_SPARK_LL128`: true if LL128 may be chosen.
     pub ll128: bool,
-    /// `NCCL_SPARK_RING_TCP`: true if some peers may be reachable by TCP only. Ring connects only
-    /// neighbours.
+    /// `NCCL_SPARK_RING_TCP`: true if some peers may be reachable only over TCP. The tuner then
+    /// offers only Ring (above two nodes), because Ring connects only neighbours.
     pub ring_tcp: bool,
-    /// `NCCL_NET`, if set. NCCL starts this network and then uses the named one.
+    /// `NCCL_NET`, if set. NCCL initialises this plugin's network, but then uses the named one.
     pub network: Option<String>,
     /// `NCCL_TUNER_PLUGIN`, if set. NCCL loads the named tuner, or none.
     pub tuner_plugin: Option<String>,
@@ -127,8 +127,8 @@ impl Policy {
                 chosen = (Origin::Learned, table.rows().to_vec());
             }
             if let Some(of) = learned_on.filter(|of| **of != host) {
-                // If one host has a port down, its jobs must still start. With a different table
-                // than the peer's they would not.
+                // A table for other rails is used all the same: jobs of a host with a port down
+                // must still start, and they would not with a table that differs from the peer's.
                 let what = match is_for(of) {
                     true => "used, although the rails differ",
                     false => "not used",
@@ -174,7 +174,7 @@ impl Policy {
         }
         let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
         let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
-        // If the rows do not apply, the measurements say nothing about LL128 either.
+        // If the rows do not apply, the measurements say nothing about LL128 either: it is allowed.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
@@ -249,19 +249,20 @@ pub const ALGORITHMS: usize = 7;
 /// Protocols in NCCL's table (`NCCL_NUM_PROTOCOLS`).
 pub const PROTOCOLS: usize = 3;
 
-/// A cost that NCCL accepts only if every other entry is disabled. It chooses among entries below
-/// an hour (3.6e9, `topoGetAlgoInfo`).
+/// A cost that NCCL accepts only if every other entry is disabled. NCCL considers only entries
+/// below 3.6e9 us (an hour; `topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
-/// A cost that NCCL accepts only after [`LAST_RESORT_US`].
+/// A cost that NCCL accepts only if no enabled entry is at [`LAST_RESORT_US`] or below.
 const NOT_RING_US: f32 = 2.0e9;
 
 impl Tuner {
     /// Changes NCCL's costs so that it makes the table's choice. Returns the number of channels if
-    /// a row matched. `collective` is NCCL's number and `bytes` its count.
+    /// a row matched. `collective` is NCCL's number for it, and `bytes` the size as NCCL counts it.
     ///
     /// Rows were measured with one collective at a time. For a group, NCCL asks once, with the sum
-    /// of the members' bytes. The tuner leaves a recognised group to NCCL: `tasks_per_channel` is 2
-    /// or more if the group has more members than the communicator has channels.
+    /// of the members' bytes. The tuner leaves a group to NCCL if it can recognise it:
+    /// by `tasks_per_channel`, which is 2 or more if the group has more members than the
+    /// communicator has channels.
     ///
     /// If only Ring is offered, every other algorithm becomes a last resort for collectives that
     /// have a Ring, and rows with another algorithm are ignored.

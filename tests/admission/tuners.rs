@@ -7,7 +7,7 @@ const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
 const OTHER: &str = "for=*;all_reduce@2:1000-1999=ring/ll/4";
 
 #[test]
-fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
+fn hosts_whose_tuners_decide_differently_refuse_each_other_and_say_why() {
     let _turn = turn();
     let settings = [
         vec![("NCCL_SPARK_TUNER", "off")],
@@ -21,7 +21,7 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_in_words() {
             let listener = Listener::open(&hosts[1]);
             match listener.try_by(&hosts[0], listener.handle) {
                 Ok(met) => {
-                    assert_eq!(first, second, "two tuners that differ are connected");
+                    assert_eq!(first, second, "two hosts with different tuners were connected");
                     met.check(first as u8);
                 }
                 Err(error) => {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A job. Its standard input closes when the test's process ends, so it ends too.
+/// A job. Its standard input closes when the test's process ends, so the job ends, too.
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
@@ -47,8 +47,8 @@ impl Job {
         hear(&self.lines, start)
     }
 
-    /// Stops the job, checks that it has passed more than `messages` messages, and ends it. Returns
-    /// its output.
+    /// Pauses the job, checks that it has transferred more than `messages` messages, and ends it.
+    /// Returns the lines of its standard error.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
         self.say("pause");
         let done: u64 = self.hear("paused ").parse().unwrap();
@@ -58,7 +58,7 @@ impl Job {
         self.end()
     }
 
-    /// Waits for a successful end. Returns the job's output.
+    /// Waits for the job to exit with success. Returns the lines of its standard error.
     pub fn end(mut self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -77,7 +77,7 @@ impl Job {
         self.child.wait().unwrap();
     }
 
-    /// The job's memory files, as any reader finds them.
+    /// The job's counter files (memfds), found as any reader finds them.
     pub fn files(&self) -> Vec<PathBuf> {
         let link = format!("/memfd:{FILE_NAME} (deleted)");
         let folder = Path::new("/proc").join(self.id().to_string()).join("fd");
@@ -119,13 +119,13 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // The job of a failed test, or one that has ended.
+        // Ends the job of a failed test. Errors are ignored: the job may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Reads a memory file as readers do; none once its process has ended.
+/// Reads a counter file (memfd) as readers do. Returns `None` once its process has ended.
 pub fn read(path: &Path) -> Option<Counters> {
     let (first, second) = (std::fs::read(path).ok()?, std::fs::read(path).ok()?);
     Some(Counters::parse(&first, &second).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
@@ -137,7 +137,7 @@ pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) 
     of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
 }
 
-/// Reads lines on a thread that ends with the source.
+/// Reads lines on a thread that ends when the source does.
 pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

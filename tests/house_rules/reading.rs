@@ -1,4 +1,4 @@
-//! A parsed source file: its paths, and the test modules that it declares.
+//! A parsed source file: the Rust paths (`a::b`) in it, and the test modules that it declares.
 
 use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
 use proc_macro2::{TokenStream, TokenTree};
@@ -14,7 +14,7 @@ pub struct File {
     pub test_files: Vec<String>,
 }
 
-/// A path of two or more segments; a `use` with braces gives one for each name.
+/// A Rust path of two or more segments; a `use` with braces gives one path for each name.
 #[derive(Debug, PartialEq)]
 pub struct PathUse {
     pub segments: Vec<String>,
@@ -23,7 +23,7 @@ pub struct PathUse {
     pub inline_modules: usize,
 }
 
-/// Surroundings of the current tokens.
+/// Context of the current tokens.
 #[derive(Clone, Copy, Default)]
 struct Place {
     in_test: bool,
@@ -46,14 +46,14 @@ impl File {
         file
     }
 
-    /// True for integration tests, benches, fuzz targets and examples, of any member.
+    /// True for integration tests, benches, fuzz targets and examples, of any workspace member.
     pub fn is_test_code(&self) -> bool {
         self.path.split('/').any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
     }
 
     fn walk(&mut self, tokens: &[TokenTree], place: Place) {
         let mut at = 0;
-        // End of the item behind a `#[cfg(test)]`.
+        // End of the item that follows a `#[cfg(test)]`.
         let mut test_until = 0;
         while at < tokens.len() {
             if is_test_attribute(&tokens[at..]) {
@@ -71,7 +71,8 @@ impl File {
         }
     }
 
-    /// Takes the identifier at `at` with the path that it begins. Returns the next token to read.
+    /// Reads the identifier at index `at`, and the path that it begins. Returns the index of the
+    /// next token to read.
     fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, place: Place) -> usize {
         if tokens[at].to_string() == "mod"
             && let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
@@ -99,8 +100,8 @@ impl File {
         if ends_in_braces { end + 3 } else { at + 1 }
     }
 
-    /// Records the path that begins at `at`, behind `prefix`; the braces of a `use` give one path
-    /// for each name.
+    /// Records the path that begins at index `at`, with `prefix` before it; the braces of a `use`
+    /// give one path for each name.
     fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], place: Place) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;
@@ -126,7 +127,7 @@ impl File {
         }
     }
 
-    /// Records the files of a module that is only for tests.
+    /// Records the two files that may contain the module `name`, if it is only for tests.
     fn declare_module(&mut self, name: &str, place: Place) {
         if !place.in_test {
             return;

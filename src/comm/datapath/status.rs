@@ -5,8 +5,9 @@ use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Number of rails that may be lost over possibly wrong requests before such a request counts as
-/// wrong. Twice the number of rails of a Spark, which may all fail at the same time.
+/// Number of rails that may be lost because of requests that may be wrong. At the next loss the
+/// request counts as wrong. Twice the number of rails of a Spark, which may all fail at the same
+/// time.
 pub const STRIKES: u8 = 8;
 
 /// Result of a fence: state of a lost lane's NIC.
@@ -23,7 +24,7 @@ pub enum Fenced {
 pub enum Doubt {
     /// The request itself.
     Request,
-    /// The request's key of the peer's memory.
+    /// The key of the peer's memory (rkey) that the request uses.
     Key,
 }
 
@@ -42,19 +43,19 @@ pub struct Loss {
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// Lanes under test by the peer, with their numbers. Over their queue pairs the peer may write
-    /// into this connection's buffers before LIVE arrives. So a connection that fails destroys
-    /// them.
+    /// Lanes that the peer is testing, with their ids. The peer may write into this connection's
+    /// buffers through the lanes' queue pairs before LIVE arrives here, so these queue pairs are
+    /// destroyed when the connection fails.
     on_trial: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
 
-/// Count of rails lost over requests that may be wrong ([`crate::verbs::Blame::Either`]).
+/// Count of rails lost because of requests that may be wrong ([`crate::verbs::Blame::Either`]).
 ///
-/// A request that no rail can carry costs each rail that it is posted on. The rails return, so such
-/// a request would never end. The losses are therefore counted, until the messages that ran at the
-/// first of them have ended.
+/// A request that no rail can carry takes down each rail that it is posted on. The rails recover,
+/// so such a request would be retried forever. The losses are therefore counted. The count starts
+/// again once all messages that were running at the first loss have ended.
 #[derive(Debug, Default)]
 pub struct Strikes {
     count: u8,
@@ -95,7 +96,8 @@ impl Status {
         self.failed.is_some()
     }
 
-    /// Fails the connection, and returns its first error, which its caller gets from here on.
+    /// Marks the connection as failed, and returns its first error. From here on every call on the
+    /// connection gets that error.
     /// [`super::rails::Rails::end`] closes the lanes.
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
@@ -120,13 +122,14 @@ impl Status {
         Some(self.on_trial.swap_remove(at).1)
     }
 
-    /// Counts a rail lost over a request that may be wrong; see [`Strikes::another`].
+    /// Counts a rail lost because of a request that may be wrong; see [`Strikes::another`].
     #[cold]
     pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
         self.strikes[doubt as usize].another(oldest, next, most)
     }
 
-    /// Clears the count of refused keys: the requests were not at fault.
+    /// Clears the count of rails lost because of refused keys: the requests did not cause the
+    /// losses.
     #[cold]
     pub fn forgive(&mut self) {
         self.strikes[Doubt::Key as usize] = Strikes::default();
@@ -138,9 +141,9 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// Forgets the losses of a lane that is about to carry again. The peer reported the loss first,
-    /// and the lane was fenced for that. If its losses were reported now, recovery would consider
-    /// the new queue pairs stopped.
+    /// Drops the unreported losses of a lane that is about to carry data again. The peer reported
+    /// the loss first, and the lane was fenced then. If these losses were reported now, recovery
+    /// would take them for losses of the new queue pairs, and consider those stopped.
     #[cold]
     pub fn regained(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);

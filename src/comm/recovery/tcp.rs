@@ -10,8 +10,8 @@
 //! - A late attempt does not replace a newer one. An attempt far ahead of its time is refused
 //!   ([`is_timely`]).
 //! - A new TCP connection may close before a control frame arrives on it, because the attempt was
-//!   given up or the peer has died. A live peer answers over a rail then. Without a rail, the close
-//!   says nothing about the peer.
+//!   given up or the peer has died. If the peer is alive, it still answers over a rail. Without a
+//!   rail, the close does not show whether the peer is alive.
 //! - Frames that the old TCP connection lost are sent again over the new one
 //!   ([`Driver::channel_opened`]).
 
@@ -48,7 +48,7 @@ enum Line {
     GivenUp,
 }
 
-/// Method of getting another TCP connection.
+/// How the connection gets another TCP connection.
 pub enum Redialling {
     /// This end dials.
     Dials(Box<Dialler>),
@@ -61,7 +61,7 @@ pub enum Redialling {
         /// Time when the connection came up.
         since: Instant,
     },
-    /// None: the accepting side has no listener.
+    /// No other TCP connection is possible: the accepting side has no listener.
     Never,
 }
 
@@ -71,7 +71,7 @@ pub struct Dialler {
     address: SocketAddr,
     token: [u8; TOKEN_BYTES],
     attempts: Attempts,
-    /// Zero for the times in `attempts`: when the connection came up.
+    /// Origin of the times in `attempts`: the time when the connection came up.
     origin: Instant,
     descriptors: Arc<DescriptorWarning>,
     /// New TCP connection that waits for the peer's answer.
@@ -88,7 +88,7 @@ enum Progress {
 }
 
 impl Redialling {
-    /// Returns the method of the connecting side, from the data in the peer's GO.
+    /// Returns the value for the connecting side, from the data in the peer's GO.
     pub fn dials(channel: &Channel, redial: Option<RedialAt>, descriptors: &Arc<DescriptorWarning>) -> Self {
         let (Some(RedialAt { port, token }), Ok([_, mut address])) = (redial, channel.addresses()) else {
             tracing::debug!("{} cannot be dialled again", channel.peer());
@@ -100,7 +100,7 @@ impl Redialling {
         Self::Dials(Box::new(Dialler { address, token, attempts, origin, descriptors, dialled }))
     }
 
-    /// Returns the method of the accepting side.
+    /// Returns the value for the accepting side.
     pub fn awaits(token: [u8; TOKEN_BYTES]) -> Self {
         Self::Awaits { token, attempt: 0, since: Instant::now() }
     }
@@ -216,8 +216,8 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Only another attempt could bring an answer, and that may take long. The time
-                // limit of a connection without a rail applies meanwhile.
+                // Without a rail, only another attempt could get an answer from the peer, and that
+                // may take long. Until then the time limit of a connection without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.lost_channel("a TCP connection that was dialled again closed at once", now);
                     self.line = Line::GivenUp;

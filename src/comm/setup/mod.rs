@@ -3,7 +3,7 @@
 //!
 //! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the
 //! connection to the service thread, and holds it back from NCCL until it has a rail. `streams`
-//! connects hosts that no rail joins, where TCP is allowed.
+//! connects hosts that have no rail in common over TCP, where that is allowed.
 //!
 //! # The handshake
 //!
@@ -25,19 +25,19 @@
 //! answered with STREAMS ([`crate::comm::streams`]).
 //!
 //! Every pair of the OFFER is a lane of the connection. A pair that does not carry yet begins as a
-//! lost rail (`Recovery::begins_without`, `Lane::not_yet`), with a line that gives the reason, and
-//! recovery asks for it. So HELLO and OFFER also name rails that cannot be used now, by the
-//! addresses that they had before (`Rail::last_look`). They are paired after the usable ones.
+//! lost rail (`Recovery::begins_without`, `Lane::not_yet`), with a log line that gives the reason.
+//! Recovery asks for the pair later. So HELLO and OFFER also name rails that cannot be used now, by
+//! the addresses that they had before (`Rail::last_look`). They are paired after the usable ones.
 //!
-//! The handshake is the first attempt, and recovery makes all others. Where no pair carries
-//! yet, `finish` holds the connection after GO until its first rail carries or
-//! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
-//! every pair failed for a reason that stays (`NotYet::may_pass`, `Error::may_pass`).
+//! The handshake is the first attempt to bring up each pair, and recovery makes all later ones.
+//! Where no pair carries yet, `finish` holds the connection after GO until its first rail carries
+//! or `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
+//! every pair failed for a permanent reason (`NotYet::may_pass`, `Error::may_pass`).
 //!
-//! An unauthenticated connection may send one message within ten seconds, and nothing is sized by a
-//! number that it sends ([`unauthenticated`](crate::comm::unauthenticated)). Without free
-//! descriptors, unauthenticated connections make room too, and a peer that has shown the token is
-//! answered once there are enough ([`descriptors`](crate::comm::descriptors)).
+//! An unauthenticated connection may send one message within ten seconds, and no allocation takes
+//! its size from a number that it sends ([`unauthenticated`](crate::comm::unauthenticated)).
+//! Without free descriptors, unauthenticated connections make room too, and a peer that has shown
+//! the token is answered once there are enough ([`descriptors`](crate::comm::descriptors)).
 
 pub mod admission;
 pub mod connect;
@@ -58,7 +58,7 @@ pub struct Setup {
     pub process: Arc<Process>,
     /// The service thread, which watches the connections.
     pub service: Arc<Service>,
-    /// The warning about short descriptors, which is logged once.
+    /// The warning about a shortage of file descriptors, which is logged once.
     pub descriptors: Arc<DescriptorWarning>,
 }
 

@@ -37,7 +37,7 @@ const _: () = assert!(STREAMS <= MAX_STREAMS);
 /// when too many unauthenticated ones crowd its port.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Checks that both sides allow TCP with a peer with which no rails pair.
+/// Checks that both sides allow TCP, because no rail of one side pairs with a rail of the other.
 ///
 /// # Errors
 /// [`Error::Usage`] if they do not, with the remedy.
@@ -59,7 +59,7 @@ pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
 /// The accepting side: waits for the other streams of a connection.
 pub struct Gathering {
     token: [u8; TOKEN_BYTES],
-    /// The streams other than the one of HELLO.
+    /// The streams other than the one that carried HELLO.
     channels: [Option<Channel>; STREAMS - 1],
     was_answered: bool,
 }
@@ -68,7 +68,7 @@ impl Gathering {
     /// Starts to wait for the streams. Also returns the answer to HELLO.
     ///
     /// # Errors
-    /// [`Error::Missing`] without random numbers.
+    /// [`Error::Missing`] if the system supplies no random numbers.
     pub fn new(process: &Process) -> Result<(Self, Streams)> {
         let mut token = [0; TOKEN_BYTES];
         getrandom::fill(&mut token)?;
@@ -163,8 +163,8 @@ impl Opening {
     /// Creates the connection's data path.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the peer cannot have all streams; [`Error::Os`] if a socket cannot be
-    /// set up.
+    /// [`Error::Protocol`] if the peer has confirmed streams that are not open yet; [`Error::Os`]
+    /// if a socket cannot be set up.
     pub fn finish(self, setup: &Setup, first: Channel) -> Result<SendComm> {
         let mut channels = vec![first];
         for line in self.lines {
@@ -197,7 +197,8 @@ impl Line {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // Dropped before the peer read STREAM, or the kernel still has to send its last bytes.
+            // The peer may have dropped the stream before it read STREAM, or the last bytes of
+            // STREAM may still have to be sent.
             Self::Said(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Said(channel)),
                 Received::Closed => again(),
@@ -245,7 +246,7 @@ fn interface_with(ip: IpAddr) -> String {
     all.iter().find(has).map_or_else(|| ip.to_string(), |interface| interface.name.clone())
 }
 
-/// Logs the new connection, once for all connections with the peer.
+/// Logs the new connection: at INFO the first time for this peer, later at DEBUG.
 fn report(process: &Process, sockets: &Sockets) {
     let Tcp { peer, interface } = &sockets.tcp;
     let line = format!(

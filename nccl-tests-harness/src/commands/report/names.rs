@@ -7,11 +7,11 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// Forms of versions and dates: `#` is a number of up to five digits, everything else is literal.
-/// Four numbers between dots would be an address.
+/// No form is just four numbers with dots between them, because an IPv4 address is.
 const VERSIONS: &str = "#.# #.#.# #.#-# #.#-#.#.# #.#.#-# #.#.#-#-nvidia #.#.#-#-nvidia-64k #.#.#-#-generic #.#.#+cuda#.# \
     libibverbs.so.1.#.#.# #.#_#ACUM# #/#/# #-#-#";
-/// Forms of RDMA devices that are named by their place or number, of ports, and of NVIDIA's board
-/// ids.
+/// Forms of the names of RDMA devices (by PCI location or by number), of ports, and of NVIDIA's
+/// board ids.
 const DEVICES: &str = "rocep#s# rocep#s#f# rocep#s#f#v# roceP#p#s# roceP#p#s#f# roceP#p#s#f#v# mlx5_# rxe# p# \
     NVD00000000# MT_00000#";
 /// Operating systems, containers, kernel modules, IOMMU modes, network plugins, and values of
@@ -24,7 +24,7 @@ const MACHINES: &str = "ubuntu debian docker podman kubernetes nvidia_peermem ml
 const RESULTS: &str = "good impaired broken slow fragile note fair bad nothing cables pcie honoured ignored unset blocks \
     misleads harms refused nccl soft verbs spark spark-untuned ib socket control broadcast reduce all_gather \
     reduce_scatter all_reduce ring/ll/# ring/ll128/# ring/simple/# tree/ll/# tree/ll128/# tree/simple/#";
-/// Words of products.
+/// Words in product names.
 const PRODUCTS: &str = "NVIDIA DGX Spark GB10 ASUSTeK GX10 Dell LENOVO ThinkStation PGX HP ZGX MSI EdgeXpert GIGABYTE \
     Acer Veriton H100 H200 A100 L4 L40S RTX HBM3 80GB";
 /// Counters of ports, by the kernel's names.
@@ -64,7 +64,7 @@ pub(super) struct Digest(String);
 #[serde(from = "IgnoredAny", into = "bool")]
 pub(super) struct LeftOut;
 
-/// A value of a setting: a number of one of [`NUMBERS`], else a word.
+/// A value of a setting: a number if the variable is in [`NUMBERS`], else a word.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Value {
