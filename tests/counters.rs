@@ -79,7 +79,7 @@ fn the_job() {
 #[test]
 fn the_figures_of_a_job_are_those_of_the_fabric() {
     let mut job = Job::start(&[]);
-    // So many bytes that the handshake's test writes are less than the allowed difference.
+    // Waits for enough bytes that the handshake's test writes are below the allowed difference.
     until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
     job.say("pause");
     let done: u64 = job.hear("paused ").parse().unwrap();

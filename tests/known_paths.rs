@@ -81,7 +81,7 @@ impl Bed {
         PathId { rail: here.id, peer_gid: gid }
     }
 
-    /// Makes `count` connections in parallel, in turns on one thread, as NCCL does. Returns the log
+    /// Makes `count` connections in parallel, alternately on one thread, as NCCL does. Returns the log
     /// lines and the duration.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
         let (heard, begun) = (Heard::default(), Instant::now());

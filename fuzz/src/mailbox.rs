@@ -80,8 +80,8 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
     std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
 }
 
-/// The words behind the ring. Nothing here writes near the ring, and the whole mailbox is compared
-/// at the end.
+/// The words after the ring. Nothing here writes near the ring, and the complete mailbox is
+/// compared at the end.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
     mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
@@ -131,7 +131,7 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     }
 }
 
-/// Control frames that are whole, torn and repaired, and invented, with this side's own in between.
+/// Complete, torn and repaired, and invented control frames, with this side's own in between.
 pub fn seeds() -> Seeds {
     let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
         w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);

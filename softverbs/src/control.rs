@@ -93,9 +93,9 @@ pub struct NodeStatus {
 pub struct RailStatus {
     /// The RDMA device.
     pub device: String,
-    /// Rate without a fault, in Mb/s; none: no limit.
+    /// Rate without a fault, in Mb/s; `None`: no limit.
     pub full_mbps: Option<f64>,
-    /// Rate now, in Mb/s; none: no limit. 0 while its port is down.
+    /// Rate now, in Mb/s; `None`: no limit. 0 while its port is down.
     pub now_mbps: Option<f64>,
     /// True while its port is down.
     pub is_down: bool,

@@ -10,14 +10,14 @@ use std::sync::atomic::Ordering;
 
 /// Value of a process's `sleeping`: its engine is awake.
 pub const AWAKE: u32 = 0;
-/// The engine sleeps for a short time because its process polls, which drives it too.
+/// The engine sleeps for a short time, because its process polls and each poll does its work.
 pub const NAPPING: u32 = 1;
 /// The engine sleeps until it is woken.
 pub const ASLEEP: u32 = 2;
 /// Time after its last poll in which a process still counts as polling, so that its napping engine
 /// need not be woken.
 const POLLING_NS: u64 = 100_000;
-/// Most pieces that one queue pair is served before the engine serves others.
+/// Maximum number of pieces that the engine serves of one queue pair before it serves others.
 const PIECES_A_TURN: usize = 16;
 
 /// A queue pair of this process, as its engine sees it.
@@ -32,8 +32,8 @@ pub(crate) trait Serve: Send + Sync {
     /// periodically.
     fn tend(&self, now_ns: u64);
 
-    /// Destroys the queue pair once its function has been removed. Its program has destroyed it
-    /// before.
+    /// Destroys the queue pair once its function has been removed. The program has already
+    /// destroyed its own handle.
     fn end(&self);
 }
 
@@ -95,7 +95,7 @@ impl Engine {
         self.pass(adversary, now_ns, pieces)
     }
 
-    /// Serves each queue pair once; those served last time come last.
+    /// Serves each queue pair once; queue pairs that the previous pass served come last.
     fn pass(&mut self, adversary: Option<u64>, now_ns: u64, pieces: usize) -> Option<u64> {
         let mut soonest: Option<u64> = None;
         let mut at = 0;

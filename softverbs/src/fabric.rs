@@ -87,7 +87,7 @@ pub struct Event {
 /// The object that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
-    /// The device as a whole.
+    /// The device, not one of its ports or objects.
     Device,
     /// The device's only port.
     Port,

@@ -77,7 +77,7 @@ impl Presence {
     /// failed, the kernel does so without it.
     ///
     /// # Errors
-    /// `EIO` where programs are cut off from it.
+    /// `EIO` where programs are cut off from the device.
     pub(crate) fn end(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here | Phase::Failed => Ok(()),
@@ -90,8 +90,8 @@ impl Presence {
         matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
     }
 
-    /// The state after a step to `phase`; none for a step backwards: only a function that was
-    /// removed can return.
+    /// The state after a step to `phase`. `None` for a step backwards, because only a function that
+    /// was removed can return.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),

@@ -41,7 +41,7 @@ impl Nic {
     /// Every kind of device.
     pub const ALL: [Self; 2] = [Self::Mlx5, Self::SoftRoce];
 
-    /// The name that `--nic` and `SOFTVERBS_NIC` take.
+    /// The name that `--nic` and `SOFTVERBS_NIC` accept.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5",
@@ -68,8 +68,8 @@ impl Nic {
         }
     }
 
-    /// True if a request without a completion keeps its place in the send queue until a later one
-    /// has a completion. mlx5 moves its queue's tail by completions alone (`handle_good_req` and
+    /// True if a request without a completion keeps its send queue entry until a later request has
+    /// a completion. mlx5 moves its queue's tail by completions alone (`handle_good_req` and
     /// `wq->tail` in cq.c). rxe frees the place of each request as it is acknowledged, even if the
     /// program does not poll (`do_complete` in rxe_comp.c).
     pub(crate) fn frees_by_completions(self) -> bool {
@@ -124,7 +124,7 @@ impl Nic {
         }
     }
 
-    /// The `errno` for a send with more pieces, or more inline bytes, than its queue pair accepts.
+    /// The `errno` for a send with more entries, or more inline bytes, than its queue pair accepts.
     /// mlx5: `_mlx5_post_send` and `set_data_inl_seg` in qp.c. rxe: `validate_send_wr` in rxe.c.
     pub(crate) fn too_large_to_post(self) -> i32 {
         match self {

@@ -1,11 +1,12 @@
 //! The fabric's model of time: computes when a piece of a message begins and ends, given the
 //! traffic that shares its resources.
 //!
-//! Pure, and the same for both clocks: the caller passes the time. A resource is busy until a
-//! moment. A piece begins when it was posted and all its resources are free. Each resource is then
-//! busy for as long as it takes at its own rate, and the piece ends with the slowest. A short
-//! request of another queue pair waits for a packet at most, as NICs arbitrate: pieces are larger
-//! than packets only because moving bytes by packets would cost too much.
+//! The functions are pure, and the same for both clocks: the caller passes the time. Each resource
+//! is busy until some time. A piece begins once it is posted and all its resources are free. Each
+//! resource is then busy for as long as the piece takes at that resource's rate, and the piece ends
+//! when the slowest resource is done. A short request of another queue pair waits for at most one
+//! packet, as NICs arbitrate. Pieces are larger than packets only because moving bytes packet by
+//! packet would cost too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +23,7 @@ const PACKET_BYTES: u64 = 4096;
 pub struct Resource {
     /// Start of the resource's free time, in nanoseconds of the fabric's clock.
     free_at_ns: AtomicU64,
-    /// The same, if it had only short requests to carry.
+    /// Start of the free time if the resource had only short requests to carry.
     short_free_at_ns: AtomicU64,
     /// Rate in Mb/s, as the bits of an `f64`; 0: no limit.
     rate: AtomicU64,
@@ -91,8 +92,8 @@ pub struct Way<'a> {
     pub queue_pair: &'a Resource,
     /// Resources that all queue pairs share.
     pub shared: &'a [&'a Resource],
-    /// True if the whole request is short ([`SHORT_BYTES`]): it waits for packets of others and not
-    /// for their pieces.
+    /// True if the complete request is short ([`SHORT_BYTES`]): it waits for packets of other
+    /// requests and not for their pieces.
     pub is_short: bool,
 }
 

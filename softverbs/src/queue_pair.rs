@@ -26,7 +26,7 @@ use verbs_sys::IBV_EVENT_QP_FATAL;
 /// makes a queue pair ready to receive: the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to
 /// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 const SEARCH: Duration = Duration::from_millis(1000);
-/// Most receives of one queue pair.
+/// Maximum number of receives in one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
 
 /// A reliable-connected queue pair of this process.
@@ -57,7 +57,7 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
-    /// Sends whose places in the queue are free again.
+    /// Number of sends whose send queue entries are free again.
     pub(crate) freed: u64,
     retry_ns: u64,
 }
@@ -73,17 +73,17 @@ pub(crate) struct Remote {
 /// Progress of serving the peer's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Serving {
-    /// Bytes of the next request that were carried.
+    /// Number of bytes of the next request that were carried.
     pub(crate) cursor: u64,
     /// Number of the next request; all earlier ones were carried completely.
     pub(crate) next: u64,
     /// Arrival time of the last piece.
     pub(crate) arrives_ns: u64,
-    /// Earliest begin of the next piece: the rail was down, or the receiver not ready, until then.
+    /// Earliest start of the next piece. Until then the rail was down or the receiver not ready.
     pub(crate) not_before_ns: u64,
     /// The next request, once it was admitted. A copy, because the peer can change shared memory.
     pub(crate) admitted: Option<Request>,
-    /// The adversary holds the next piece back until then.
+    /// Time until which the adversary holds the next piece back.
     pub(crate) held_until_ns: Option<u64>,
     pub(crate) receive: Option<Receive>,
     pub(crate) rnr: Option<Rnr>,
@@ -108,7 +108,7 @@ pub(crate) struct Ending {
 }
 
 impl Serving {
-    /// Receives that were taken and have not completed. They are flushed with the queue pair.
+    /// Receives that requests have used and that have not completed. They are flushed with the QP.
     fn unfinished(self) -> impl Iterator<Item = u64> {
         let due =
             self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
@@ -302,7 +302,7 @@ impl QueuePair {
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
                 drop(local);
-                // The peer may have posted, and rung, before this side was ready.
+                // The peer may have posted, and rung the doorbell, before this side was ready.
                 engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
             }
             (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
@@ -365,7 +365,7 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Completes receives as flushed, up to the first that finds no place (as rxe:
+    /// Completes receives as flushed, up to the first whose completion queue has no room (as rxe:
     /// `flush_recv_queue` in rxe_resp.c). The queue pair is in error already, so a lost completion
     /// has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
@@ -389,7 +389,7 @@ impl QueuePair {
         }
     }
 
-    /// Goes to error because one of its completions found no place.
+    /// Goes to error because a completion queue had no room for one of its completions.
     pub(crate) fn lose_completion(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
@@ -506,7 +506,7 @@ impl QueuePair {
     /// Completes the next send.
     ///
     /// # Errors
-    /// Its completion found no place; the consequences for this queue pair are already done.
+    /// The completion queue had no room; the consequences for this queue pair are already done.
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), Unplaced> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;

@@ -286,7 +286,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// True if the key allows a write or read of these bytes. Checked for the whole request, and
+    /// True if the key allows a write or read of these bytes. Checked for the complete request, and
     /// again for each piece, because a registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {

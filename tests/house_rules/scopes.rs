@@ -134,7 +134,7 @@ impl Scope {
         end
     }
 
-    /// Records the names of a `use` behind `prefix`; braces give one for each name.
+    /// Records the names of a `use` after `prefix`; braces give one record for each name.
     fn take_use(&mut self, tokens: &[TokenTree], prefix: &[String], is_reexport: bool) {
         let mut segments = prefix.to_vec();
         let mut at = 0;

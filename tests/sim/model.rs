@@ -3,7 +3,7 @@
 use super::Dice;
 use super::fabric::ARENA;
 
-/// Content of a buffer before its receive is posted; the bytes behind the message keep it.
+/// Content of a buffer before its receive is posted; the bytes after the message keep it.
 const BLANK: u8 = 0xee;
 /// Content of a buffer after it was handed back; from then on a write to it is an error.
 const HANDED_BACK: u8 = 0xc5;

@@ -178,7 +178,7 @@ impl Process {
         writeln!(self.orders.lock().expect("no writer panics"), "{order}").expect("the process takes orders");
     }
 
-    /// Waits for an answer with this beginning. Returns the numbers behind it.
+    /// Waits for an answer with this prefix. Returns the numbers after the prefix.
     fn answer(&self, begin: &str, limit: Duration) -> Vec<u64> {
         loop {
             let line = self.answers.recv_timeout(limit);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The rails of the profile that the bed runs on.
 pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"];
-/// Interval between the beginnings of two flaps.
+/// Interval between the starts of two flaps.
 const EVERY_MS: u64 = 1000;
 
 #[derive(Debug, Clone, Copy, Default)]

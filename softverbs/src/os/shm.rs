@@ -14,15 +14,15 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Most processes of a fabric.
+/// Maximum number of processes in a fabric.
 pub(crate) const MAX_PROCESSES: usize = 64;
-/// Most queue pairs of a fabric.
+/// Maximum number of queue pairs in a fabric.
 pub const MAX_QPS: usize = 2048;
-/// Most work requests of one send queue.
+/// Maximum number of work requests in one send queue.
 pub const SEND_SLOTS: usize = 1024;
-/// Most bytes that travel in the work request itself.
+/// Maximum number of bytes that a work request carries inline.
 pub const INLINE_BYTES: usize = 256;
-/// Most pieces of memory of one work request.
+/// Maximum number of scatter/gather entries of one work request.
 pub const MAX_SGES: usize = 4;
 /// Words of doorbell bits, one bit for each queue pair.
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
@@ -32,16 +32,16 @@ const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 /// Version of the layout below; changes with it.
 pub(crate) const LAYOUT: u64 = 0x5356_000c;
 
-/// The whole file.
+/// Layout of the complete file.
 #[repr(C)]
 pub struct FabricMemory {
     /// [`LAYOUT`] once the file is set up.
     pub(crate) layout: AtomicU64,
-    /// 0: the machine's clock; else one more than the virtual time in nanoseconds.
+    /// 0: the fabric uses the machine's clock; else one more than the virtual time in nanoseconds.
     pub virtual_clock: AtomicU64,
     /// Counter for the numbers of queue pairs.
     pub generations: AtomicU32,
-    /// PID namespace of its processes (`os::process::pid_namespace`); 0: no process has joined yet.
+    /// PID namespace of the processes (`os::process::pid_namespace`); 0: no process has joined yet.
     pub(crate) pid_namespace: AtomicU32,
     /// Number of nodes that the fabric was made for; 0: unknown.
     pub(crate) nodes: AtomicU32,
@@ -84,14 +84,14 @@ pub struct RailMemory {
     pub unanswered: AtomicU32,
     /// The rail's path faults: [`PathFaults`].
     path: AtomicU32,
-    /// Number of next completions that find their queue full, even if it has room.
+    /// Number of next completions that are treated as if their completion queue were full.
     pub overruns: AtomicU32,
     /// 1: commands to its firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error; posting and polling do not.
     hung: AtomicU32,
-    /// State of its function: a `hotplug::Presence`.
+    /// State of the rail's PCIe function: a `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
-    /// Time at which its link came up.
+    /// Time at which the rail's link came up.
     up_since_ns: AtomicU64,
     /// The kernel's neighbour table: a bit for each address that was resolved since the link came
     /// up, IPv4 and link-local.
@@ -165,7 +165,7 @@ impl RailMemory {
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
 
-    /// Uses up one of a count of injected faults; false when none is left.
+    /// Decrements a count of injected faults. Returns false if the count was zero.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
         faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
@@ -174,7 +174,7 @@ impl RailMemory {
 /// State of a process, as the other processes see it.
 #[repr(C)]
 pub struct ProcessMemory {
-    /// Process number; 0: the place is free.
+    /// Process number; 0: this entry is free.
     pub(crate) pid: AtomicU32,
     pub(crate) node: AtomicU32,
     /// Start time, as `os::process::started` gives it.
@@ -193,9 +193,9 @@ pub struct ProcessMemory {
 /// A queue pair, as its peer sees it.
 #[repr(C)]
 pub struct QpMemory {
-    /// Queue pair number; 0: the place is free.
+    /// Queue pair number; 0: this entry is free.
     pub number: AtomicU32,
-    /// Place of its process.
+    /// Index of its process's entry.
     pub(crate) process: AtomicU32,
     pub(crate) node: AtomicU32,
     /// Index of its rail.
@@ -205,8 +205,8 @@ pub struct QpMemory {
     pub(crate) remote: AtomicU32,
     /// Initial packet sequence number of its sends.
     pub(crate) send_psn: AtomicU32,
-    /// One more than the place of the process that takes work requests out of the queue, or flushes
-    /// it.
+    /// One more than the index of the process that takes work requests out of the send queue, or
+    /// flushes the queue.
     pub(crate) holder: AtomicU32,
     /// The sender's tries when the receiver is not ready; 7: no limit.
     pub(crate) rnr_retry: AtomicU32,
@@ -217,9 +217,9 @@ pub struct QpMemory {
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
-    /// Work requests posted since the beginning.
+    /// Number of work requests posted since the queue pair was created.
     pub(crate) posted: AtomicU64,
-    /// Work requests among these that are done.
+    /// Number of these work requests that are done.
     pub(crate) done: AtomicU64,
     /// Time when its peer last served it.
     pub(crate) served_ns: AtomicU64,
@@ -231,17 +231,17 @@ pub struct QpMemory {
 
 #[repr(C)]
 pub(crate) struct Slot {
-    /// Packed `work_request::Head`: operation, flags, pieces and inline bytes.
+    /// Packed `work_request::Head`: operation, flags, and numbers of entries and inline bytes.
     pub(crate) head: AtomicU64,
     /// Immediate data, then the remote key.
     pub(crate) imm_rkey: AtomicU64,
     pub(crate) remote_addr: AtomicU64,
-    /// Bytes in all.
+    /// Total number of bytes.
     pub(crate) bytes: AtomicU64,
     pub(crate) posted_ns: AtomicU64,
     /// An `ibv_wc_status`, once the request is done; before that, the error it was posted with.
     pub(crate) status: AtomicU64,
-    /// Address and size of each piece.
+    /// Address and size of each scatter/gather entry.
     pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
     pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
 }
@@ -266,8 +266,8 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
 }
 
 impl QpMemory {
-    /// Takes the right to take work requests out of this queue, for the process in `place`. A
-    /// holder that has died is replaced.
+    /// Claims, for the process with index `place`, the right to take work requests out of this
+    /// queue. Replaces a holder that has died.
     pub(crate) fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
         let mine = place as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
@@ -279,7 +279,7 @@ impl QpMemory {
         }
     }
 
-    /// Releases that right; another process's hold stays.
+    /// Releases this process's right to take work requests. Does nothing if another process has it.
     pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
@@ -299,7 +299,7 @@ impl QpMemory {
 }
 
 impl FabricMemory {
-    /// True if the process in `place` still runs.
+    /// True if the process with index `place` still runs.
     pub(crate) fn alive(&self, place: usize) -> bool {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);

@@ -283,7 +283,7 @@ impl End {
         (status, bad)
     }
 
-    /// Posts a write of `count` pieces of eight bytes.
+    /// Posts a write of `count` scatter/gather entries of eight bytes each.
     pub fn post_pieces(&self, count: usize, flags: u32, peer: &Self) -> c_int {
         let mut pieces = vec![self.piece(0, 8); count];
         let mut request: ibv_send_wr = zeroed();

@@ -209,7 +209,7 @@ fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
     assert!(call!(ibv_reg_mr(a.pd, a.memory.as_ptr().cast_mut().cast(), 4096, remote_only)).is_null());
     assert_eq!(errno(), libc::EINVAL);
 
-    // More pieces, and more inline bytes, than a request may have.
+    // More scatter/gather entries, and more inline bytes, than a request may have.
     assert_eq!((a.post_pieces(5, 0, &b), a.post_pieces(3, 0, &b)), (libc::ENOMEM, libc::ENOMEM));
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, a.piece(0, 300), &b, 0, 1), libc::ENOMEM);
 

@@ -154,7 +154,7 @@ impl Pair {
         bytes.iter().step_by(64).chain(bytes.last()).all(|byte| unsafe { ptr::read_volatile(byte) } == value)
     }
 
-    /// Posts a receive of `bytes` at `offset`. Returns none if the plugin refuses for now.
+    /// Posts a receive of `bytes` at `offset`. Returns `None` if the plugin refuses for now.
     ///
     /// # Errors
     /// The plugin's error.
@@ -172,7 +172,7 @@ impl Pair {
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
-    /// Sends `bytes` from `offset`. Returns none if the plugin refuses for now.
+    /// Sends `bytes` from `offset`. Returns `None` if the plugin refuses for now.
     ///
     /// # Errors
     /// The plugin's error.

@@ -1,6 +1,6 @@
 //! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes: a thread stores
 //! the words of an entry in any order, each relaxed, so the reader may see any mix of old and new.
-//! The digest tells a whole entry from a torn one.
+//! The digest tells a complete entry from a torn one.
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -106,7 +106,7 @@ fn nor_when_both_ends_come_first_or_last() {
     one_receive([3, 1, 6, 4, 2, 5, 0, 7]);
 }
 
-/// A group: the sender takes a part of it only once all entries are whole, in any order of arrival.
+/// The sender takes part of a group only once all its entries are complete, in any arrival order.
 #[test]
 fn a_group_is_taken_when_all_of_it_has_come() {
     let terms =

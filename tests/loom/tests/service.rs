@@ -24,7 +24,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// The whole life of one connection.
+/// The complete life of one connection.
 fn connection(service: &Service, wakes: u32) {
     connection_with(service, wakes, |_| Redialling::Never);
 }
