@@ -1,6 +1,6 @@
 //! Completion queues.
 //!
-//! A queue holds as many completions as it was made for. When a completion finds no place, the
+//! A queue holds as many completions as it was made for. When a completion finds no room, the
 //! program gets `IBV_EVENT_CQ_ERR`. The other consequences depend on the device (`Unplaced`).
 //!
 //! As on mlx5, the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The
@@ -46,11 +46,11 @@ pub struct CompletionQueue {
 
 enum Entries {
     Kept(VecDeque<Completion>),
-    /// A completion found no place.
+    /// The queue had no room for a completion.
     Overrun,
 }
 
-/// Consequence of a completion that found no place.
+/// Consequence of a completion for which the queue had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unplaced {
     /// The queue is in error, and the completion's queue pair must go to error too.
@@ -115,7 +115,7 @@ impl CompletionQueue {
         }))
     }
 
-    /// The number that names it in events.
+    /// The number that identifies the queue in events.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -131,7 +131,7 @@ impl CompletionQueue {
         self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Sometimes none, sometimes fewer than there are. The completions of a device that is
+            // Sometimes returns no completion, or fewer than there are. The completions of a device that is
             // gone are always given in full.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
@@ -176,7 +176,7 @@ impl CompletionQueue {
     /// Adds a completion, and signals an event if the queue is armed.
     ///
     /// # Errors
-    /// The completion found no place.
+    /// The queue had no room for the completion.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), Unplaced> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else { return Err(Unplaced::QueueInError) };

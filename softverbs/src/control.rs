@@ -52,9 +52,9 @@ pub enum Action {
     /// Let this many of the next connecting queue pairs fail with `ETIMEDOUT`, after a second, as
     /// if the peer's address did not answer.
     Unresolved(u32),
-    /// Give its path a fault (true), or end it (false).
+    /// Give the rail's path a fault (true), or end the fault (false).
     Path(PathFault, bool),
-    /// Let this many of the next completions find their queue full.
+    /// Treat the completion queue as full for this many of the next completions.
     Overrun(u32),
     /// Block commands to the function's firmware (true), or let them return (false). Data is
     /// carried in both cases.
@@ -77,7 +77,7 @@ pub struct Status {
 pub struct NodeStatus {
     /// The node's number.
     pub node: usize,
-    /// Its processes, by their numbers in their own PID namespace; none before the rank has
+    /// The node's processes, by their PIDs in their own PID namespace. Empty before the rank has
     /// started.
     pub pids: Vec<u32>,
     /// Number of queue pairs of its processes.
@@ -115,7 +115,7 @@ pub struct RailStatus {
 /// Creates a fabric for a job of `nodes` nodes, with no process in it yet.
 ///
 /// # Errors
-/// The failed step, and the cure.
+/// The failed step, and how to correct it.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
     if let Some(most) = profile.wires.nodes().filter(|most| nodes > *most) {
         return Err(format!("profile {} has cables for {most} nodes, not for {nodes}", profile.name));
@@ -151,7 +151,7 @@ impl Prepared {
         self.folder.path()
     }
 
-    /// Deletes the fabric's files. Processes that are still in it keep what they have mapped.
+    /// Deletes the fabric's files. Processes that still use the fabric keep the memory mapped.
     pub fn remove(&self) {
         self.folder.remove();
     }
@@ -359,14 +359,14 @@ pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
 }
 
-/// Counts the queue pairs of the process in a place.
+/// Counts the queue pairs of the process with this index.
 fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
     let is_its_own =
         |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == place;
     memory.qps.iter().filter(is_its_own).count()
 }
 
-/// The places of a fabric's processes, each with its node. Processes in another PID namespace are
+/// The indices of a fabric's processes, each with its node. Processes in another PID namespace are
 /// assumed to run, because this one cannot check.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();

@@ -38,7 +38,7 @@ pub struct SendRequest<'a> {
     pub solicited: bool,
     /// Immediate data, in memory order.
     pub imm: Option<u32>,
-    /// Number of scatter/gather entries in local memory.
+    /// Scatter/gather entries of local memory.
     pub sges: &'a [Sge],
     /// Remote address to write or read.
     pub remote_addr: u64,

@@ -89,8 +89,8 @@ pub struct Pair {
     pub mailboxes: [Arc<Region>; 2],
     /// Queue pairs of the rails that did not carry during the connect.
     pub missing_queue_pairs: usize,
-    /// Limit on bytes in flight that its sends share with those of other connections, if there is
-    /// one.
+    /// Limit on bytes in flight that this connection's sends share with other connections' sends, if
+    /// there is a limit.
     pub bound: Option<Arc<Bound>>,
 }
 
@@ -251,7 +251,7 @@ impl Fabric {
     }
 
     /// Gives each of the rails in `rails`, a bit mask, a fault of the kind that new installations
-    /// have, or none.
+    /// have, or no fault.
     pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
         for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
             match dice.below(5) {
@@ -279,7 +279,7 @@ impl Fabric {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
     }
 
-    /// Number of those that have not been used up.
+    /// Number of such injected faults that have not been used up.
     pub fn silence_left(&self, rail: usize) -> u32 {
         self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
     }

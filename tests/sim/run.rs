@@ -79,7 +79,7 @@ pub struct Tally {
 impl<'f> Run<'f> {
     pub fn new(fabric: &'f mut Fabric, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        // Lets the packets of the run before drain.
+        // Lets the packets of the previous run drain.
         fabric.pass(1_000_000_000);
         for rail in 0..RAILS {
             fabric.set(rail, true);
@@ -108,7 +108,7 @@ impl<'f> Run<'f> {
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
-        // Separate dice, as above.
+        // Separate dice, so that this draw does not change the others.
         let mut own = Dice::new(!seed);
         let after = 1 + own.below(goal as u64) as usize;
         let ending = match own.below(12) {
@@ -117,7 +117,7 @@ impl<'f> Run<'f> {
             3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
-        // Only for runs that end whole: a side that closes while a function is cut off cannot know
+        // Only for runs that complete: a side that closes while a function is cut off cannot know
         // if its NIC is idle.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
         let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric, &mut own);

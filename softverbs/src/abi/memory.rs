@@ -18,7 +18,7 @@ const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
 /// `ibv_alloc_pd`.
 ///
 /// # Safety
-/// `context` is open.
+/// `context` must be open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     guard::pointer(|| {
@@ -36,7 +36,8 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 /// `ibv_dealloc_pd`: `EBUSY` while an object is in it.
 ///
 /// # Safety
-/// `pd` came from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`, and is not used again.
+/// `pd` must come from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`. The caller must
+/// not use it again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 /// here.
 ///
 /// # Safety
-/// `context` is open, and `attributes` may be read.
+/// `context` must be open, and `attributes` valid for reads.
 pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
@@ -68,7 +69,7 @@ pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: 
 }
 
 /// # Safety
-/// `td` came from [`alloc_td`], and is not used again.
+/// `td` must come from [`alloc_td`]. The caller must not use it again.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
@@ -83,7 +84,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 /// nothing here needs it.
 ///
 /// # Safety
-/// `context` is open, and the domains in `attributes` are alive.
+/// `context` must be open, and the domains in `attributes` alive.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attributes: *mut ibv_parent_domain_init_attr,
@@ -99,7 +100,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
             // SAFETY: the caller's promise.
             holds.push(unsafe { handles::td(attributes.td) }?.users.hold());
         }
-        // Protection is the parent's.
+        // Keys are checked against the parent domain.
         let c = ibv_pd { context, handle: parent.c.handle };
         Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
@@ -108,8 +109,8 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
 /// `ibv_reg_mr`.
 ///
 /// # Safety
-/// `pd` is alive; the memory stays mapped until [`ibv_dereg_mr`], and peers may use it as `access`
-/// allows.
+/// `pd` must be alive. The memory must stay mapped until [`ibv_dereg_mr`], and the caller must
+/// accept that peers use it as `access` allows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 /// `ibv_dereg_mr`. After it returns, no peer writes to the region.
 ///
 /// # Safety
-/// `mr` came from a registration, and is not used again.
+/// `mr` must come from a registration. The caller must not use it again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     guard::status(|| {

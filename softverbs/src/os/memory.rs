@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Most bytes that are moved together: small enough to stay in the processor's cache between the
+/// Maximum number of bytes moved together: small enough to stay in the processor's cache between the
 /// two copies.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
@@ -31,11 +31,11 @@ pub enum Fault {
 pub type Piece = (u64, u64);
 
 /// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores
-/// them at `to` in this process, 8-byte words whole and in order.
+/// them at `to` in this process, in order and without tearing 8-byte words.
 ///
 /// # Safety
-/// `to` may be written for `bytes` bytes: it lies in a registered region, whose registration lasts
-/// at least until this returns.
+/// `to` must be valid for writes of `bytes` bytes: it must lie in a registered region, whose
+/// registration lasts at least until this returns.
 ///
 /// # Errors
 /// A [`Fault`]; some of the bytes may have been stored.
@@ -61,7 +61,7 @@ pub unsafe fn pull(
 /// process `pid`.
 ///
 /// # Safety
-/// `from` may be read for `bytes` bytes.
+/// `from` must be valid for reads of `bytes` bytes.
 ///
 /// # Errors
 /// A [`Fault`]; some of the bytes may have been written.
@@ -73,7 +73,7 @@ pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: 
     whole(moved, bytes)
 }
 
-/// Stores bytes that travelled in the work request, at most as many as `words` has.
+/// Stores the inline bytes of a work request, at most as many as `words` has.
 ///
 /// # Safety
 /// The same as for [`pull`].
@@ -97,7 +97,7 @@ pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
             let value = from.add(head + word * 8).cast::<u64>().read_unaligned();
             let cell = AtomicU64::from_ptr(target.add(word * 8).cast());
             // The last word of each aligned 128 bytes comes after the others: release orders it
-            // behind them. (x86-64 keeps all stores in order; there this only stops the compiler.)
+            // after them. (x86-64 keeps all stores in order; there this only stops the compiler.)
             let last_of_line = (target as usize + word * 8) % 128 == 120;
             cell.store(value, if last_of_line { Ordering::Release } else { Ordering::Relaxed });
         }
