@@ -81,8 +81,8 @@ impl Bed {
         PathId { rail: here.id, peer_gid: gid }
     }
 
-    /// Makes `count` connections concurrently on one thread, as NCCL does. Returns the log lines and
-    /// the duration.
+    /// Makes `count` connections concurrently on one thread, as NCCL does. Returns the log lines
+    /// and the duration.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
         let (heard, begun) = (Heard::default(), Instant::now());
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();

@@ -131,8 +131,8 @@ impl CompletionQueue {
         self.node.drive(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Sometimes returns no completion, or fewer than there are. The completions of a device that is
-            // gone are always given in full.
+            // Sometimes returns no completion, or fewer than there are. The completions of a device
+            // that is gone are always returned in full.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize

@@ -89,8 +89,8 @@ pub struct Pair {
     pub mailboxes: [Arc<Region>; 2],
     /// Queue pairs of the rails that did not carry during the connect.
     pub missing_queue_pairs: usize,
-    /// Limit on bytes in flight that this connection's sends share with other connections' sends, if
-    /// there is a limit.
+    /// Limit, if any, on bytes in flight that this connection's sends share with those of other
+    /// connections.
     pub bound: Option<Arc<Bound>>,
 }
 

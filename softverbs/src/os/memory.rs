@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Maximum number of bytes moved together: small enough to stay in the processor's cache between the
-/// two copies.
+/// Maximum number of bytes moved together: small enough to stay in the processor's cache between
+/// the two copies.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
 /// Buffer for bytes between the read from one process and the store in the other.
