@@ -25,7 +25,7 @@ const SYSFS_ROCE_V2: c_int = 1;
 /// `ibv_query_device`.
 ///
 /// # Safety
-/// `context` is open, and `attributes` may be written.
+/// `context` must be open, and `attributes` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int {
     guard::status(|| {
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes:
 /// today.
 ///
 /// # Safety
-/// `context` is open, and the struct may be written.
+/// `context` must be open, and the struct must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn ibv_query_port(
 /// and zeroes the remainder.
 ///
 /// # Safety
-/// `context` is open, and `bytes` of `attributes` may be written.
+/// `context` must be open, and `bytes` of `attributes` must be valid for writes.
 pub(super) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -102,7 +102,7 @@ pub(super) unsafe extern "C" fn query_port(
 /// `ibv_query_port_speed`: the rate in units of 100 Mb/s.
 ///
 /// # Safety
-/// `context` is open, and `speed` may be written.
+/// `context` must be open, and `speed` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     guard::status(|| {
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
 /// `ibv_query_gid`.
 ///
 /// # Safety
-/// `context` is open, and `gid` may be written.
+/// `context` must be open, and `gid` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
     guard::zero_or_minus_one(|| {
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, inde
 /// `ibv_query_gid_type`, which rdma-core keeps for its own tools: all addresses here are RoCE v2.
 ///
 /// # Safety
-/// `context` is open, and `kind` may be written.
+/// `context` must be open, and `kind` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 /// `_ibv_query_gid_ex`, which `ibv_query_gid_ex` of `verbs.h` calls.
 ///
 /// # Safety
-/// `context` is open, and `bytes` of `entry` may be written.
+/// `context` must be open, and `bytes` of `entry` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 /// entries, or a negative `errno`.
 ///
 /// # Safety
-/// `context` is open, and `most` entries of `bytes` each may be written.
+/// `context` must be open, and `most` entries of `bytes` each must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 /// `ibv_query_pkey`: one key, at index 0.
 ///
 /// # Safety
-/// `context` is open, and `pkey` may be written.
+/// `context` must be open, and `pkey` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut __be16) -> c_int {
     guard::zero_or_minus_one(|| {

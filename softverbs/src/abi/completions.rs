@@ -16,7 +16,7 @@ use verbs_sys::*;
 /// is an epoll over the queues' own descriptors.
 ///
 /// # Safety
-/// `context` is open.
+/// `context` must be open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     guard::pointer(|| {
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 /// `ibv_destroy_comp_channel`: `EBUSY` while queues are on it.
 ///
 /// # Safety
-/// `channel` came from [`ibv_create_comp_channel`], and is not used again.
+/// `channel` must come from [`ibv_create_comp_channel`], and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     guard::status(|| {
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// `ibv_create_cq`. Sets `cqe` to the number of completions that the queue holds.
 ///
 /// # Safety
-/// `context` is open, and `channel` is null or alive.
+/// `context` must be open, and `channel` is null or alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 /// events that it got.
 ///
 /// # Safety
-/// `cq` came from [`ibv_create_cq`], and is not used again.
+/// `cq` must come from [`ibv_create_cq`], and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     guard::status(|| {
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 /// `ibv_get_cq_event`: waits, unless the channel's descriptor was made non-blocking.
 ///
 /// # Safety
-/// `channel` is alive, and both places may be written.
+/// `channel` must be alive, and both pointers must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 /// `ibv_ack_cq_events`.
 ///
 /// # Safety
-/// `cq` is alive.
+/// `cq` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     // SAFETY: the caller's promise.
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_i
 /// `ibv_poll_cq` of `verbs.h` calls this. Returns the number of completions, or a negative `errno`.
 ///
 /// # Safety
-/// `cq` is alive, and there is room for `most` completions.
+/// `cq` must be alive, and there is room for `most` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     /// Most completions that are taken from the core together.
     const BATCH: usize = 16;
@@ -220,7 +220,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
 /// `ibv_req_notify_cq` of `verbs.h` calls this.
 ///
 /// # Safety
-/// `cq` is alive.
+/// `cq` must be alive.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.

@@ -14,7 +14,7 @@ use verbs_sys::*;
 /// fabric.
 ///
 /// # Safety
-/// As for the function of libibverbs: `count` is null or may be written.
+/// As for the function of libibverbs: `count` is null or must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
 /// `ibv_free_device_list`: frees the list; the devices stay.
 ///
 /// # Safety
-/// `list` is null or came from [`ibv_get_device_list`].
+/// `list` is null or must come from [`ibv_get_device_list`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 /// `ibv_get_device_name`.
 ///
 /// # Safety
-/// `device` came from the list.
+/// `device` must come from the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: the caller's promise.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
 /// `ibv_get_device_guid`: in network order.
 ///
 /// # Safety
-/// `device` came from the list.
+/// `device` must come from the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 {
     // SAFETY: the caller's promise.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 
 /// `ibv_get_device_index`.
 ///
 /// # Safety
-/// `device` came from the list.
+/// `device` must come from the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller's promise.
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
 /// `ibv_open_device`.
 ///
 /// # Safety
-/// `device` came from the list.
+/// `device` must come from the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     guard::pointer(|| {
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// `ibv_close_device`.
 ///
 /// # Safety
-/// `context` came from [`ibv_open_device`], and is not used again.
+/// `context` must come from [`ibv_open_device`], and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     guard::zero_or_minus_one(|| {

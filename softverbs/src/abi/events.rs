@@ -13,7 +13,7 @@ use verbs_sys::*;
 /// device is open more than once, the first caller gets the event.
 ///
 /// # Safety
-/// `context` is open, and `event` may be written.
+/// `context` must be open, and `event` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     guard::zero_or_minus_one(|| {
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 /// `ibv_ack_async_event`.
 ///
 /// # Safety
-/// `event` came from [`ibv_get_async_event`], and is acknowledged once.
+/// `event` must come from [`ibv_get_async_event`], and is acknowledged once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.

@@ -221,7 +221,7 @@ pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
 /// Takes an object back from C, and drops it.
 ///
 /// # Safety
-/// `pointer` came from [`give`] of the same types, and is not used again.
+/// `pointer` must come from [`give`] of the same types, and must not be used again.
 pub(super) unsafe fn end<Object, C>(pointer: *mut C) {
     // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(pointer.cast::<Object>()) });

@@ -13,7 +13,7 @@ use verbs_sys::*;
 /// that one are posted.
 ///
 /// # Safety
-/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays
+/// `qp` must be alive, the chain and its lists may be read, and the memory that they name stays
 /// registered until completion (or for an inline request, may be read now).
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn post_send(
 /// Posts a chain of receives; reports errors as [`post_send`].
 ///
 /// # Safety
-/// `qp` is alive, the chain and its lists may be read, and the memory that they name stays
+/// `qp` must be alive, the chain and its lists may be read, and the memory that they name stays
 /// registered until completion.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
@@ -139,7 +139,7 @@ unsafe fn gathered(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([
 }
 
 /// # Safety
-/// `bad` is null or may be written.
+/// `bad` is null or must be valid for writes.
 unsafe fn outcome<Request>(posted: Result<(), i32>, at: *mut Request, bad: *mut *mut Request) -> c_int {
     let Err(errno) = posted else { return 0 };
     // SAFETY: the caller's promise.

@@ -16,7 +16,7 @@ use verbs_sys::*;
 /// pair's real sizes into `wanted`.
 ///
 /// # Safety
-/// `pd` and the queues in `wanted` are alive, and `wanted` may be read and written.
+/// `pd` and the queues in `wanted` must be alive, and `wanted` may be read and written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     guard::pointer(|| {
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
 /// `ibv_modify_qp`.
 ///
 /// # Safety
-/// `qp` is alive, and `given` may be read.
+/// `qp` must be alive, and `given` may be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr, mask: c_int) -> c_int {
     guard::status(|| {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr,
 /// `ibv_query_qp`.
 ///
 /// # Safety
-/// `qp` is alive, and both structs may be written.
+/// `qp` must be alive, and both structs must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation
 /// queue pair.
 ///
 /// # Safety
-/// `qp` came from [`ibv_create_qp`], and is not used again.
+/// `qp` must come from [`ibv_create_qp`], and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     guard::status(|| {
