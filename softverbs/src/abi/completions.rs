@@ -55,7 +55,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// `ibv_create_cq`. Sets `cqe` to the number of completions that the queue holds.
 ///
 /// # Safety
-/// `context` must be open, and `channel` is null or alive.
+/// `context` must be open, and `channel` null or alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_i
 /// `ibv_poll_cq` of `verbs.h` calls this. Returns the number of completions, or a negative `errno`.
 ///
 /// # Safety
-/// `cq` must be alive, and there is room for `most` completions.
+/// `cq` must be alive, and `into` must have room for `most` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     /// Most completions that are taken from the core together.
     const BATCH: usize = 16;

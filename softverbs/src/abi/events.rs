@@ -35,7 +35,7 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 /// `ibv_ack_async_event`.
 ///
 /// # Safety
-/// `event` must come from [`ibv_get_async_event`], and is acknowledged once.
+/// `event` must come from [`ibv_get_async_event`], and must be acknowledged only once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
