@@ -217,7 +217,7 @@ pub struct QpMemory {
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
-    /// Number of work requests posted since the queue pair was created.
+    /// Number of work requests posted since the queue pair was created or last reset.
     pub(crate) posted: AtomicU64,
     /// Number of these work requests that are done.
     pub(crate) done: AtomicU64,
