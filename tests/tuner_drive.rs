@@ -1,4 +1,5 @@
-//! A C program drives the built library's tuner in each version, as NCCL does: `tests/c/tuner.c`.
+//! A C program (`tests/c/tuner.c`) calls the built library's tuner through each version of the
+//! tuner interface, as NCCL does.
 
 mod common;
 
@@ -12,7 +13,7 @@ fn without_the_network_every_call_succeeds_and_touches_nothing() {
     for version in VERSIONS {
         let settings = [("NCCL_IBVERBS_LIB".to_owned(), "libibverbs-not-there.so.1".to_owned())];
         let said = drive(version, "without-network", &settings);
-        // `[3]` is NCCL's INFO. Here only the tuner has installed the logger.
+        // `[3]` is NCCL's log level INFO. In this scene only the tuner has installed the logger.
         let line =
             "NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: this network is not initialised";
         assert_eq!(count(&said, line), 2 + 1, "v{version}: {said}");
@@ -41,7 +42,7 @@ fn with_the_network_a_row_of_the_table_decides_for_its_communicators() {
         for misuse in ["has 6 algorithms and 3 protocols", "collCostTable is NULL", "context is an unknown object"] {
             assert!(said.contains(misuse), "v{version}: {misuse}: {said}");
         }
-        // The child writes its one line with a plain write, not through NCCL's logger.
+        // The forked child writes its only line directly, not through NCCL's logger.
         assert!(
             said.lines().any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
             "{said}"

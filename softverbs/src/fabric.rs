@@ -42,8 +42,8 @@ pub struct Node {
     _user: File,
 }
 
-/// A queue pair that its program has destroyed while programs were cut off from the device, which
-/// continues with it.
+/// A queue pair that its program has destroyed while programs were cut off from the device. The
+/// device goes on processing it.
 struct Orphan {
     device: usize,
     generation: u32,
@@ -104,14 +104,14 @@ struct Events {
     was_down: AtomicBool,
     /// Count of times that the device was lost.
     losses: AtomicU32,
-    /// Generation plus one of the last function whose firmware failure was reported: one event for
-    /// each function.
+    /// Generation, plus one, of the last function whose firmware failure was reported (0: none), so
+    /// that each function's failure is reported once.
     failures: AtomicU32,
 }
 
 impl Node {
     /// Joins the fabric that the environment names. A process joins once; later calls return the
-    /// same.
+    /// first call's result.
     ///
     /// # Errors
     /// Names the wrong setting, or the failed step.
@@ -216,7 +216,7 @@ impl Node {
     pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let presence = self.presence(device);
-            // A function that has returned was gone before, even if that was not seen.
+            // A function that has come back was gone in between, even if no call saw it gone.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
             let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: About::Device };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
@@ -237,8 +237,8 @@ impl Node {
         }
     }
 
-    /// True if packets get through between a device of this machine and a rail of another one, if
-    /// both are there.
+    /// True if packets get through between a device of this machine and a rail of another one,
+    /// provided that both are present.
     pub(crate) fn carries(&self, device: usize, to: RailOf, now_ns: u64) -> bool {
         [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
     }
@@ -261,9 +261,9 @@ impl Node {
     /// Finds the rail that a device of this machine reaches at an address.
     ///
     /// # Errors
-    /// `ENETUNREACH` for an address that no rail has, and, where each rail is on a switch of its
-    /// own, for an address of another switch. `ETIMEDOUT` where no cable leads to the rail that has
-    /// the address: it does not answer.
+    /// `ENETUNREACH` for an address that no rail has and, in a profile without cables (each rail is
+    /// on a switch of its own), for an address on another switch. `ETIMEDOUT` in a profile with
+    /// cables, if none leads to the rail that has the address: that rail does not answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
         let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
         let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));

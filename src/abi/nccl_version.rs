@@ -1,12 +1,13 @@
-//! The version of the NCCL that called. NCCL's logger identifies the library, and the library
-//! reports its version.
+//! The version of the NCCL that called the plugin. The address of NCCL's logger function identifies
+//! the library, and the library reports its version.
 
 use super::types::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 
 /// Returns the version of the NCCL that `logger` belongs to, for example `2.28.9`. Returns `None`
-/// if the logger is not NCCL's (a test), or if NCCL was linked into a program without its symbols.
+/// if the logger is not NCCL's (a test), or if NCCL was linked into a program that does not export
+/// NCCL's symbols.
 pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let code = logger? as *const c_void;
     // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
@@ -16,8 +17,9 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     if unsafe { libc::dladdr(code, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own string, of a library that is loaded. RTLD_NOLOAD loads and runs
-    // nothing. The handle stays open: NCCL stays loaded longer than the plugin.
+    // SAFETY: `dli_fname` is the loader's own string, the path of a library that is loaded. With
+    // RTLD_NOLOAD, dlopen loads nothing and runs no code of it. The handle is never closed: NCCL
+    // stays loaded longer than the plugin.
     let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;

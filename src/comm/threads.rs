@@ -11,10 +11,10 @@ use std::thread::Builder;
 /// Starts a thread that blocks all signals and may run on all processors of the process, even if
 /// the caller is pinned.
 ///
-/// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, on
-/// which NCCL's progress thread spins, and a thread with the caller's mask would have to wait for
-/// that. The mask of the process is its main thread's: a launcher binds the process before it
-/// starts, and NCCL pins only its own threads.
+/// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, where
+/// NCCL's progress thread spins: a thread that inherited the caller's mask would have to wait for
+/// that thread. The main thread's mask is taken as the mask of the process: a launcher binds the
+/// process before the process starts, and NCCL pins only its own threads.
 ///
 /// # Errors
 /// The reason why the thread could not be started.
@@ -42,13 +42,14 @@ pub fn work_in_place() {
 }
 
 /// Runs `work` on a thread of its own, or on the calling thread if none can be started. The work
-/// may block, so every wait for the thread needs a limit.
+/// may block, so every wait for the thread needs a timeout.
 pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
     // Relaxed: set before there is any work.
     if IN_PLACE.load(Ordering::Relaxed) {
         return work();
     }
-    // The work is sent to the thread once it runs: a failed start would drop it.
+    // The work is sent only after the thread has started: a spawn that fails drops its closure, and
+    // the work would be lost with it.
     let (hand, task) = sync_channel(1);
     let take = move || {
         if let Ok(work) = task.recv() {

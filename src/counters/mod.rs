@@ -1,16 +1,16 @@
 //! Counters of a job's rails: the work of each lane of each connection, in memory that other
 //! processes can read.
 //!
-//! - `layout`: the words of the memory, and a parser for readers. No I/O, no `unsafe`.
-//! - `memory`: the memory file, with this room's `unsafe`.
+//! - `layout`: the layout of the memory in words, and a parser for readers. No I/O, no `unsafe`.
+//! - `memory`: the memory file, with all of this module's `unsafe`.
 //! - `book`: gives a record to each lane of a connection, and takes it back.
 //! - `summary`: totals of closed connections, for the log.
 //!
 //! Failures here never fail a job. No decision depends on the file's content, because other
 //! processes can write it. Without the file, or when every record is in use, a lane counts into
-//! private memory, for messages and the summary. While messages run, counting is a load and a store
-//! by the counter's one writer ([`Record::add`]). Locks are taken only when connections are made
-//! and end.
+//! private memory, for log messages and the summary. While NCCL's messages are in flight, counting
+//! costs one load and one store by the counter's only writer ([`Record::add`]). Locks are taken
+//! only when connections are made and end.
 
 mod book;
 pub mod layout;

@@ -1,5 +1,5 @@
 //! The simulation's parts.
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, reason = "each test program uses only a part of this module")]
 
 pub mod fabric;
 pub mod liar;
@@ -23,7 +23,7 @@ impl Dice {
         (state ^ state >> 31) % limit.max(1)
     }
 
-    /// True once in `times`.
+    /// True with probability 1 in `times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

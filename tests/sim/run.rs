@@ -18,8 +18,8 @@ use std::time::Instant;
 /// Virtual time after which a wait counts as a hang.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Time that a rail is held after TCP was closed: one side may notice the close a second later, and
-/// needs an answer within two seconds.
+/// Time for which a rail is kept up after TCP was closed: one side may notice the close a second
+/// later, and needs an answer within two seconds.
 const HELD_NS: u64 = 3_500_000_000;
 
 pub struct Run<'f> {
@@ -29,7 +29,7 @@ pub struct Run<'f> {
     rails: usize,
     pair: Pair,
     model: Model,
-    /// Total number of groups to be granted.
+    /// Total number of receives (groups of one or more parts) to be granted.
     goal: usize,
     /// The bootstrap's TCP. Where it breaks permanently, rail 0 stays up.
     tcp: Tcp,
@@ -44,21 +44,22 @@ pub struct Run<'f> {
     /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
     removals: Removals,
-    /// The rail that must carry until a time. TCP was closed, and a peer that no rail reaches
-    /// either is given up after two seconds.
+    /// A rail that must stay up, and the time until which it must. After TCP was closed, a peer
+    /// that no rail reaches either is given up after two seconds.
     held: Option<(usize, u64)>,
     tally: Tally,
 }
 
-/// End of the messages.
+/// How the messages of a run end.
 enum Ending {
     /// All messages arrive.
     Whole,
     /// After `after` groups one side's connection fails, or is closed in the middle of a message.
     BrokenOff { after: usize },
-    /// Ends as `BrokenOff`, once a rail is under test as well.
+    /// Ends like `BrokenOff`, but not before a rail is under test.
     BrokenOffOnTrial { after: usize },
-    /// The receiver's data path fails, once the sender uses what the receiver still has under test.
+    /// The receiver's data path fails when the sender already uses a rail that the receiver still
+    /// has under test.
     BrokenOffInUse { after: usize },
 }
 
@@ -97,7 +98,7 @@ impl<'f> Run<'f> {
         let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
         let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
         let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
-        // In some runs no rail carries at first.
+        // In some runs a random set of rails, perhaps all of them, does not carry at first.
         let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
             0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
             _ => 0,
@@ -147,7 +148,7 @@ impl<'f> Run<'f> {
     pub fn play(mut self) -> Tally {
         let before = self.fabric.queue_pairs() + self.pair.missing_queue_pairs;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // NCCL gets the connection with its first rail.
+        // NCCL gets the connection once its first rail is up.
         while !self.pair.drivers.iter().all(|driver| driver.has_rail()) {
             self.watch();
             self.fabric.pass(5_000_000);
@@ -163,7 +164,7 @@ impl<'f> Run<'f> {
         }
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
-        // The rails return without help.
+        // From here on no faults are injected, and the rails must come back by themselves.
         (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
@@ -175,8 +176,8 @@ impl<'f> Run<'f> {
         });
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // Checked by the queue pairs too: a driver that has not run since a failed post still
-        // counts all its rails as up.
+        // The number of queue pairs is checked too: a driver that has not run since a failed post
+        // still counts all its rails as up.
         while !self.removals.are_over(self.fabric)
             || self.fabric.queue_pairs() != before
             || !self.pair.drivers.iter().all(|driver| driver.is_whole())
@@ -190,7 +191,7 @@ impl<'f> Run<'f> {
         self.part();
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
-        assert_eq!(self.fabric.queue_pairs(), before, "queue pairs came or went");
+        assert_eq!(self.fabric.queue_pairs(), before, "the number of queue pairs has changed");
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         self.tally
     }
@@ -206,7 +207,7 @@ impl<'f> Run<'f> {
         };
         let ns = self.dice.below(most);
         self.fabric.pass(ns);
-        assert!(self.fabric.now_ns() < limit, "{what} hang: {}", self.state());
+        assert!(self.fabric.now_ns() < limit, "timed out while waiting for {what}: {}", self.state());
     }
 
     fn state(&self) -> String {
@@ -300,7 +301,7 @@ impl<'f> Run<'f> {
     /// Checks, with nothing in flight, that all bytes taken from the bound were given back.
     fn check_that_all_is_given_back(&self) {
         let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.taken_bytes());
-        assert_eq!(taken, 0, "bytes of finished sends still count");
+        assert_eq!(taken, 0, "bytes of finished sends still count against the bound");
     }
 
     fn test_send(&mut self) {
@@ -318,7 +319,8 @@ impl<'f> Run<'f> {
         let Some((at, tag)) = running.get(self.dice.below(running.len() as u64) as usize).copied() else { return };
         let part = &mut self.model.groups[at].parts[tag];
         let request = part.send.unwrap();
-        let told = self.pair.send.enter().unwrap().test(&self.pair.contexts[0], request).expect("a send goes on");
+        let told =
+            self.pair.send.enter().unwrap().test(&self.pair.contexts[0], request).expect("testing a send succeeds");
         if let Some(bytes) = told {
             assert_eq!(bytes, part.bytes as u64);
             part.is_sent = true;
@@ -337,12 +339,13 @@ impl<'f> Run<'f> {
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
-        group.is_told = path.test(&self.pair.contexts[1], group.receive, tell).expect("a receive goes on");
+        group.is_told = path.test(&self.pair.contexts[1], group.receive, tell).expect("testing a receive succeeds");
         drop(path);
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Runs both drivers, in either order or only one; due control frames and events arrive.
+    /// Runs both drivers in random order, or only one of them, and delivers the control frames and
+    /// events that are due.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         self.lose_functions(now);
@@ -511,18 +514,18 @@ impl<'f> Run<'f> {
             if self.dice.one_in(2) {
                 self.watch();
             }
-            self.wait(u64::MAX, "the side that is left");
+            self.wait(u64::MAX, "the remaining side");
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         let Self { fabric, pair, tally, .. } = self;
         let bound = pair.bound.clone();
         drop((pair, path));
-        assert_eq!(fabric.queue_pairs(), 0, "queue pairs stay");
+        assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
         assert_eq!(
             bound.map_or(0, |bound| bound.taken_bytes()),
             0,
-            "the bytes of a connection that was dropped still count"
+            "the bytes of a dropped connection still count against the bound"
         );
         tally
     }

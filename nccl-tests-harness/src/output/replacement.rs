@@ -1,5 +1,5 @@
-//! A file that is written beside its place and then put there: a reader sees all of the old one or
-//! all of the new one.
+//! Atomic replacement of a file: the new file is written in the same directory and then renamed, so
+//! a reader sees either the whole old file or the whole new one.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -7,14 +7,16 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use tempfile::{Builder, NamedTempFile};
 
-/// Makes an empty file beside `path`. Errors do not name it: its name says nothing to the user.
+/// Creates an empty temporary file in the directory of `path`. Errors do not name the temporary
+/// file: its random name means nothing to the user.
 pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let make = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
     Builder::new().prefix(".nccl-spark-").suffix(".tmp").make_in(folder, make)
 }
 
-/// Writes a file beside `path`, down to the disk. [`NamedTempFile::persist`] puts it in place.
+/// Writes a temporary file in the directory of `path`, and syncs it to disk.
+/// [`NamedTempFile::persist`] renames it into place.
 pub fn written(path: &Path, content: &[u8], permissions: Permissions) -> io::Result<NamedTempFile> {
     let mut file = beside(path)?;
     file.write_all(content)?;
