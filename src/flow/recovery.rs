@@ -221,7 +221,7 @@ impl Recovery {
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
         // In any other state the loss is already known.
         if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::fencing(now, None), Cause::Lost(why.to_owned()), now);
+            self.transition(lane, State::Fencing { since: now, peer_has: None }, Cause::Lost(why.to_owned()), now);
             self.fenced(lane, received, now);
         }
     }
@@ -463,7 +463,7 @@ impl Recovery {
     /// Starts the fence of a rail that is up.
     fn fence(&mut self, lane: LaneId, cause: Cause, peer_has: Option<Received>, now: u64) {
         if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::fencing(now, peer_has), cause, now);
+            self.transition(lane, State::Fencing { since: now, peer_has }, cause, now);
             self.actions.push_back(Action::Fence(lane));
         }
     }

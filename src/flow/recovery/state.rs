@@ -53,12 +53,6 @@ pub enum State {
     Activating,
 }
 
-impl State {
-    pub(super) fn fencing(since: u64, peer_has: Option<Received>) -> Self {
-        Self::Fencing { since, peer_has }
-    }
-}
-
 /// A change of a rail's state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changed {
