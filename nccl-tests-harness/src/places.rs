@@ -4,6 +4,7 @@
 
 use crate::usage::wrong;
 use anyhow::{Context, bail, ensure};
+use clap::Args;
 use std::path::{Path, PathBuf};
 
 /// The program, below a prefix.
@@ -44,15 +45,26 @@ pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<Pa
     plugin.canonicalize().with_context(|| format!("find {}", plugin.display()))
 }
 
-/// The plugin's library: `given`, or the one that belongs to `program`, or wherever the loader
-/// finds it.
-///
-/// # Errors
-/// The given file is not there.
-pub fn library(given: Option<PathBuf>, program: &Path) -> Result<PathBuf, clap::Error> {
-    match given {
-        Some(path) => existing("--plugin", &path),
-        None => Ok(plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
+/// The option `--plugin` of commands whose ranks load the plugin as NCCL does.
+#[derive(Debug, Default, Args)]
+pub struct PluginOption {
+    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
+    /// libnccl-net-spark.so on the loader's path].
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+}
+
+impl PluginOption {
+    /// Returns the option's library, or the one that belongs to `program`, or the name by which the
+    /// loader finds one.
+    ///
+    /// # Errors
+    /// The option's file does not exist.
+    pub fn library(self, program: &Path) -> Result<PathBuf, clap::Error> {
+        match self.plugin {
+            Some(path) => existing("--plugin", &path),
+            None => Ok(plugin(program).unwrap_or_else(|| "libnccl-net-spark.so".into())),
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 //! runs the command, and returns the exit status. No other file of the crate reads the environment.
 
 use crate::output::{self, STANDARD_OUTPUT, Verbosity};
+use crate::places::PluginOption;
 use crate::ranks::launch::{self, World};
-use crate::{interrupt, places, usage, words};
+use crate::{interrupt, usage, words};
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
@@ -134,7 +135,7 @@ pub fn world(is_local: bool) -> Result<Option<World>> {
 /// Reports, before any rank starts, a setting that would make the plugin fail in every rank. Checks
 /// nothing for another plugin, which has settings of its own.
 pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
-    if places::library(None, program)? == plugin {
+    if PluginOption::default().library(program)? == plugin {
         Settings::of_this_process()?;
     }
     Ok(())

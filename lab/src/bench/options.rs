@@ -8,7 +8,7 @@ use nccl_tests_harness::abi;
 use nccl_tests_harness::fabric::options::FabricOptions;
 use nccl_tests_harness::fabric::{Kind, Wish};
 use nccl_tests_harness::output::report::{JsonOption, Target};
-use nccl_tests_harness::places;
+use nccl_tests_harness::places::{self, PluginOption};
 use nccl_tests_harness::ranks::job::RankEnv;
 use nccl_tests_harness::sizes::{self, Step};
 use nccl_tests_harness::usage::wrong;
@@ -57,10 +57,8 @@ pub struct Bench {
     /// Seconds without progress after which the run counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
-    /// libnccl-net-spark.so on the loader's path].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
+    #[command(flatten)]
+    plugin: PluginOption,
     #[command(flatten)]
     json: JsonOption,
     #[command(flatten)]
@@ -158,7 +156,7 @@ impl Bench {
         if let Some(env) = rank_env.iter().find(|env| env.rank >= RANKS) {
             return Err(wrong(format!("--rank-env {}:{}: the ranks are 0 and 1", env.rank, env.name)));
         }
-        let mut libraries = vec![("ours", places::library(self.plugin, program)?)];
+        let mut libraries = vec![("ours", self.plugin.library(program)?)];
         if let Some(path) = self.against {
             libraries.push(("theirs", places::existing("--against", &path)?));
         }

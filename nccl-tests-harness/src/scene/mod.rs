@@ -11,7 +11,7 @@ pub(crate) mod topology;
 use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Fabric, Wish};
 use crate::output;
-use crate::places;
+use crate::places::PluginOption;
 use crate::usage::wrong;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -32,10 +32,8 @@ pub struct SceneOptions {
     /// Writes the output of all ranks, with NCCL's log, to FILE.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
-    /// libnccl-net-spark.so wherever the loader finds it].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
+    #[command(flatten)]
+    plugin: PluginOption,
     /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both
     /// know.
     #[arg(long, value_name = "VERSION", value_parser = crate::abi::version_parser())]
@@ -73,7 +71,7 @@ impl SceneOptions {
     /// # Errors
     /// Fails when options contradict each other, or the plugin does not exist.
     pub fn setting(self, program: &Path) -> Result<Setting> {
-        let plugin = places::library(self.plugin, program)?;
+        let plugin = self.plugin.library(program)?;
         let fabric = self.fabric.wish(program)?;
         if self.as_spark {
             check_scale(&fabric)?;

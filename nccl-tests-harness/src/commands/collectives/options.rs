@@ -5,7 +5,7 @@ use super::lead::Plan;
 use super::messages::Terms;
 use crate::fabric::options::FabricOptions;
 use crate::output::report::JsonOption;
-use crate::places;
+use crate::places::PluginOption;
 use crate::ranks::job::RankEnv;
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous;
@@ -13,7 +13,7 @@ use crate::ranks::seats;
 use crate::sizes::{self, Step};
 use crate::usage::wrong;
 use clap::Args;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Options of a collective: those of a run, and of its table.
@@ -61,10 +61,8 @@ pub struct Run {
     /// Seconds without progress on any rank after which the run fails as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// Plugin's library [default: the one installed with or built beside this program, else
-    /// libnccl-net-spark.so in the loader's path].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
+    #[command(flatten)]
+    plugin: PluginOption,
     /// Environment variable for one rank; may be given more than once.
     #[arg(long, value_name = "RANK:NAME=VALUE", value_parser = RankEnv::parse)]
     rank_env: Vec<RankEnv>,
@@ -122,7 +120,7 @@ impl Run {
         };
         Ok(Plan {
             terms,
-            plugin: places::library(self.plugin, program)?,
+            plugin: self.plugin.library(program)?,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
             step: match self.step_factor {

@@ -6,11 +6,11 @@ use crate::fabric::Wish;
 use crate::fabric::options::FabricOptions;
 use crate::gpu::Kind;
 use crate::output::report::{JsonOption, Target};
-use crate::places;
+use crate::places::PluginOption;
 use crate::sizes;
 use crate::usage::wrong;
 use clap::Args;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Options of memory.
@@ -37,10 +37,8 @@ pub struct Options {
     /// Seconds without progress after which a kind of memory counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
-    /// The plugin's library [default: libnccl_net_spark.so beside this program, else
-    /// libnccl-net-spark.so on the loader's path].
-    #[arg(long, value_name = "PATH")]
-    plugin: Option<PathBuf>,
+    #[command(flatten)]
+    plugin: PluginOption,
     #[command(flatten)]
     json: JsonOption,
     #[command(flatten)]
@@ -89,7 +87,7 @@ impl Options {
         Ok(Plan {
             setup: Setup {
                 kind: Kind::Malloc,
-                plugin: places::library(self.plugin, program)?,
+                plugin: self.plugin.library(program)?,
                 job: u64::from(std::process::id()),
                 sizes,
                 gpus: [gpu, self.receiver_gpu.unwrap_or(gpu)],

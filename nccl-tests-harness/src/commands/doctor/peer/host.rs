@@ -8,7 +8,7 @@ use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail;
 use crate::fabric::SoftRails;
 use crate::output;
-use crate::places;
+use crate::places::PluginOption;
 use anyhow::{Result, anyhow};
 use nccl_net_spark::config::Settings;
 use nccl_net_spark::rails::{Rail, Survey};
@@ -40,7 +40,7 @@ impl Host {
         let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
             Some(plugin) => plugin.path.clone(),
-            None => places::library(None, program)?,
+            None => PluginOption::default().library(program)?,
         };
         let settings = Settings::of_this_process()?;
         let held: Vec<(String, String)> =
