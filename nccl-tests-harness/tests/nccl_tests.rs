@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, Said, is_built, nccl_spark, plugin};
+use common::{Fake, Said, built, is_built, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -240,7 +240,7 @@ fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
     {
         let mut command = nccl_spark();
         command.args(["all-gather", "-r", "2", "-b", "16", "-e", "16", "-n", "1", "--json", "-", "--fabric", "soft"]);
-        command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(plugin().unwrap());
+        command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(built().unwrap());
         let real = said(command);
         let report: serde_json::Value = serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
         let network = &report["networks"][0];
