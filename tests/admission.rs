@@ -15,7 +15,8 @@ mod starved;
 #[path = "admission/tuners.rs"]
 mod tuners;
 
-use attack::{HEADER_BYTES, Listener, Met, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
+use attack::{HEADER_BYTES, Listener, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
+use common::ends::{CHECKED, Ends};
 use common::until;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
@@ -212,7 +213,7 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let mut most = 0;
-    for round in 0..4_u8 {
+    for round in 0..4 {
         let listener = Listener::open(&hosts[1]);
         let (count, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
         let met = std::thread::scope(|scope| {
@@ -493,7 +494,7 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
         let (met, mut taken) = tapped(&hosts);
         met.check(9);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
-        let received = Received { granted: 5, open: Vec::new() };
+        let received = Received { granted: CHECKED.len() as u64, open: Vec::new() };
         let received = if side == 0 { received } else { Received::default() };
         say(stream, 1, ControlMessage::Fenced { lane: LaneId::default(), received: received.clone() }.encode());
         let begun = std::time::Instant::now();
@@ -509,15 +510,16 @@ fn a_repeated_bye_counts_once_and_one_that_cannot_be_true_is_reported() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     met.check(11);
+    let sent = CHECKED.len() as u64;
     say(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
-    say(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: 5 }.encode());
+    say(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: sent }.encode());
     say(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
     say(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
     for error in [met.sender_error(), met.receiver_error()] {
         assert!(matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())), "{error:?}");
     }
-    for (side, delivered) in [(0, 6), (0, u64::MAX), (1, 1)] {
-        let (met, mut taken): (Met, Taken) = tapped(&hosts);
+    for (side, delivered) in [(0, sent + 1), (0, u64::MAX), (1, 1)] {
+        let (met, mut taken): (Ends, Taken) = tapped(&hosts);
         met.check(12);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         say(stream, 1, ControlMessage::Bye { delivered }.encode());

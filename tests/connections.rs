@@ -2,18 +2,16 @@
 //! or on the devices that `SPARK_TEST_RAILS="A;B"` names for the two ends (`tests/rxe-vm/suite.sh`
 //! does so, on the kernel's soft-RoCE).
 
-#![allow(unsafe_code)]
-
 mod common;
 
 use common::comms::{Receiving, Sending};
-use common::{LIMIT, until};
-use nccl_net_spark::comm::{Host, ListenComm, Rail, RecvComm, RecvPart, Registration, SendComm};
+use common::ends::{Buffer, Ends, connect, every_size, full_window, sizes, transfer};
+use common::until;
+use nccl_net_spark::comm::{Host, Rail, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use std::path::PathBuf;
@@ -32,60 +30,12 @@ fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
-struct Ends {
-    send: SendComm,
-    recv: RecvComm,
-    _listen: ListenComm,
-}
-
 fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
-    let (listener, mut handle) = b.listen().unwrap();
-    let (mut send, mut recv) = (None, None);
-    let begun = Instant::now();
-    while send.is_none() || recv.is_none() {
-        assert!(begun.elapsed() < LIMIT, "the handshake hangs");
-        if send.is_none() {
-            send = a.connect(&mut handle, None).unwrap();
-        }
-        if recv.is_none() {
-            recv = listener.accept().unwrap();
-        }
-    }
-    Ends { send: send.unwrap(), recv: recv.unwrap(), _listen: listener }
+    connect(a, b).unwrap()
 }
 
 fn default_ends() -> Ends {
     ends(&host(0, &[]), &host(1, &[]))
-}
-
-/// A buffer. Never empty, because even an empty message refers to registered memory.
-struct Buffer {
-    bytes: Vec<u8>,
-}
-
-impl Buffer {
-    fn new(len: usize, seed: u64) -> Self {
-        let mut bytes = vec![0; len.max(1)];
-        for (at, word) in bytes.chunks_mut(8).enumerate() {
-            let value = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
-            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
-        }
-        Self { bytes }
-    }
-
-    fn blank(len: usize) -> Self {
-        Self { bytes: vec![0xee; len.max(1)] }
-    }
-
-    fn addr(&self) -> u64 {
-        self.bytes.as_ptr() as u64
-    }
-
-    fn memory(&self) -> HostMemory {
-        // SAFETY: every test keeps its buffers until its registrations and connections are dropped,
-        // and reads memory that a peer writes only after the receive is done.
-        unsafe { HostMemory::from_caller(self.bytes.as_ptr() as usize, self.bytes.len()) }
-    }
 }
 
 fn isend(
@@ -97,32 +47,6 @@ fn isend(
     memory: &Registration,
 ) -> Option<u16> {
     send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
-}
-
-fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    let part = RecvPart { addr: to.addr(), bytes: room, tag: 5, memory: &into };
-    let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
-    let send = until(|| isend(&ends.send, from, 0, bytes, 5, &out));
-    let mut received = None;
-    let mut sent = None;
-    until(|| {
-        received = received.take().or_else(|| received_sizes(&ends.recv, receive));
-        sent = sent.or_else(|| ends.send.test(send).unwrap());
-        received.as_ref().and(sent)
-    });
-    assert_eq!(sent.unwrap(), bytes as u64);
-    received.unwrap()[0]
-}
-
-/// Returns the sizes of a receive, once it is finished.
-fn received_sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
-    let mut sizes = Vec::new();
-    let done = recv.test(request, |part, bytes| {
-        assert_eq!(part, sizes.len());
-        sizes.push(bytes as usize);
-    });
-    done.unwrap().then_some(sizes)
 }
 
 /// GID indices differ between PCI functions and hosts, so an index that is valid on this host may
@@ -148,73 +72,29 @@ fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
 #[test]
 fn every_size_arrives_whole_and_is_told() {
     let ends = default_ends();
-    let sizes =
-        [0, 1, 7, 8, 63, 127, 128, 129, 4095, 4096, 4097, 16_384, 32_767, 32_768, 65_537, 1 << 20, (1 << 22) + 13];
-    for (round, &bytes) in sizes.iter().enumerate() {
-        for room in [bytes, bytes + 1000] {
-            let (from, to) = (Buffer::new(bytes, round as u64), Buffer::blank(room));
-            assert_eq!(transfer(&ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
-            assert!(to.bytes[..bytes] == from.bytes[..bytes], "{bytes} bytes differ");
-            assert!(to.bytes[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
-        }
-    }
+    every_size(
+        &ends,
+        &[0, 1, 7, 8, 63, 127, 128, 129, 4095, 4096, 4097, 16_384, 32_767, 32_768, 65_537, 1 << 20, (1 << 22) + 13],
+    );
 }
 
 #[test]
 fn a_full_window_of_groups_with_tags_out_of_order() {
-    const SLOTS: usize = 32;
-    const PARTS: usize = 8;
-    const PIECE: usize = 3000;
     let ends = default_ends();
-    let (from, to) = (Buffer::new(SLOTS * PARTS * PIECE, 1), Buffer::blank(SLOTS * PARTS * PIECE));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    for round in 0..3 {
-        let mut receives = Vec::new();
-        for slot in 0..SLOTS {
-            // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
-            let parts: Vec<RecvPart<'_>> = (0..PARTS)
-                .map(|part| RecvPart {
-                    addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
-                    bytes: PIECE,
-                    tag: (part / 2) as i32,
-                    memory: &into,
-                })
-                .collect();
-            receives.push(until(|| ends.recv.irecv(&parts, false).unwrap()));
-        }
-        let one = RecvPart { addr: to.addr(), bytes: 1, tag: 0, memory: &into };
-        assert_eq!(ends.recv.irecv(&[one], false).unwrap(), None, "a 33rd receive found room");
-        let mut sends = Vec::new();
-        for slot in 0..SLOTS {
-            for tag in [3, 1, 0, 2] {
-                for twin in 0..2 {
-                    let at = (slot * PARTS + tag * 2 + twin) * PIECE;
-                    sends.push(until(|| isend(&ends.send, &from, at, PIECE - tag, tag as i32, &out)));
-                }
-            }
-        }
-        assert_eq!(isend(&ends.send, &from, 0, 1, 0, &out), None, "a 257th send found room");
+    full_window(&ends, 3000, |sends, receives, expected| {
         for send in sends.into_iter().rev() {
             until(|| ends.send.test(send).unwrap());
         }
-        for (slot, receive) in receives.into_iter().enumerate().rev() {
-            let sizes = until(|| received_sizes(&ends.recv, receive));
-            let expected: Vec<usize> = (0..PARTS).map(|part| PIECE - part / 2).collect();
-            assert_eq!(sizes, expected, "slot {slot} in round {round}");
+        for receive in receives.into_iter().rev() {
+            assert_eq!(until(|| sizes(&ends.recv, receive)), expected);
         }
-        for (at, (a, b)) in from.bytes.iter().zip(&to.bytes).enumerate() {
-            let (part, within) = (at / PIECE % PARTS, at % PIECE);
-            if within < PIECE - part / 2 {
-                assert_eq!(a, b, "byte {at} in round {round}");
-            }
-        }
-    }
+    });
 }
 
 #[test]
 fn optional_receives_complete_at_once_and_lose_nothing() {
     let ends = default_ends();
-    let (from, to) = (Buffer::new(64 * 512, 9), Buffer::blank(64 * 512));
+    let (from, to) = (Buffer::filled(64 * 512, 9), Buffer::blank(64 * 512));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let mut sends = Vec::new();
     for at in (0..64).map(|n| n * 512) {
@@ -225,13 +105,13 @@ fn optional_receives_complete_at_once_and_lose_nothing() {
         });
         // It completes although nothing was sent for it yet. (In a loop, because the service thread
         // may hold the data path at this moment.)
-        until(|| received_sizes(&ends.recv, receive));
+        until(|| sizes(&ends.recv, receive));
         sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
     }
     for send in sends {
         until(|| ends.send.test(send).unwrap());
     }
-    assert!(from.bytes == to.bytes);
+    assert!(from.0 == to.0);
 }
 
 #[test]
@@ -239,11 +119,11 @@ fn optional_receives_complete_at_once_and_lose_nothing() {
 fn messages_of_2_gib_minus_one_byte_and_of_more_arrive_whole() {
     let ends = default_ends();
     let largest = (1 << 31) + 4097;
-    let (from, mut to) = (Buffer::new(largest, 3), Buffer::blank(largest));
+    let (from, mut to) = (Buffer::filled(largest, 3), Buffer::blank(largest));
     for bytes in [(1 << 31) - 1, largest] {
-        to.bytes.fill(0xee);
+        to.0.fill(0xee);
         assert_eq!(transfer(&ends, &from, &to, bytes, bytes), bytes);
-        assert!(from.bytes[..bytes] == to.bytes[..bytes]);
+        assert!(from.0[..bytes] == to.0[..bytes]);
     }
 }
 
@@ -252,7 +132,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     for order in 0..4 {
         let ends = ends(&a, &b);
-        let (from, to) = (Buffer::new(5000, order), Buffer::blank(5000));
+        let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
         let open = RecvPart { addr: to.addr(), bytes: 10, tag: 0, memory: &ends.recv.register(to.memory()).unwrap() };
         if order & 2 != 0 {
@@ -275,7 +155,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
 #[test]
 fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
     let ends = default_ends();
-    let (from, to) = (Buffer::new(100, 1), Buffer::blank(100));
+    let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let part = RecvPart { addr: to.addr(), bytes: 100, tag: 0, memory: &into };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
@@ -292,7 +172,7 @@ fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
 #[test]
 fn what_is_not_allowed_is_refused_and_loses_nothing() {
     let ends = default_ends();
-    let (from, to) = (Buffer::new(4096, 1), Buffer::blank(4096));
+    let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let part = RecvPart { addr: to.addr(), bytes: 1000, tag: 0, memory: &into };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
@@ -306,7 +186,7 @@ fn what_is_not_allowed_is_refused_and_loses_nothing() {
     assert!(ends.send.test(200).is_err() && ends.recv.test(31, |_, _| {}).is_err());
     let send = until(|| isend(&ends.send, &from, 0, 1000, 0, &out));
     until(|| ends.send.test(send).unwrap());
-    assert_eq!(until(|| received_sizes(&ends.recv, receive))[0], 1000);
+    assert_eq!(until(|| sizes(&ends.recv, receive))[0], 1000);
     assert!(ends.recv.test(receive, |_, _| {}).is_err(), "a finished request was still there");
 }
 
@@ -314,7 +194,7 @@ fn what_is_not_allowed_is_refused_and_loses_nothing() {
 fn registrations_are_shared_counted_and_safe_from_many_threads() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let ends = ends(&a, &b);
-    let buffer = Buffer::new(1 << 20, 4);
+    let buffer = Buffer::filled(1 << 20, 4);
     let first = ends.send.register(buffer.memory()).unwrap();
     let again = ends.send.register(buffer.memory()).unwrap();
     assert!(Arc::ptr_eq(&first, &again) && a.process().registrations.in_use() == 1);
@@ -338,10 +218,10 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     }
     drop((first, received));
     assert_eq!(a.process().registrations.in_use(), 1);
-    let (from, to) = (Buffer::new(70_000, 5), Buffer::blank(70_000));
+    let (from, to) = (Buffer::filled(70_000, 5), Buffer::blank(70_000));
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let (send, keep) = (&ends.send, Buffer::new(30_000, thread));
+            let (send, keep) = (&ends.send, Buffer::filled(30_000, thread));
             scope.spawn(move || {
                 for _ in 0..50 {
                     drop(send.register(keep.memory()).unwrap());
@@ -363,9 +243,9 @@ fn several_queue_pairs_per_rail_and_many_connections() {
     let all: Vec<Ends> = (0..8).map(|_| ends(&a, &b)).collect();
     for (n, ends) in all.iter().enumerate() {
         for round in 0..6 {
-            let (from, to) = (Buffer::new(200_001, n as u64 * 7 + round), Buffer::blank(200_001));
+            let (from, to) = (Buffer::filled(200_001, n as u64 * 7 + round), Buffer::blank(200_001));
             assert_eq!(transfer(ends, &from, &to, 200_001, 200_001), 200_001);
-            assert!(from.bytes == to.bytes);
+            assert!(from.0 == to.0);
         }
     }
 }
@@ -373,7 +253,7 @@ fn several_queue_pairs_per_rail_and_many_connections() {
 #[test]
 fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
     let (a, b) = (host(0, &[]), host(1, &[]));
-    let (from, to) = (Buffer::new(1 << 20, 1), Buffer::blank(1 << 20));
+    let (from, to) = (Buffer::filled(1 << 20, 1), Buffer::blank(1 << 20));
     for parity in 0..2 {
         let ends = ends(&a, &b);
         // One large message, so that every rail has been polled.
@@ -386,14 +266,14 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
         let begun = Instant::now();
         let mut looks = 0;
         while begun.elapsed() < Duration::from_millis(2500) || looks % 2 != parity {
-            assert!(received_sizes(&ends.recv, receive).is_none());
+            assert!(sizes(&ends.recv, receive).is_none());
             looks += 1;
         }
         let send = until(|| isend(&ends.send, &from, 0, 8, 0, &out));
         until(|| ends.send.test(send).unwrap());
         ends.send.close();
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(until(|| received_sizes(&ends.recv, receive))[0], 8);
+        assert_eq!(until(|| sizes(&ends.recv, receive))[0], 8);
     }
 }
 
@@ -431,7 +311,7 @@ fn a_bye_directly_after_the_handshake_is_received() {
     recv.close();
     std::thread::sleep(Duration::from_millis(300));
     let send = until(|| a.connect(&mut handle, None).unwrap());
-    let from = Buffer::new(100, 1);
+    let from = Buffer::filled(100, 1);
     let out = send.register(from.memory()).unwrap();
     let error = until(|| send.isend(from.addr(), 100, 0, &out).err());
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");

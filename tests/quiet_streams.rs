@@ -4,46 +4,14 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "common/counting.rs"]
+mod counting;
 
 use common::comms::{Receiving, Sending};
 use nccl_net_spark::comm::{RecvPart, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Counting;
-
-thread_local! {
-    /// True in the thread that drives the data path, while it does. Other threads may allocate.
-    static COUNTS: Cell<bool> = const { Cell::new(false) };
-}
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is forwarded unchanged to the system's allocator. Counting only accesses an
-// atomic and a plain thread-local.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTS.get() {
-            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller upholds the same contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        if COUNTS.get() {
-            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller upholds the same contract.
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn no_allocation_by_tcp_once_connected() {
@@ -86,16 +54,16 @@ fn no_allocation_by_tcp_once_connected() {
         }
     };
     one(8, 1, false);
-    COUNTS.set(true);
-    for _ in 0..50 {
-        for (size, parts, is_watched) in
-            [(0, 1, false), (8, 1, false), (8, 1, true), (70_000, 1, true), (300, 8, false), (4 << 20, 1, false)]
-        {
-            one(size, parts, is_watched);
+    let allocations = counting::allocations(|| {
+        for _ in 0..50 {
+            for (size, parts, is_watched) in
+                [(0, 1, false), (8, 1, false), (8, 1, true), (70_000, 1, true), (300, 8, false), (4 << 20, 1, false)]
+            {
+                one(size, parts, is_watched);
+            }
         }
-    }
-    COUNTS.set(false);
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "the data path allocates or frees");
+    });
+    assert_eq!(allocations, 0, "the data path allocates or frees");
     send.close();
     recv.close();
 }

@@ -14,10 +14,11 @@ mod hostile;
 mod refusals;
 
 use bed::{
-    Buffer, FAR, NEAR, RING_TCP, apart, check, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes,
-    transfer, turn,
+    Buffer, FAR, NEAR, RING_TCP, apart, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes, transfer,
+    turn,
 };
 use common::comms::{Receiving, Sending};
+use common::ends::{every_size, full_window};
 use common::heard::Heard;
 use common::{fill, is_filled, until};
 use nccl_net_spark::comm::RecvPart;
@@ -30,16 +31,10 @@ use tracing::Level;
 fn every_size_arrives_whole_and_is_told() {
     let ends = apart();
     assert!(is_by_tcp(&ends));
-    let sizes = [0, 1, 7, 8, 127, 128, 129, 4095, 4096, 16_383, 65_537, 131_072, 131_073, 1 << 20, (1 << 22) + 13];
-    for (round, bytes) in sizes.into_iter().enumerate() {
-        for room in [bytes, bytes + 1000] {
-            let seed = round as u64 + 1;
-            let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(room));
-            assert_eq!(transfer(&ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
-            assert!(is_filled(&to.0[..bytes], seed), "{bytes} bytes differ");
-            assert!(to.0[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
-        }
-    }
+    every_size(
+        &ends,
+        &[0, 1, 7, 8, 127, 128, 129, 4095, 4096, 16_383, 65_537, 131_072, 131_073, 1 << 20, (1 << 22) + 13],
+    );
     let (from, to) = (Buffer::filled(64 << 20, 99), Buffer::blank(64 << 20));
     assert_eq!(transfer(&ends, &from, &to, 64 << 20, 64 << 20), 64 << 20);
     assert!(from.0 == to.0);
@@ -47,56 +42,20 @@ fn every_size_arrives_whole_and_is_told() {
 
 #[test]
 fn a_full_window_of_groups_with_tags_out_of_order() {
-    const SLOTS: usize = 32;
-    const PARTS: usize = 8;
-    const PIECE: usize = 30_000;
     let ends = apart();
-    let (from, to) = (Buffer::filled(SLOTS * PARTS * PIECE, 1), Buffer::blank(SLOTS * PARTS * PIECE));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    for round in 0..3 {
-        let mut receives = Vec::new();
-        for slot in 0..SLOTS {
-            // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
-            let part = |part: usize| RecvPart {
-                addr: to.addr() + ((slot * PARTS + part) * PIECE) as u64,
-                bytes: PIECE,
-                tag: (part / 2) as i32,
-                memory: &into,
-            };
-            let parts: Vec<RecvPart<'_>> = (0..PARTS).map(part).collect();
-            receives.push(until(|| ends.recv.irecv(&parts, false).unwrap()));
-        }
-        let one = RecvPart { addr: to.addr(), bytes: 1, tag: 0, memory: &into };
-        assert_eq!(ends.recv.irecv(&[one], false).unwrap(), None, "a 33rd receive found room");
-        let mut sends = Vec::new();
-        for slot in 0..SLOTS {
-            for tag in [3, 1, 0, 2] {
-                for twin in 0..2 {
-                    let at = (slot * PARTS + tag * 2 + twin) * PIECE;
-                    let isend = || ends.send.isend(from.addr() + at as u64, PIECE - tag, tag as i32, &out).unwrap();
-                    sends.push(until(isend));
-                }
-            }
-        }
-        assert_eq!(ends.send.isend(from.addr(), 1, 0, &out).unwrap(), None, "a 257th send found room");
-        let mut waiting: Vec<(usize, u16)> = receives.into_iter().enumerate().collect();
+    full_window(&ends, 30_000, |mut sends, mut receives, expected| {
         until(|| {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
-            waiting.retain(|(slot, receive)| match sizes(&ends.recv, *receive) {
+            receives.retain(|receive| match sizes(&ends.recv, *receive) {
                 Some(told) => {
-                    let expected: Vec<usize> = (0..PARTS).map(|part| PIECE - part / 2).collect();
-                    assert_eq!(told, expected, "slot {slot} in round {round}");
+                    assert_eq!(told, expected);
                     false
                 }
                 None => true,
             });
-            (sends.is_empty() && waiting.is_empty()).then_some(())
+            (sends.is_empty() && receives.is_empty()).then_some(())
         });
-        for (at, (a, b)) in from.0.iter().zip(&to.0).enumerate() {
-            let (part, within) = (at / PIECE % PARTS, at % PIECE);
-            assert!(within >= PIECE - part / 2 || a == b, "byte {at} in round {round}");
-        }
-    }
+    });
 }
 
 #[test]
@@ -154,7 +113,7 @@ fn many_connections_both_ways() {
     let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
     let all: Vec<_> = (0..12).map(|n| if n % 2 == 0 { connect(&a, &b) } else { connect(&b, &a) }.unwrap()).collect();
     for (n, ends) in all.iter().enumerate() {
-        check(ends, n as u64 + 1);
+        ends.check(n as u64 + 1);
     }
     // In parallel, each with several messages in progress.
     const BYTES: usize = 700_001;
@@ -198,7 +157,7 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
     assert!(infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"), "{said:?}");
     for (ends, seed) in [(&by_rails, 1), (&by_tcp, 2), (&by_rails, 3), (&again, 4)] {
-        check(ends, seed);
+        ends.check(seed);
     }
     let total = 2 * (1 + 100 + 5000 + 300_000 + 3_000_001);
     let closing = heard.clone();

@@ -5,8 +5,10 @@
 //! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
 //! `cargo build --release --workspace` builds all three. Exit statuses are those of `nccl-spark`.
 
+mod as_spark;
 mod bench;
 mod communicators;
+mod one_version;
 mod pair;
 mod proc_status;
 
@@ -48,6 +50,15 @@ enum Command {
     /// must not grow.
     #[command(after_help = COMMUNICATORS)]
     Communicators(Box<communicators::options::Options>),
+    /// Runs a command in which NCCL sees a DGX Spark, with this machine's GPUs.
+    ///
+    /// NCCL gets a graph (NCCL_TOPO_FILE) with the software fabric's rails at a Spark's speeds, so
+    /// that NCCL chooses channels as on a Spark. NCCL_SPARK_TUNER is `on` unless it is set. A run
+    /// in which NCCL chose fewer than 16 collective channels fails.
+    #[command(after_help = AS_SPARK)]
+    AsSpark(as_spark::Options),
+    /// Makes a copy of the plugin that shows NCCL one version of the interface.
+    OneVersion(one_version::Options),
     /// One rank of bench. Its standard input is the connection to the command that starts it.
     #[command(name = Pair::COMMAND, hide = true)]
     PairRank(process::Start),
@@ -60,6 +71,11 @@ const BENCH: &str = "\
 Examples:
   spark-lab bench bandwidth latency           # two ranks on this machine
   spark-lab bench --against libnccl-net-other.so --json out.json";
+
+const AS_SPARK: &str = "\
+Examples:
+  spark-lab as-spark nccl-spark nccl-tests all_gather --profile spark-2cable --scale 0.25
+  spark-lab as-spark spark-lab communicators several --profile unpaced";
 
 const COMMUNICATORS: &str = "\
 Examples:
@@ -85,6 +101,11 @@ fn execute(command: Command) -> Result<Outcome> {
             let plan = options.plan(&program)?;
             communicators::run(&plan, &program, &variable, &mut output::standard()).map(Outcome::from)
         }
+        Command::AsSpark(options) => {
+            program::end_in_order()?;
+            options.run(&variable)
+        }
+        Command::OneVersion(options) => options.run(&program, output::standard()).map(|()| Outcome::Good),
         Command::PairRank(start) => {
             process::run::<Pair>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| Outcome::Good)
         }
@@ -104,7 +125,7 @@ mod tests {
 
     #[test]
     fn examples_are_right() {
-        for line in [BENCH, COMMUNICATORS].join("\n").lines().filter(|line| line.contains("spark-lab")) {
+        for line in [BENCH, COMMUNICATORS, AS_SPARK].join("\n").lines().filter(|line| line.contains("spark-lab")) {
             let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {
                 panic!("{line}: {error}");

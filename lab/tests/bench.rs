@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Fake, Said, say, spark_lab};
+use common::{Fake, Said, built, say, spark_lab};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 fn run(fake: &Fake, arguments: &[&str]) -> Said {
     let library = fake.library();
@@ -15,18 +15,6 @@ fn run(fake: &Fake, arguments: &[&str]) -> Said {
 
 fn told(said: &Said) -> Value {
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
-}
-
-/// The plugin that cargo built last and the software fabric, where both are built.
-fn soft() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_spark-lab"));
-    let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(|name| program.with_file_name(name));
-    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
-    let plugin = built.map(|(_, path)| path).filter(|_| program.with_file_name("softverbs-ibverbs").exists());
-    if plugin.is_none() {
-        common::skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build --workspace)");
-    }
-    plugin
 }
 
 fn run_soft(plugin: &Path, arguments: &str) -> Said {
@@ -50,7 +38,7 @@ fn metrics(side: &Value, rounds: usize, is_allowed: impl Fn(f64) -> bool) -> Vec
 
 #[test]
 fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
-    let Some(plugin) = soft() else { return };
+    let Some(plugin) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("libother.so");
     std::fs::copy(&plugin, &other).unwrap();
@@ -101,7 +89,7 @@ fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
 
 #[test]
 fn every_version_of_the_interface_carries_the_right_bytes() {
-    let Some(plugin) = soft() else { return };
+    let Some(plugin) = built() else { return };
     for version in 8..=12 {
         let arguments = format!("bandwidth latency --seconds 0.01 --rounds 1 -b 8 -e 256K -f 32768 --abi {version}");
         let said = run_soft(&plugin, &arguments);
@@ -116,7 +104,7 @@ fn every_version_of_the_interface_carries_the_right_bytes() {
 
 #[test]
 fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
-    let (good, bad) = (Fake::plugin(), Fake::plugin());
+    let (good, bad) = (Fake::compile(&[]), Fake::compile(&[]));
     let other = bad.library();
     // Of the messages that are checked first, at most 8 lie in memory side by side.
     let arguments = ["bandwidth", "-b", "64", "-e", "64", "--json", "-", "--against", other.to_str().unwrap()];
@@ -135,7 +123,7 @@ fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
 
 #[test]
 fn failures_name_the_library_the_rank_and_the_reason() {
-    let (fake, other) = (Fake::plugin(), Fake::plugin());
+    let (fake, other) = (Fake::compile(&[]), Fake::compile(&[]));
     let other = other.library();
     let against =
         |fault| ["bandwidth", "-b", "64", "-e", "64", "--against", other.to_str().unwrap(), "--against-env", fault];
@@ -158,7 +146,7 @@ fn failures_name_the_library_the_rank_and_the_reason() {
 
 #[test]
 fn commands_of_the_users_slow_a_rail() {
-    let fake = Fake::plugin();
+    let fake = Fake::compile(&[]);
     let place = fake.folder().join("said");
     let (fall, back) = (format!("echo fall >> {}", place.display()), format!("echo return >> {}", place.display()));
     let turns = ["--fall", &fall, "--return", &back];
@@ -188,7 +176,7 @@ fn a_setting_or_profile_that_is_not_usable_is_one_error() {
     let said: Said = spark_lab().arg("bench").env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
     let error = "spark-lab: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean";
     assert!(said.status == Some(1) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");
-    let fake = Fake::plugin();
+    let fake = Fake::compile(&[]);
     let library = fake.library();
     let library = library.to_str().unwrap();
     let said =

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, Said, say, spark_lab};
+use common::{Fakes, Said, say, spark_lab};
 use std::path::Path;
 
 #[test]
@@ -19,9 +19,9 @@ fn without_a_gpu_one_error_says_so_before_anything_starts() {
 
 #[test]
 fn a_driver_without_a_gpu_is_told_from_no_driver() {
-    let fake = Fake::with_driver();
+    let fake = Fakes::new();
     let mut command = spark_lab();
-    command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(fake.library());
+    command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(fake.plugin.library());
     let said: Said = command.env("LD_LIBRARY_PATH", fake.folder()).env("FAKE_GPUS", "0").output().unwrap().into();
     assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
     assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{said:?}");

@@ -6,7 +6,7 @@ use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
 /// The versions that can be driven.
-pub(crate) use types::NET_VERSIONS as VERSIONS;
+pub use types::NET_VERSIONS as VERSIONS;
 
 /// For an option that names one of them.
 pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {

@@ -6,15 +6,13 @@ pub mod options;
 
 use crate::interrupt;
 use crate::places;
-use crate::scene::topology::{Function, Machine};
 use crate::usage::wrong;
 use anyhow::{Context, Result, anyhow};
 use limit::Limit;
-use nccl_net_spark::rails::LinkRate;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
-use softverbs::profile::{Link, MAX_NODES, Profile, RailSpec};
+use softverbs::profile::{MAX_NODES, Profile};
 use softverbs::settings;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -80,10 +78,6 @@ const DEVICES: &str = "/sys/class/infiniband";
 const PREFIX: &str = "nccl-spark-";
 /// The built-in profile without limits.
 pub const UNPACED: &str = "unpaced";
-/// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces
-/// less.
-const SPARK_PORT_MBPS: f64 = 200_000.0;
-
 /// Makes the fabric that `wish` asks for. `own_library` is the verbs library that the user's
 /// environment names.
 ///
@@ -228,11 +222,6 @@ impl Fabric {
         Some(limit::of_rails(profile, &rails))
     }
 
-    /// The machine that a software fabric is a model of, at full speed whatever its scale.
-    pub fn machine(&self) -> Option<Machine> {
-        Some(machine(&self.soft.as_ref()?.profile))
-    }
-
     /// The names of a software fabric's rails, the same on each node.
     pub fn rails(&self) -> impl Iterator<Item = &str> {
         self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
@@ -302,35 +291,6 @@ impl SoftRails {
         let used: Vec<_> =
             rails.filter(|(_, rail)| devices.contains(&rail.name.as_str())).map(|(at, _)| (at, 1.0)).collect();
         limit::of_rails(&self.0, &used).payload_mbps
-    }
-}
-
-/// Returns the machine of a profile: a Spark, where the profile has no rates of its own.
-fn machine(profile: &Profile) -> Machine {
-    let mut profile = profile.clone();
-    for cable in &mut profile.cables {
-        cable.payload_mbps = 0.0;
-    }
-    for rail in &mut profile.rails {
-        // The software fabric announces no speed below 1 Mb/s either.
-        rail.line_mbps = if profile.name == UNPACED { SPARK_PORT_MBPS } else { rail.speed_mbps.max(1.0) };
-        let cable = &mut profile.cables[rail.cable];
-        cable.payload_mbps = cable.payload_mbps.max(rail.line_mbps);
-    }
-    for link in &mut profile.links {
-        // As the plugin computes it for a link of this width and rate (src/rails/pcie.rs).
-        let rate = LinkRate { width: link.width as u16, speed_mts: (link.gts * 1e3).round() as u32 };
-        link.payload_mbps = f64::from(rate.payload_mbps());
-    }
-    let function = |rail: &RailSpec| {
-        let Link { pci, gts, width, .. } = &profile.links[rail.link];
-        let (device, slot) = (rail.name.clone(), pci.clone());
-        Function { device, slot, number: rail.function, gts: *gts, width: *width, speed_mbps: rail.line_mbps as u32 }
-    };
-    let all: Vec<_> = (0..profile.rails.len()).map(|at| (at, 1.0)).collect();
-    Machine {
-        functions: profile.rails.iter().map(function).collect(),
-        merged_mbps: limit::of_rails(&profile, &all).payload_mbps.map_or(u32::MAX, |mbps| mbps as u32),
     }
 }
 
@@ -406,41 +366,14 @@ mod tests {
         assert!(error(&of("/no/profile"), 2).starts_with("--profile: profile \"/no/profile\" is neither built in ("));
     }
 
-    /// By hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000.
-    #[test]
-    fn a_machine_announces_a_sparks_speed_at_any_scale() {
-        let speeds = |name: &str, scale| {
-            let machine = machine(&Profile::load(name, scale).unwrap());
-            assert!(machine.functions.iter().all(|function| function.speed_mbps == 200_000), "{machine:?}");
-            (machine.functions.len(), machine.merged_mbps)
-        };
-        for scale in [1.0, 0.25, 0.1] {
-            assert_eq!(speeds("spark-2cable", scale), (4, 224_054));
-            assert_eq!(speeds("spark-1cable", scale), (2, 200_000));
-        }
-        assert!(Profile::names().contains(&UNPACED));
-        assert_eq!(speeds(UNPACED, 1.0), (2, 200_000));
-    }
-
-    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s;
-    /// what NCCL plans by is the whole machine.
+    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s.
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {
             let (profile, library) = (profile.to_owned(), "/dev/null".into());
             let fabric = set_up(&Wish { profile, library, ..wish(Some(Kind::Soft)) }, 3, None).unwrap();
             assert_eq!(fabric.limit(&[]).unwrap().payload_mbps, Some(195_000.0));
-            let machine = fabric.machine().unwrap();
-            assert_eq!((machine.functions.len(), machine.merged_mbps), (4, 224_054));
         }
-    }
-
-    #[test]
-    fn a_port_that_announces_another_speed_counts_with_that() {
-        let text = "link L pci=0000:01:00 gts=32 width=4 payload=0\ncable c payload=0\n\
-                    rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1 speed=40000";
-        let machine = machine(&Profile::parse("file", text).unwrap());
-        assert_eq!((machine.functions[0].speed_mbps, machine.merged_mbps), (40_000, 40_000));
     }
 
     #[test]

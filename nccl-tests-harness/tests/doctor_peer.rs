@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin};
+use common::{Said, built, is_built, nccl_spark};
 use serde_json::Value;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::path::PathFault;
@@ -49,7 +49,7 @@ impl Bed {
         command.envs(self.prepared.environment.iter().map(|(name, value)| (name, value)));
         let shared = self.prepared.folder().join("sys").display().to_string();
         command.env("NCCL_SPARK_SYSFS", control::sysfs_of_node(&shared, node)).env("SOFTVERBS_NODE", node.to_string());
-        let plugin = plugin().expect("looked for before");
+        let plugin = built().expect("looked for before");
         command.env("NCCL_IBVERBS_LIB", plugin.with_file_name("softverbs-ibverbs")).env("NCCL_NET_PLUGIN", &plugin);
         if let Some(library) = softverbs_library(&plugin) {
             command.env("NCCL_IBVERBS_LIB", library);

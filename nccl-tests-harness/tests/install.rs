@@ -181,7 +181,7 @@ fn the_installed_program_runs_with_nothing_but_its_prefix() {
     let folder = tempfile::tempdir().unwrap();
     let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
     let mut command = nccl_spark();
-    command.args(["install", "--plugin"]).arg(common::plugin().unwrap()).arg("--softverbs").arg(fabric);
+    command.args(["install", "--plugin"]).arg(common::built().unwrap()).arg("--softverbs").arg(fabric);
     let said = Said::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
     assert_eq!(said.status, Some(0), "{said:?}");
     // A copy elsewhere finds no plugin, so the one found below is the prefix's.

@@ -20,10 +20,7 @@ const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 whe
 /// The litmus test over the real plugin and the software fabric with a fake GPU, with small
 /// messages before it; none where the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
-    let Some(plugin) = built() else {
-        common::not_built();
-        return None;
-    };
+    let plugin = built()?;
     let fakes = Fakes::new();
     let mut command = nccl_spark();
     command.args(["memory", "-b", "8", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, Said, is_built, nccl_spark, plugin};
+use common::{Said, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -44,17 +44,6 @@ impl Program {
         for name in ["NCCL_TESTS_DEVICE", "NCCL_SPARK_TUNER", "NCCL_DEBUG_SUBSYS"] {
             command.env_remove(name);
         }
-        command
-    }
-
-    /// Runs with a Spark's graph, and with an nvidia-smi that prints `bus`.
-    fn as_spark(&self, bus: &str, arguments: &[&str]) -> Command {
-        let tool = self.0.path().join("nvidia-smi");
-        fs::write(&tool, format!("#!/bin/sh\necho {bus}\n")).unwrap();
-        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
-        let mut command = self.command("soft", &["--as-spark", "-r", "1"]);
-        command.args(arguments);
-        command.env("PATH", format!("{}:{}", self.0.path().display(), std::env::var("PATH").unwrap()));
         command
     }
 }
@@ -189,90 +178,6 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
 }
 
 #[test]
-fn one_version_of_the_interface_is_shown_where_one_is_asked_for() {
-    // NCCL_NET_PLUGIN is a copy of the plugin that shows one version, with the version in its name.
-    // The script prints that it loaded the table `took`.
-    let program = |took: &str| {
-        let took = format!("echo \"h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark ({took})\"");
-        Program::new(&format!(
-            r#"case $NCCL_NET_PLUGIN in */libnccl-net-spark-v9.so) {took} ;; esac; via Spark; head; row 8 10 0.1 0"#
-        ))
-    };
-    let plugin = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
-    let plugin = plugin.library();
-    let plugin = plugin.to_str().unwrap();
-    let said = program("v9").run(&["-r", "1", "--abi", "9", "--plugin", plugin]);
-    assert!(said.status == Some(0) && said.out.contains("NET/Spark (interface v9) at 1"), "{said:?}");
-    let said = program("v11").run(&["-r", "1", "--abi", "9", "--plugin", plugin]);
-    assert!(said.status == Some(1) && said.err.contains("took version 9"), "{said:?}");
-    let said = program("v9").run(&["-r", "1", "--abi", "7"]);
-    assert!(said.status == Some(2) && said.err.contains("must be 8 to 12"), "{said:?}");
-}
-
-#[test]
-fn nccl_is_given_a_sparks_graph_where_that_is_asked_for() {
-    let body = r#"
-        for part in 0000:41:00.0 0002:01:00.1 '<net name="rocep1s0f1" speed="200000"/>' '<nvlink target="fffe:ff:ff.0"' \
-            '<net name="spark-rails" speed="224054"/>'; do grep -q "$part" "$NCCL_TOPO_FILE" || exit 5; done
-        chose 18; via Spark; head; row 8 10 0.1 0"#;
-    let program = Program::new(body);
-    const BUS: &str = "00000000:41:00.0";
-    let graph = said(program.as_spark(BUS, &["--profile", "spark-2cable", "--scale", "0.1"]));
-    assert!(graph.status == Some(0) && graph.out.contains("NCCL_TOPO_FILE="), "{graph:?}");
-    assert!(graph.out.contains("# spark: 18 coll channels, 18 collnet channels"), "{graph:?}");
-    let verbs = program.run(&["--as-spark", "-r", "1"]);
-    assert!(verbs.status == Some(1) && verbs.err.contains("for the software fabric"), "{verbs:?}");
-    let scale = said(program.as_spark(BUS, &["--profile", "spark-2cable", "--scale", "0.5"]));
-    assert!(scale.status == Some(2) && scale.err.contains("--scale 1, 0.25, 0.1 or 0.05"), "{scale:?}");
-    let gpus = said(program.as_spark("no devices; exit 9", &[]));
-    assert!(gpus.status == Some(1) && gpus.err.contains("no devices"), "{gpus:?}");
-}
-
-/// The plugin announces the same device as the graph, with the same speed at every scale.
-#[test]
-fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
-    if !is_built() {
-        return;
-    }
-    let program = Program::new(r#"cat "$NCCL_TOPO_FILE"; chose 18; via Spark; head; row 8 10 0.1 0"#);
-    for (profile, scale) in
-        [("spark-1cable", "1"), ("spark-1cable", "0.25"), ("spark-2cable", "1"), ("spark-2cable", "0.1")]
-    {
-        let mut command = nccl_spark();
-        command.args(["all-gather", "-r", "2", "-b", "16", "-e", "16", "-n", "1", "--json", "-", "--fabric", "soft"]);
-        command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(plugin().unwrap());
-        let real = said(command);
-        let report: serde_json::Value = serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
-        let network = &report["networks"][0];
-        let (device, speed) = (network["device"].as_str().unwrap(), network["speed_mbps"].as_u64().unwrap());
-        let graph = said(program.as_spark("00000000:41:00.0", &["--profile", profile, "--scale", scale]));
-        let net = format!("<nic><net name=\"{device}\" speed=\"{speed}\"/></nic>");
-        assert!(graph.status == Some(0) && graph.out.contains(&net), "{net}: {graph:?}");
-    }
-}
-
-#[test]
-fn few_channels_end_a_run_as_a_spark_unless_they_are_allowed() {
-    const BUS: &str = "00000000:41:00.0";
-    let few = Program::new(r#"chose 8; touch "${0%/*}/$NCCL_NET"; via "$NCCL_NET"; head; row 8 10 0.1 0"#);
-    let refused = said(few.as_spark(BUS, &[]));
-    assert_eq!(refused.status, Some(1), "{refused:?}");
-    for part in ["chose 8 collective channels", "--allow-few-channels"] {
-        assert!(refused.err.contains(part), "{part}: {refused:?}");
-    }
-    let allowed = said(few.as_spark(BUS, &["--allow-few-channels"]));
-    assert!(allowed.status == Some(0) && allowed.out.contains("# spark: 8 coll channels"), "{allowed:?}");
-    // NCCL's own network shows them; with the plugin the run ends, in any place of the order.
-    let other = said(few.as_spark(BUS, &["--compare", "ib,spark", "--rounds", "1"]));
-    assert!(other.out.contains("# ib: 8 coll channels") && other.status == Some(1), "{other:?}");
-    assert!(other.err.contains("spark: NCCL chose 8") && !other.out.contains("not measured"), "{other:?}");
-    // Without a Spark's graph any number is accepted.
-    assert_eq!(few.run(&["-r", "1"]).status, Some(0));
-    let silent = said(Program::new("via Spark; head; row 8 10 0.1 0").as_spark(BUS, &[]));
-    assert!(silent.status == Some(1) && silent.err.contains("does not say how many"), "{silent:?}");
-}
-
-#[test]
 fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     let body = r#"
         echo "$NCCL_NET:$NCCL_SPARK_TUNER" >> "${0%/*}/runs"; n=$(wc -l < "${0%/*}/runs")
@@ -281,7 +186,9 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     let program = Program::new(body);
     let json = program.0.path().join("out.json");
     let compare = ["--compare", "spark,spark-untuned", "--rounds", "2", "--json", json.to_str().unwrap()];
-    let compared = said(program.as_spark("00000000:41:00.0", &compare));
+    let mut command = program.command("verbs", &["-r", "1"]);
+    command.args(compare).env("NCCL_SPARK_TUNER", "on");
+    let compared = said(command);
     let runs = fs::read_to_string(program.0.path().join("runs")).unwrap();
     // Round 1: spark, spark-untuned, control. Round 2: spark-untuned, control, spark.
     let expected = ["on", "off", "off", "off", "off", "on"].map(|tuner| format!("Spark:{tuner}"));
@@ -289,8 +196,13 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     let lines = compared.out.lines().skip_while(|line| !line.starts_with("           8  spark "));
     let ends: Vec<_> = lines.take(3).filter_map(|line| line.split_whitespace().last()).collect();
     assert_eq!(ends[1..], ["2.050", "1.000"], "{compared:?}");
-    for part in ["time ratio: the line's time / that of spark;", "  control ", "# control: 4 WRONG", "# spark: 0 wrong"]
-    {
+    for part in [
+        "time ratio: the line's time / that of spark;",
+        "  control ",
+        "# control: 4 WRONG",
+        "# spark: 0 wrong",
+        "# spark: 18 coll channels, 18 collnet channels",
+    ] {
         assert!(compared.out.contains(part), "{part}: {compared:?}");
     }
     assert_eq!(compared.status, Some(1), "wrong data of the control counts: {compared:?}");
@@ -305,7 +217,7 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
 }
 
 #[test]
-fn the_tuner_is_the_users_without_a_sparks_graph() {
+fn the_tuner_is_the_users() {
     let program = Program::new(r#"echo "tuner: $NCCL_SPARK_TUNER."; chose 18; via Spark; head; row 8 10 0.1 0"#);
     let tuner = |mut command: Command, set: Option<&str>| {
         set.map(|value| command.env("NCCL_SPARK_TUNER", value));
@@ -314,8 +226,7 @@ fn the_tuner_is_the_users_without_a_sparks_graph() {
         line.unwrap_or_else(|| panic!("{run:?}"))
     };
     assert_eq!(tuner(program.command("verbs", &["-r", "1"]), None), ".");
-    assert_eq!(tuner(program.as_spark("00000000:41:00.0", &[]), None), "on.");
-    assert_eq!(tuner(program.as_spark("00000000:41:00.0", &[]), Some("auto")), "auto.");
+    assert_eq!(tuner(program.command("verbs", &["-r", "1"]), Some("auto")), "auto.");
     let untuned = program.command("verbs", &["-r", "1", "--compare", "spark-untuned"]);
     assert_eq!(tuner(untuned, Some("on")), "off.");
 }

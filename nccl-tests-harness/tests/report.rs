@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin};
+use common::{Said, built, is_built, nccl_spark};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -506,7 +506,7 @@ fn this_machine_is_reported_on_over_the_software_fabric_where_there_is_no_other(
     command.env("SOFTVERBS_DIR", folder.path()).env_remove("NCCL_SPARK_SYSFS");
     // The loader finds the plugin in the way it finds an installed one.
     let library = tempfile::tempdir().unwrap();
-    symlink(plugin().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
+    symlink(built().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
     command.env("LD_LIBRARY_PATH", library.path());
     let said: Said = command.output().unwrap().into();
     assert_eq!(said.status, Some(0), "{said:?}");

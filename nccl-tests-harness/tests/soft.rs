@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin};
+use common::{Said, built, is_built, nccl_spark};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ fn command(arguments: &str) -> Command {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace());
     if !["fabric", "rails"].iter().any(|other| arguments.starts_with(other)) {
-        command.arg("--plugin").arg(plugin().expect("looked for before"));
+        command.arg("--plugin").arg(built().expect("looked for before"));
     }
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

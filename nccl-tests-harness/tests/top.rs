@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin, skip};
+use common::{Said, built, is_built, nccl_spark, skip};
 use nccl_net_spark::counters::layout::{
     FILE_BYTES, FILE_NAME, HEADER_WORDS, HeaderWord, MAGIC, RECORD_WORDS, RECORDS, VERSION, Word, text_words,
 };
@@ -417,7 +417,7 @@ impl Job {
         let dir = tempfile::tempdir().unwrap();
         let mut command = nccl_spark();
         command.args(["all-gather", "--fabric", "soft", "-b", "4M", "-e", "4M", "-n", "4000000000", "-w", "0"]);
-        command.args(options.split(' ')).arg("--plugin").arg(plugin().expect("looked for before"));
+        command.args(options.split(' ')).arg("--plugin").arg(built().expect("looked for before"));
         command.env("SOFTVERBS_DIR", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut job = Running(command.spawn().unwrap());
         let nodes = wait_for("the ranks", || {

@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin};
+use common::{Said, built, is_built, nccl_spark};
 use serde_json::Value;
 use std::process::Stdio;
 
 fn run(arguments: &str) -> Said {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace()).args(["--json", "-"]);
-    command.arg("--plugin").arg(plugin().expect("looked for before"));
+    command.arg("--plugin").arg(built().expect("looked for before"));
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap().wait_with_output().unwrap().into()

@@ -125,21 +125,9 @@ fn ranks_that_a_launcher_started_take_part_in_every_run() {
     assert!(fs::read_to_string(&settings).unwrap().contains("NCCL_SPARK_MIN_SHARE_BYTES=16384\n"));
 }
 
-/// The plugin that cargo built last, and the software fabric beside the program.
-fn built() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_nccl-spark"));
-    let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(|name| program.with_file_name(name));
-    let plugins = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
-    let plugin = plugins.max().filter(|_| program.with_file_name("softverbs-ibverbs").exists());
-    if plugin.is_none() {
-        common::not_built();
-    }
-    plugin.map(|(_, path)| path)
-}
-
 #[test]
 fn the_plugin_starts_with_what_was_written() {
-    let Some(plugin) = built() else { return };
+    let Some(plugin) = common::built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let settings = folder.path().join("spark.conf");
     let before = "NCCL_IB_HCA==rocep1s0f0\nNCCL_IB_QPS_PER_CONNECTION=9\n";

@@ -1,7 +1,8 @@
 //! Path MTUs in the handshake that a port does not have, or that do not exist. (READY and GO have
 //! no path MTU.)
 
-use crate::attack::{Listener, Met, between, decoded, dial, host, tapped};
+use crate::attack::{Listener, between, decoded, dial, host, tapped};
+use crate::common::ends::Ends;
 use crate::common::heard::Heard;
 use crate::common::until;
 use crate::turn;
@@ -24,7 +25,7 @@ fn own_mtu(host: &Host) -> u32 {
 
 /// Tries to connect through a proxy that changes the path MTU: the OFFER's for its pairs from
 /// `first` on, or the HELLO's.
-fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Met, Error> {
+fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Ends, Error> {
     let listener = Listener::open(&hosts[1]);
     let (handle, _taken) = between(&listener, move |at, frame| {
         if at != place {

@@ -1,7 +1,8 @@
 //! A process that runs out of descriptors while unauthenticated clients and an honest peer wait at
 //! its listeners. It is a process of its own, so that other tests keep their descriptors.
 
-use crate::attack::{Between, Listener, Met, between, decoded, dial, host};
+use crate::attack::{Between, Listener, between, decoded, dial, host};
+use crate::common::ends::Ends;
 use crate::common::heard::Heard;
 use crate::common::until;
 use nccl_net_spark::comm::Host;
@@ -142,7 +143,7 @@ fn starved_process() {
         (send.is_some() && recv.is_some()).then_some(())
     });
     told.hear(&heard);
-    let met = Met { send: send.unwrap(), recv: recv.unwrap() };
+    let met = Ends { send: send.unwrap(), recv: recv.unwrap() };
     met.check(5);
     other.check(6);
     let frames = taken.join().unwrap().frames;
@@ -181,7 +182,7 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
     assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
 }
 
-fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Met) {
+fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
     // With one descriptor, the clients get it one after the other until the honest peer has it. Its
     // answer takes more descriptors and has to wait. Later clients stay in the queue.
     let before = told.tries;

@@ -22,7 +22,7 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_and_say_why() {
             match listener.try_by(&hosts[0], listener.handle) {
                 Ok(met) => {
                     assert_eq!(first, second, "two hosts with different tuners were connected");
-                    met.check(first as u8);
+                    met.check(first as u64);
                 }
                 Err(error) => {
                     let text = error.to_string();

@@ -3,8 +3,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
+use crate::common::ends::{Ends, meet};
 use crate::common::{self, LIMIT, until};
-use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
+use nccl_net_spark::comm::{Host, ListenComm, RecvPart};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
@@ -55,61 +56,17 @@ impl Listener {
     }
 
     /// Makes a connection here, although other clients connect too.
-    pub fn meet(&self, from: &Arc<Host>) -> Met {
+    pub fn meet(&self, from: &Arc<Host>) -> Ends {
         self.try_by(from, self.handle).unwrap()
     }
 
     /// Connects with another handle. Returns the first error of either end.
-    pub fn try_by(&self, from: &Arc<Host>, mut handle: [u8; HANDLE_BYTES]) -> Result<Met, Error> {
-        let (mut send, mut recv) = (None, None);
-        until(|| {
-            if send.is_none() {
-                match from.connect(&mut handle, None) {
-                    Ok(made) => send = made,
-                    Err(error) => return Some(Err(error)),
-                }
-            }
-            if recv.is_none() {
-                match self.listen.accept() {
-                    Ok(made) => recv = made,
-                    Err(error) => return Some(Err(error)),
-                }
-            }
-            (send.is_some() && recv.is_some()).then_some(Ok(()))
-        })?;
-        Ok(Met { send: send.unwrap(), recv: recv.unwrap() })
+    pub fn try_by(&self, from: &Arc<Host>, handle: [u8; HANDLE_BYTES]) -> Result<Ends, Error> {
+        meet(from, &self.listen, handle)
     }
 }
 
-pub struct Met {
-    pub send: SendComm,
-    pub recv: RecvComm,
-}
-
-impl Met {
-    /// Sends messages of several sizes, and checks each byte.
-    pub fn check(&self, seed: u8) {
-        for (round, bytes) in [0, 1, 100, 5000, 300_000].into_iter().enumerate() {
-            let from: Vec<u8> = (0..bytes + 1).map(|at| (at * 7 + at / 251 + round) as u8 ^ seed).collect();
-            let to = vec![0xee_u8; bytes + 64];
-            // SAFETY: both outlive their registrations, which end with this round; the written
-            // bytes are read only after the receive is done.
-            let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-            let (out, into) = (self.send.register(memory(&from)).unwrap(), self.recv.register(memory(&to)).unwrap());
-            let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 9, memory: &into };
-            let receive = until(|| self.recv.irecv(&[part], false).unwrap());
-            let send = until(|| self.send.isend(from.as_ptr() as u64, bytes, 9, &out).unwrap());
-            let (mut sent, mut received) = (false, false);
-            until(|| {
-                sent = sent || self.send.test(send).unwrap().is_some();
-                received = received || self.recv.test(receive, |_, size| assert_eq!(size, bytes as u64)).unwrap();
-                (sent && received).then_some(())
-            });
-            assert!(to[..bytes] == from[..bytes], "{bytes} bytes differ");
-            assert!(to[bytes..].iter().all(|byte| *byte == 0xee), "bytes beyond {bytes} were touched");
-        }
-    }
-
+impl Ends {
     pub fn receiver_error(&self) -> Box<Error> {
         let to = [0_u8; 64];
         // SAFETY: it outlives its registration; the peer sends nothing into it.
@@ -210,7 +167,7 @@ pub fn between_late(
 pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
 
 /// Connects through a proxy that changes nothing. Returns its result too.
-pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Met, Taken) {
+pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Ends, Taken) {
     let listener = Listener::open(&hosts[1]);
     let (handle, taken) = between(&listener, |_, frame| frame);
     let met = listener.try_by(&hosts[0], handle).unwrap();

@@ -2,6 +2,7 @@
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
 pub mod comms;
+pub mod ends;
 pub mod heard;
 pub mod skip;
 

@@ -1,6 +1,6 @@
 //! Hosts that are not connected by TCP, and the messages of both sides.
 
-use crate::bed::{Ends, FAR, NEAR, RING_TCP, check, connect, host, is_by_tcp, turn};
+use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp, turn};
 use crate::common::heard::Heard;
 use crate::common::{self, until};
 use softverbs::control::{Action, control};
@@ -34,7 +34,7 @@ fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let (a, b) = (host(NEAR, &[RING_TCP]), host(&format!("{NEAR},{FAR}"), &[RING_TCP]));
     let ends = connect(&a, &b).unwrap();
     assert!(!is_by_tcp(&ends));
-    check(&ends, 1);
+    ends.check(1);
     // The pair can be formed, but nothing gets through.
     let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
     let set = |action| control(Path::new(&dir), &fabric, None, NEAR, action).unwrap();
@@ -100,6 +100,6 @@ fn streams_come_up_in_a_crowd_and_for_no_one_else() {
             is_over.store(true, Ordering::Relaxed);
             Ends { send: send.unwrap(), recv: recv.unwrap() }
         });
-        check(&ends, 3);
+        ends.check(3);
     }
 }

@@ -118,11 +118,7 @@ fn play(
         words = format!("{words}; {}", directed.context("the ranks ended before the devices had returned")?);
     }
     // This scenario uses two networks.
-    if scenario == Scenario::Mixed {
-        Ok(words)
-    } else {
-        Ok(format!("{words}; {}", used.judge(plan.tests.network, plan.setting.abi)?))
-    }
+    if scenario == Scenario::Mixed { Ok(words) } else { Ok(format!("{words}; {}", used.judge(plan.tests.network)?)) }
 }
 
 /// The exit statuses of the ranks if they ended in time, and the result of the director if there is

@@ -46,7 +46,7 @@ impl Limit {
 
 /// Returns the limit of rails of a profile together. Each rail is an index with the part of its
 /// rate that it has (1: all of it). A rate of 0 in the profile is no limit.
-pub(super) fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
+pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     let Profile { links, cables, .. } = profile;
     // The most that flows from links over rails to cables is the least cut (theorem of Ford and
     // Fulkerson). With the few links and cables of a machine all cuts are computed.

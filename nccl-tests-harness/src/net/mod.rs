@@ -105,7 +105,7 @@ pub struct Request {
 ///
 /// # Errors
 /// Fails when it cannot be loaded.
-pub(crate) fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
+pub fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
     let library = open(library)?;
     Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
 }

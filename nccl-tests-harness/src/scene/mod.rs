@@ -5,14 +5,11 @@
 //! user. The files of a run are removed with its scene.
 
 pub mod network;
-mod only_version;
-pub(crate) mod topology;
 
 use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Fabric, Wish};
 use crate::output;
 use crate::places::PluginOption;
-use crate::usage::wrong;
 use anyhow::{Context, Result};
 use clap::Args;
 use network::Network;
@@ -34,16 +31,6 @@ pub struct SceneOptions {
     log: Option<PathBuf>,
     #[command(flatten)]
     plugin: PluginOption,
-    /// Shows NCCL one version of the plugin's interface, 8 to 12, in place of the newest that both
-    /// know.
-    #[arg(long, value_name = "VERSION", value_parser = crate::abi::version_parser())]
-    abi: Option<u32>,
-    /// Gives NCCL the graph of a DGX Spark (NCCL_TOPO_FILE) with this machine's GPUs and the
-    /// software fabric's rails in it, so that it chooses channels as on a Spark. Sets
-    /// NCCL_SPARK_TUNER=on unless that is set. Takes --profile unpaced, or --scale 1, 0.25, 0.1 or
-    /// 0.05 of a Spark's profile.
-    #[arg(long)]
-    as_spark: bool,
     #[command(flatten)]
     fabric: FabricOptions,
 }
@@ -57,10 +44,6 @@ pub struct Setting {
     log: Option<PathBuf>,
     /// The plugin's library.
     plugin: PathBuf,
-    /// The one version of the plugin's interface that NCCL sees; none: all of them.
-    pub abi: Option<u32>,
-    /// Gives NCCL a Spark's graph.
-    pub as_spark: bool,
     /// The fabric that the options ask for.
     fabric: Wish,
 }
@@ -71,42 +54,12 @@ impl SceneOptions {
     /// # Errors
     /// Fails when options contradict each other, or the plugin does not exist.
     pub fn setting(self, program: &Path) -> Result<Setting> {
-        let plugin = self.plugin.library(program)?;
-        let fabric = self.fabric.wish(program)?;
-        if self.as_spark {
-            check_scale(&fabric)?;
-        }
         Ok(Setting {
             timeout: Duration::from_secs(self.timeout),
             log: self.log,
-            plugin,
-            abi: self.abi,
-            as_spark: self.as_spark,
-            fabric,
+            plugin: self.plugin.library(program)?,
+            fabric: self.fabric.wish(program)?,
         })
-    }
-}
-
-/// The scales of a Spark's profile for which results can be compared with each other: NCCL plans by
-/// the unscaled speeds, so each scale moves the sizes at which its choices are right.
-const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
-
-fn check_scale(wish: &Wish) -> Result<(), clap::Error> {
-    let allowed = if wish.profile == fabric::UNPACED { &SCALES[..1] } else { &SCALES[..] };
-    if allowed.contains(&wish.scale) {
-        return Ok(());
-    }
-    Err(wrong(format!(
-        "--as-spark with --profile {} --scale {}: it takes --profile unpaced without --scale, or a Spark's profile \
-         (spark-1cable, spark-2cable, spark-triangle, spark-ring) with --scale 1, 0.25, 0.1 or 0.05, so that results can be compared",
-        wish.profile, wish.scale
-    )))
-}
-
-impl Setting {
-    /// True if the runs need files that are on this machine alone.
-    pub fn is_local(&self) -> bool {
-        self.abi.is_some() || self.as_spark
     }
 }
 
@@ -114,10 +67,8 @@ impl Setting {
 pub struct Scene {
     /// The fabric of the messages.
     pub fabric: Fabric,
-    /// The plugin's library, or a copy of it.
+    /// The plugin's library.
     plugin: PathBuf,
-    /// NCCL's graph file.
-    graph: Option<PathBuf>,
     /// The folder for the runs' files.
     folder: TempDir,
     /// The file for all output.
@@ -135,15 +86,7 @@ impl Scene {
         let log = setting.log.as_ref().map(create).transpose()?;
         let fabric = fabric::set_up(&setting.fabric, ranks, lookup("NCCL_IBVERBS_LIB").as_deref())?;
         let folder = tempfile::tempdir().context("make a folder for the runs")?;
-        let plugin = match setting.abi {
-            Some(version) => only_version::copy(&setting.plugin, version, folder.path())?,
-            None => setting.plugin.clone(),
-        };
-        let graph = match setting.as_spark {
-            true => Some(graph(&fabric, &folder.path().join("spark.xml"))?),
-            false => None,
-        };
-        Ok(Self { fabric, plugin, graph, folder, log })
+        Ok(Self { fabric, plugin: setting.plugin.clone(), folder, log })
     }
 
     /// A folder for the runs' files, on this machine.
@@ -184,7 +127,7 @@ impl Scene {
         is_here: bool,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Vec<(String, String)>> {
-        let mut environment = network.environment(&self.plugin, self.graph.is_some(), lookup);
+        let mut environment = network.environment(&self.plugin);
         let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
         if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
             set("NCCL_DEBUG", output::nccl_debug().unwrap_or("INFO").to_owned());
@@ -194,9 +137,6 @@ impl Scene {
         }
         if is_here && lookup("NCCL_SOCKET_IFNAME").is_none() {
             set("NCCL_SOCKET_IFNAME", "lo".to_owned());
-        }
-        if let Some(graph) = &self.graph {
-            set("NCCL_TOPO_FILE", graph.display().to_string());
         }
         if network == Network::Ib
             && let Some(folder) = self.fabric.verbs_names()?
@@ -234,14 +174,6 @@ pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> St
     format!("{}{rest}", folder.display())
 }
 
-/// Writes a Spark's graph to `path`.
-fn graph(fabric: &Fabric, path: &Path) -> Result<PathBuf> {
-    let machine = fabric.machine().context("--as-spark is for the software fabric (--fabric soft)")?;
-    let gpus = topology::gpus().context("--as-spark needs this machine's GPUs")?;
-    fs::write(path, topology::xml(&gpus, &machine)).with_context(|| format!("write {}", path.display()))?;
-    Ok(path.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,30 +184,5 @@ mod tests {
         assert_eq!(subsystems("^COLL,init,P2P"), "^COLL,P2P");
         assert_eq!(subsystems("^NET"), "ALL");
         assert_eq!(subsystems("^ALL,GRAPH"), "^GRAPH");
-    }
-
-    #[test]
-    fn a_sparks_graph_is_for_fixed_scales() {
-        let check = |profile: &str, scale| {
-            let (library, profile) = (PathBuf::from("/no/library"), profile.to_owned());
-            check_scale(&Wish {
-                kind: None,
-                profile,
-                nic: Default::default(),
-                scale,
-                slow_rails: Vec::new(),
-                path_faults: Vec::new(),
-                library,
-                name: None,
-            })
-        };
-        for scale in SCALES {
-            assert!(check("spark-1cable", scale).is_ok() && check("spark-2cable", scale).is_ok());
-        }
-        assert!(check("unpaced", 1.0).is_ok());
-        for (profile, scale) in [("spark-2cable", 0.5), ("spark-1cable", 2.0), ("unpaced", 0.25)] {
-            let text = check(profile, scale).unwrap_err().to_string();
-            assert!(text.contains(&format!("--scale {scale}:")) && text.contains("1, 0.25, 0.1 or 0.05"), "{text}");
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The network that NCCL shall use, and the one that it used by its own log.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub enum Network {
 }
 
 /// The plugin's setting for its tuner.
-pub(crate) const TUNER: &str = "NCCL_SPARK_TUNER";
+pub const TUNER: &str = "NCCL_SPARK_TUNER";
 
 impl Network {
     /// The name on the command line.
@@ -45,32 +45,21 @@ impl Network {
         matches!(self, Self::Spark | Self::SparkUntuned)
     }
 
-    /// The variables that make NCCL use the network. `as_spark` is true if NCCL gets a Spark's
-    /// graph. The plugin's tuner is then turned on, because without a setting it acts on a GB10
-    /// only. `lookup` gives the value of an environment variable: the user's own setting of the
-    /// tuner stays.
-    pub fn environment(
-        self,
-        plugin: &Path,
-        as_spark: bool,
-        lookup: &dyn Fn(&str) -> Option<String>,
-    ) -> Vec<(String, String)> {
+    /// The variables that make NCCL use the network.
+    pub fn environment(self, plugin: &Path) -> Vec<(String, String)> {
         let plugin = if self.is_plugin() { plugin.display().to_string() } else { "none".to_owned() };
         let mut environment =
             vec![("NCCL_NET_PLUGIN".to_owned(), plugin), ("NCCL_NET".to_owned(), self.nccl_name().to_owned())];
-        let tuner = match self {
-            Self::SparkUntuned => Some("off"),
-            Self::Spark if as_spark && lookup(TUNER).is_none() => Some("on"),
-            _ => None,
-        };
-        environment.extend(tuner.map(|value| (TUNER.to_owned(), value.to_owned())));
+        if self == Self::SparkUntuned {
+            environment.push((TUNER.to_owned(), "off".to_owned()));
+        }
         environment
     }
 }
 
 /// The channels that NCCL chose for a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Channels {
+pub struct Channels {
     /// Number of channels for collectives.
     pub collective: u32,
     /// All kinds of channels, in NCCL's words.
@@ -149,7 +138,7 @@ impl Used {
     }
 
     /// The channels that NCCL chose; with several communicators, those of the one with the fewest.
-    pub(crate) fn channels(&self) -> Option<&Channels> {
+    pub fn channels(&self) -> Option<&Channels> {
         self.channels.as_ref()
     }
 
@@ -158,23 +147,15 @@ impl Used {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// Checks that all channels used `wanted`, and version `abi` of the plugin's interface if one
-    /// is given. Returns the network in words.
+    /// Checks that all channels used `wanted`. Returns the network in words.
     ///
     /// # Errors
-    /// Fails when a channel used another network or version, with the reason in the log.
-    pub fn judge(&self, wanted: Network, abi: Option<u32>) -> Result<String> {
+    /// Fails when a channel used another network, with the reason in the log.
+    pub fn judge(&self, wanted: Network) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
         match self.ends.get(wanted.nccl_name()) {
             Some(count) if others.is_empty() => {
-                if wanted.is_plugin() && abi.is_some() {
-                    ensure!(
-                        self.abi == abi,
-                        "NCCL does not say that it took version {} of the interface",
-                        abi.unwrap_or_default()
-                    );
-                }
                 let abi = self.abi.map(|version| format!(" (interface v{version})")).unwrap_or_default();
                 Ok(format!("NET/{}{abi} at {count} ends of channels", wanted.nccl_name()))
             }
@@ -212,16 +193,16 @@ mod tests {
     #[test]
     fn the_network_is_what_the_channels_went_over() {
         let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
-        assert_eq!(log.judge(Network::Spark, None).unwrap(), "NET/Spark at 2 ends of channels");
+        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark at 2 ends of channels");
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
-        assert!(log.judge(Network::Ib, None).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
     }
 
     #[test]
     fn a_name_that_is_cut_by_another_ranks_line_is_no_network() {
         let cut = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Soh:3:4 [0] NCCL INFO Channel 01/0";
         let log = used(&[cut, SPARK]);
-        assert_eq!(log.judge(Network::SparkUntuned, None).unwrap(), "NET/Spark at 1 ends of channels");
+        assert_eq!(log.judge(Network::SparkUntuned).unwrap(), "NET/Spark at 1 ends of channels");
     }
 
     #[test]
@@ -245,40 +226,32 @@ mod tests {
     }
 
     #[test]
-    fn the_tuner_is_on_with_a_sparks_graph_unless_the_user_has_set_it() {
-        let tuner = |network: Network, as_spark, set: Option<&str>| {
-            let lookup = |name: &str| set.filter(|_| name == TUNER).map(str::to_owned);
-            let environment = network.environment(Path::new("/p.so"), as_spark, &lookup);
-            environment.into_iter().find(|(name, _)| name == TUNER).map(|(_, value)| value)
-        };
-        assert_eq!(tuner(Network::Spark, true, None).as_deref(), Some("on"));
-        assert_eq!(tuner(Network::Spark, true, Some("auto")), None);
-        assert_eq!(tuner(Network::Spark, false, None), None);
-        for (as_spark, set) in [(true, None), (false, None), (true, Some("on"))] {
-            assert_eq!(tuner(Network::SparkUntuned, as_spark, set).as_deref(), Some("off"));
-            assert_eq!(tuner(Network::Ib, as_spark, set), None);
-            assert_eq!(tuner(Network::Socket, as_spark, set), None);
+    fn each_network_has_its_variables() {
+        for (network, plugin, name, tuner) in [
+            (Network::Spark, "/p.so", "Spark", None),
+            (Network::SparkUntuned, "/p.so", "Spark", Some("off")),
+            (Network::Ib, "none", "IB", None),
+            (Network::Socket, "none", "Socket", None),
+        ] {
+            let expected = [("NCCL_NET_PLUGIN", Some(plugin)), ("NCCL_NET", Some(name)), (TUNER, tuner)];
+            let expected = expected.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
+            assert_eq!(network.environment(Path::new("/p.so")), expected.collect::<Vec<_>>());
         }
-        let environment = Network::SparkUntuned.environment(Path::new("/p.so"), false, &|_| None);
-        let expected = [("NCCL_NET_PLUGIN", "/p.so"), ("NCCL_NET", "Spark"), (TUNER, "off")];
-        assert_eq!(environment, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 
     #[test]
     fn the_interface_that_nccl_took_is_named() {
         let log = used(&["h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark (v9)", SPARK]);
-        assert_eq!(log.judge(Network::Spark, None).unwrap(), "NET/Spark (interface v9) at 1 ends of channels");
-        assert!(log.judge(Network::Spark, Some(9)).is_ok());
-        assert!(log.judge(Network::Spark, Some(8)).unwrap_err().to_string().contains("version 8"));
+        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark (interface v9) at 1 ends of channels");
     }
 
     #[test]
     fn a_fallback_is_told_with_its_reason() {
         let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
-        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark, None).unwrap_err().to_string();
+        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
         assert!(text.contains("used NET/Socket where NET/Spark") && text.contains("libnccl-net-spark.so"), "{text}");
         assert_eq!(text.matches("Could not find").count(), 1);
-        let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark, None);
+        let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark);
         assert!(mixed.unwrap_err().to_string().contains("NET/Socket"));
     }
 
@@ -291,7 +264,7 @@ mod tests {
 
     #[test]
     fn no_network_at_all_is_told() {
-        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark, None);
+        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark);
         assert!(text.unwrap_err().to_string().contains("look like one host"));
     }
 

@@ -22,7 +22,6 @@ use crate::scene::network::{Channels, Network, Used};
 use anyhow::{Result, ensure};
 use options::{Call, Place, Plan};
 use printed_table::Row;
-use run::ChannelsUnlikeSpark;
 use show::Outcome;
 use std::io::Write;
 use std::path::Path;
@@ -87,7 +86,7 @@ fn measure(
             match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
                 Err(error) if crate::output::is_unread(&error) => return Err(error),
-                Err(error) if number == 0 || error.is::<ChannelsUnlikeSpark>() => {
+                Err(error) if number == 0 => {
                     return Err(error.context(outcome.name()));
                 }
                 Err(error) => {
@@ -137,7 +136,7 @@ fn once(
     for arguments in &plan.arguments {
         let call = Call { program, arguments, conditions: &plan.conditions };
         let mut used = Used::default();
-        let measured = run::run(&call, scene, network, environment, (own, name), &mut used, |_, shown| {
+        let measured = run::run(&call, scene, environment, (own, name), &mut used, |_, shown| {
             watch.doing(name);
             if let Some(text) = shown.filter(|_| alone) {
                 writeln!(out, "{}", text.trim_end())?;
@@ -146,7 +145,7 @@ fn once(
         });
         outcome.version = outcome.version.take().or_else(|| used.version.clone());
         rows.extend(measured?);
-        last = Some((run::check_network(&plan.conditions, network, &used)?, used));
+        last = Some((used.judge(network)?, used));
     }
     rows.sort_by_key(|row| row.bytes);
     let Some((words, used)) = last else { return Ok(rows) };

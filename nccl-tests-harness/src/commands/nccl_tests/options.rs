@@ -44,10 +44,6 @@ pub struct Options {
     /// another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,
-    /// With --as-spark: measures even if NCCL chooses fewer than 16 collective channels over this
-    /// plugin, which it does not do on a Spark.
-    #[arg(long, requires = "as_spark")]
-    allow_few_channels: bool,
     #[command(flatten)]
     json: JsonOption,
     /// Draws charts of busbw as SVG into the folder DIR.
@@ -88,9 +84,6 @@ pub struct Plan {
 pub struct Conditions {
     /// The hosts of the ranks.
     pub place: Place,
-    /// Counts a run even if NCCL chooses fewer channels than on a Spark, where it is given a
-    /// Spark's graph.
-    pub allow_few_channels: bool,
     /// Fabric, plugin, and time limit.
     pub setting: Setting,
 }
@@ -105,13 +98,6 @@ pub struct Call<'a> {
     pub conditions: &'a Conditions,
 }
 
-impl Conditions {
-    /// True if a run over this plugin counts only where NCCL chose as many channels as on a Spark.
-    pub fn needs_spark_channels(&self) -> bool {
-        self.setting.as_spark && !self.allow_few_channels
-    }
-}
-
 /// The hosts of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
@@ -123,16 +109,10 @@ pub enum Place {
 
 impl Place {
     /// Returns the place that `--ranks` and `--mpirun` name.
-    ///
-    /// # Errors
-    /// The ranks may be on other machines, and `setting` needs them here.
-    pub fn new(ranks: u16, mpirun: Option<String>, setting: &Setting) -> Result<Self, clap::Error> {
+    pub fn new(ranks: u16, mpirun: Option<String>) -> Self {
         match mpirun {
-            Some(_) if setting.is_local() => {
-                Err(wrong("--abi and --as-spark are for ranks of this machine: not with --mpirun"))
-            }
-            Some(text) => Ok(Self::Hosts(text.split_whitespace().map(str::to_owned).collect())),
-            None => Ok(Self::Here(usize::from(ranks))),
+            Some(text) => Self::Hosts(text.split_whitespace().map(str::to_owned).collect()),
+            None => Self::Here(usize::from(ranks)),
         }
     }
 
@@ -160,7 +140,6 @@ impl Options {
             return Err(wrong(format!("--compare names {} twice", network.name())))?;
         }
         let setting = self.scene.setting(program)?;
-        let place = Place::new(self.ranks, self.mpirun, &setting)?;
         let programs: Vec<PathBuf> =
             self.tests.iter().map(|test| find(test, self.dir.as_deref(), path)).collect::<Result<_>>()?;
         if let Some(program) = repeated(&programs) {
@@ -171,7 +150,7 @@ impl Options {
             arguments: arguments(&self.sizes, self.arguments)?,
             rounds: if networks.len() > 1 { self.rounds } else { 1 },
             networks,
-            conditions: Conditions { place, allow_few_channels: self.allow_few_channels, setting },
+            conditions: Conditions { place: Place::new(self.ranks, self.mpirun), setting },
             json: self.json.target,
             plot: self.plot,
         })
@@ -293,8 +272,6 @@ mod tests {
         assert_eq!(told.networks, [Network::Spark, Network::Socket]);
         let tuner = plan(&["--dir", dir, "--compare", "spark,spark-untuned"]).unwrap();
         assert_eq!(tuner.networks, [Network::Spark, Network::SparkUntuned]);
-        let few = plan(&["--dir", dir, "--allow-few-channels"]).unwrap_err().to_string();
-        assert!(few.contains("--as-spark"), "{few}");
         let twice = plan(&["all_gather", "all-gather", "--dir", dir]).unwrap_err().to_string();
         assert!(twice.contains("all_gather_perf is named twice"), "{twice}");
         assert!(plan(&["--dir", dir, "--compare", "ib,ib"]).unwrap_err().to_string().contains("ib twice"));

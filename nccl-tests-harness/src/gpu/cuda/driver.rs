@@ -101,6 +101,12 @@ pub struct About {
     pub concurrent_managed_access: bool,
 }
 
+/// A kernel's arguments: the addresses of these variables.
+macro_rules! arguments {
+    ($($variable:ident),*) => { [$((&raw mut $variable).cast::<std::ffi::c_void>()),*] };
+}
+pub(super) use arguments;
+
 /// A GPU's primary context.
 pub(super) struct Context {
     driver: Rc<Driver>,
@@ -208,10 +214,15 @@ impl Context {
         self.driver.check(call, code)
     }
 
+    /// Calls a function of the driver with this context current on this thread. `name` is the
+    /// function's, for errors.
+    pub(super) fn call(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) -> Result<()> {
+        self.functions().and_then(|functions| self.check(name, work(functions)))
+    }
+
     /// Gives an object back in `drop`, where an error can only be logged.
-    pub(super) fn give_back(&self, call: &str, work: impl FnOnce(&Functions) -> c_int) {
-        let result = self.functions().and_then(|functions| self.check(call, work(functions)));
-        if let Err(error) = result {
+    pub(super) fn give_back(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) {
+        if let Err(error) = self.call(name, work) {
             log::record(2, &format!("{error:#}"));
         }
     }

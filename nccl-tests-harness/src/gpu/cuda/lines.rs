@@ -1,7 +1,7 @@
 //! The kernels of the litmus test. They run on a stream of their own while the processor and the
 //! network use the same memory.
 
-use super::driver::{Address, Object};
+use super::driver::{Address, Functions, Object, arguments};
 use super::memory::Allocation;
 use super::{Block, Gpu};
 use crate::gpu::kind::Kind;
@@ -47,14 +47,14 @@ impl Lines {
         let (gpu, words) = (Rc::clone(gpu), Rc::clone(words));
         let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
         let zeroes = [0_u64; 6];
-        let functions = lines.gpu.context.functions()?;
+        let (place, bytes) = (lines.tally.address(), size_of_val(&zeroes));
         // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
         // call, which waits.
-        let code = unsafe { (functions.copy_in)(lines.tally.address(), zeroes.as_ptr().cast(), size_of_val(&zeroes)) };
-        lines.gpu.context.check("cuMemcpyHtoD", code)?;
+        let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, zeroes.as_ptr().cast(), bytes) };
+        lines.gpu.context.call("cuMemcpyHtoD", copy_in)?;
         // SAFETY: `stream` is valid for writes for the length of the call.
-        let code = unsafe { (functions.stream_create)(&mut lines.stream, NON_BLOCKING) };
-        lines.gpu.context.check("cuStreamCreate", code)?;
+        let create = |functions: &Functions| unsafe { (functions.stream_create)(&mut lines.stream, NON_BLOCKING) };
+        lines.gpu.context.call("cuStreamCreate", create)?;
         Ok(lines)
     }
 
@@ -70,14 +70,7 @@ impl Lines {
     pub fn store(&self, round: &Round) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
         let mut memory = self.place(round)?;
-        let mut arguments: [*mut c_void; 6] = [
-            (&raw mut memory).cast(),
-            (&raw mut first).cast(),
-            (&raw mut lines).cast(),
-            (&raw mut sequence).cast(),
-            (&raw mut pause_ns).cast(),
-            (&raw mut delay_ns).cast(),
-        ];
+        let mut arguments = arguments![memory, first, lines, sequence, pause_ns, delay_ns];
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
     }
 
@@ -86,15 +79,7 @@ impl Lines {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;
         let (mut spins, mut limit_ns, mut tally) = (SPINS, wait.as_nanos() as u64, self.tally.address());
-        let mut arguments: [*mut c_void; 7] = [
-            (&raw mut memory).cast(),
-            (&raw mut first).cast(),
-            (&raw mut lines).cast(),
-            (&raw mut sequence).cast(),
-            (&raw mut spins).cast(),
-            (&raw mut limit_ns).cast(),
-            (&raw mut tally).cast(),
-        ];
+        let mut arguments = arguments![memory, first, lines, sequence, spins, limit_ns, tally];
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
 
@@ -120,8 +105,8 @@ impl Lines {
         let mut found = [0_u64; 6];
         let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
         // SAFETY: as in `new`, the other way; no kernel runs.
-        let code = unsafe { (self.gpu.context.functions()?.copy_out)(to, self.tally.address(), bytes) };
-        self.gpu.context.check("cuMemcpyDtoH", code)?;
+        let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(to, self.tally.address(), bytes) };
+        self.gpu.context.call("cuMemcpyDtoH", copy_out)?;
         let [lines, torn, torn_again, missing, pieces, pieces_again] = found;
         Ok(Tally { lines, torn, torn_again, missing, pieces, pieces_again })
     }
@@ -137,17 +122,15 @@ impl Lines {
         if !self.is_idle()? {
             bail!("{} has not finished the round before", self.name());
         }
-        let functions = self.gpu.context.functions()?;
         let arguments = arguments.as_mut_ptr();
         // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the
         // call. The kernel touches lines that lie in the buffer and the tally. The buffer stays
         // until this is dropped, which waits for the kernel. `Words` ensures that there is no plain
         // reference into it, and that the processor uses atomics. The kernel ends: its loads are
         // bounded, and its sleeps too.
-        let code = unsafe {
+        self.gpu.context.call("cuLaunchKernel", |functions| unsafe {
             (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
-        };
-        self.gpu.context.check("cuLaunchKernel", code)
+        })
     }
 }
 

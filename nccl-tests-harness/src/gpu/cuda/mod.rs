@@ -14,7 +14,7 @@ use super::kind::Kind;
 use super::pattern::{Pattern, Wrong, span};
 use crate::net::{Buffer, Heap};
 use anyhow::{Context as _, Result};
-use driver::{Address, Context, Object};
+use driver::{Address, Context, Functions, Object, arguments};
 use memory::Allocation;
 use std::ffi::{CString, c_uint, c_void};
 use std::ops::Range;
@@ -54,7 +54,6 @@ struct Module {
 
 impl Module {
     fn load(context: &Rc<Context>) -> Result<Self> {
-        let functions = context.functions()?;
         let text = CString::new(KERNELS)?;
         let null = ptr::null_mut();
         let context_of = Rc::clone(context);
@@ -62,8 +61,9 @@ impl Module {
             Self { raw: null, fill: null, check: null, litmus_store: null, litmus_load: null, context: context_of };
         // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends
         // with NUL.
-        let code = unsafe { (functions.module_load)(&mut module.raw, text.as_ptr().cast()) };
-        context.check("cuModuleLoadData", code)?;
+        context.call("cuModuleLoadData", |functions| unsafe {
+            (functions.module_load)(&mut module.raw, text.as_ptr().cast())
+        })?;
         for (name, function) in [
             (c"nccl_spark_fill", &mut module.fill),
             (c"nccl_spark_check", &mut module.check),
@@ -72,8 +72,9 @@ impl Module {
         ] {
             // SAFETY: the module was just loaded; `function` is valid for writes for the length of
             // the call.
-            let code = unsafe { (functions.module_function)(function, module.raw, name.as_ptr()) };
-            context.check("cuModuleGetFunction", code)?;
+            context.call("cuModuleGetFunction", |functions| unsafe {
+                (functions.module_function)(function, module.raw, name.as_ptr())
+            })?;
         }
         Ok(module)
     }
@@ -121,8 +122,7 @@ impl Gpu {
     pub(crate) fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid for writes for the length of the call.
-        let code = unsafe { (self.context.functions()?.memory_info)(&mut free, &mut total) };
-        self.context.check("cuMemGetInfo", code)?;
+        self.context.call("cuMemGetInfo", |functions| unsafe { (functions.memory_info)(&mut free, &mut total) })?;
         Ok(free)
     }
 
@@ -147,12 +147,12 @@ impl Gpu {
         let (place, bytes) = (self.tally.address(), size_of_val(&tally));
         // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
         // call, which waits.
-        let code = unsafe { (self.context.functions()?.copy_in)(place, tally.as_ptr().cast(), bytes) };
-        self.context.check("cuMemcpyHtoD", code)?;
+        let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, tally.as_ptr().cast(), bytes) };
+        self.context.call("cuMemcpyHtoD", copy_in)?;
         self.run(self.module.check, block, range, pattern)?;
         // SAFETY: as above, the other way.
-        let code = unsafe { (self.context.functions()?.copy_out)(tally.as_mut_ptr().cast(), place, bytes) };
-        self.context.check("cuMemcpyDtoH", code)?;
+        let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(tally.as_mut_ptr().cast(), place, bytes) };
+        self.context.call("cuMemcpyDtoH", copy_out)?;
         let [count, first] = tally;
         Ok(Wrong { count, first: (count > 0).then_some(first) })
     }
@@ -163,28 +163,19 @@ impl Gpu {
         let (mut seed, mut flip) = (pattern.seed, u32::from(pattern.flip));
         let mut tally = self.tally.address();
         block.buffer.alone(|start| {
-            let functions = self.context.functions()?;
             let mut memory = self.address(block, start)? + range.start as u64;
-            let mut arguments: [*mut c_void; 6] = [
-                (&raw mut memory).cast(),
-                (&raw mut first).cast(),
-                (&raw mut count).cast(),
-                (&raw mut seed).cast(),
-                (&raw mut flip).cast(),
-                (&raw mut tally).cast(),
-            ];
+            let mut arguments = arguments![memory, first, count, seed, flip, tally];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
             // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill`
             // does not take the last), and are read during the call. A kernel touches `count` bytes
             // at `memory`, which lie in the block, and the tally: nothing else uses either until
             // `alone` returns, which is after the kernel's end. Memory that this GPU does not reach
             // is an error of its context, which then runs nothing more.
-            let code =
-                unsafe { (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut()) };
-            self.context.check("cuLaunchKernel", code)?;
+            self.context.call("cuLaunchKernel", |functions| unsafe {
+                (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut())
+            })?;
             // SAFETY: this context is current, and has only what was launched above to wait for.
-            let code = unsafe { (functions.synchronize)() };
-            self.context.check("cuCtxSynchronize, after a kernel,", code)
+            self.context.call("cuCtxSynchronize, after a kernel,", |functions| unsafe { (functions.synchronize)() })
         })
     }
 
@@ -197,8 +188,8 @@ impl Gpu {
         let mut address = 0;
         // SAFETY: the memory is pinned by CUDA; `address` is valid for writes for the length of the
         // call.
-        let code = unsafe { (self.context.functions()?.host_device_address)(&mut address, start.as_ptr(), 0) };
-        self.context.check("cuMemHostGetDevicePointer", code)?;
+        let call = |functions: &Functions| unsafe { (functions.host_device_address)(&mut address, start.as_ptr(), 0) };
+        self.context.call("cuMemHostGetDevicePointer", call)?;
         Ok(address)
     }
 }

@@ -80,7 +80,7 @@ impl<'a> Runner<'a> {
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
         let (mut used, mut said) = (Used::default(), Said::default());
         let names = (self.own, who.as_str());
-        let rows = run::run(&call, &self.scene, Network::Spark, &environment, names, &mut used, |line, _| {
+        let rows = run::run(&call, &self.scene, &environment, names, &mut used, |line, _| {
             said.note(line);
             Ok(())
         })?;
@@ -90,7 +90,7 @@ impl<'a> Runner<'a> {
         ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
         let is_time = |us: f64| us.is_finite() && us > 0.0;
         ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
-        let words = run::check_network(conditions, Network::Spark, &used)?;
+        let words = used.judge(Network::Spark)?;
         said.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");

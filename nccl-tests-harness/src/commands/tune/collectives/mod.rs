@@ -21,7 +21,6 @@ mod sweep;
 mod verdict;
 pub mod write;
 
-use crate::commands::nccl_tests::run::ChannelsUnlikeSpark;
 use crate::date;
 use crate::output;
 use crate::output::report::Sink;
@@ -330,7 +329,7 @@ impl<'a> Bench<'a> {
         self.watch.step();
         match measured {
             Ok(times) => record.rounds.push(times),
-            Err(error) if table.is_some() && !output::is_unread(&error) && !error.is::<ChannelsUnlikeSpark>() => {
+            Err(error) if table.is_some() && !output::is_unread(&error) => {
                 record.dropped = Some(Dropped::Failed(format!("{error:#}")));
             }
             Err(error) => return Err(error.context(what)),

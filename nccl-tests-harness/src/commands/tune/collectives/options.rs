@@ -73,9 +73,6 @@ pub struct Options {
     /// names, else /etc/nccl-spark.conf for root and ~/.nccl-spark.conf for other users].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// With --as-spark, measure even if NCCL chose fewer than 16 collective channels.
-    #[arg(long)]
-    allow_few_channels: bool,
     /// Measure, but write no settings file.
     #[arg(long)]
     dry_run: bool,
@@ -152,7 +149,7 @@ impl Options {
             )))?;
         }
         let setting = self.scene.setting(program)?;
-        let place = tests::Place::new(self.ranks, self.mpirun, &setting)?;
+        let place = tests::Place::new(self.ranks, self.mpirun);
         let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
         let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
         let collectives = collectives.into_iter().map(found).collect::<Result<Vec<_>>>()?;
@@ -160,7 +157,7 @@ impl Options {
         let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
         let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
         Ok(Plan {
-            conditions: tests::Conditions { place, allow_few_channels: self.allow_few_channels, setting },
+            conditions: tests::Conditions { place, setting },
             arguments,
             sizes: (self.min_bytes, self.max_bytes),
             collectives,
@@ -274,13 +271,6 @@ mod unit {
     }
 
     #[test]
-    fn few_channels_are_allowed_only_where_the_user_says_so() {
-        let needs = |arguments: &str| plan(arguments, &[]).unwrap().conditions.needs_spark_channels();
-        assert!(needs("--as-spark --fabric soft --profile unpaced"));
-        assert!(!needs("--as-spark --fabric soft --profile unpaced --allow-few-channels") && !needs(""));
-    }
-
-    #[test]
     fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
         assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).count()), (1, 2));
@@ -318,7 +308,6 @@ mod unit {
             ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),
             ("-r 1", &[], "2..=16"),
-            ("--as-spark --mpirun=-np", &[], "not with --mpirun"),
             ("", &[("NCCL_TUNER_PLUGIN", "other")], "would ask that tuner"),
         ] {
             let text = plan(arguments, environment).unwrap_err().to_string();

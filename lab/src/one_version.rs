@@ -1,21 +1,43 @@
-//! A copy of the plugin that shows one version of NCCL's interface. NCCL takes the newest version
-//! that it knows, so this is the way to make it take another one.
+//! `spark-lab one-version`: makes a copy of the plugin that shows one version of NCCL's interface.
+//! NCCL takes the newest version that it knows, so this is the way to make it take another one.
 //!
 //! The copy is the same machine code. Only the names of the other versions' tables are changed, in
 //! place and at the same length. So the loader's tables stay valid, and a look-up by the true name
 //! finds nothing.
 
-use crate::abi;
-use crate::net;
 use anyhow::{Context, Result, ensure};
+use clap::Args;
+use nccl_tests_harness::places::PluginOption;
+use nccl_tests_harness::{abi, net};
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Makes a copy of `plugin` in `folder` that shows `version` alone.
-///
-/// # Errors
-/// Fails when the plugin has no such table, or cannot be copied.
-pub fn copy(plugin: &Path, version: u32, folder: &Path) -> Result<PathBuf> {
+/// Options of one-version.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Version of the interface, 8 to 12.
+    #[arg(value_parser = abi::version_parser())]
+    version: u32,
+    /// Folder for the copy.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    out: PathBuf,
+    #[command(flatten)]
+    plugin: PluginOption,
+}
+
+impl Options {
+    /// Makes the copy, and prints the copy's path. `program` is this program's file.
+    ///
+    /// # Errors
+    /// Fails when the plugin has no such table, or cannot be copied.
+    pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
+        let copy = copy(&self.plugin.library(program)?, self.version, &self.out)?;
+        Ok(writeln!(out, "{}", copy.display())?)
+    }
+}
+
+fn copy(plugin: &Path, version: u32, folder: &Path) -> Result<PathBuf> {
     let mut library = fs::read(plugin).with_context(|| format!("read {}", plugin.display()))?;
     for other in abi::VERSIONS.filter(|other| *other != version) {
         spoil(&mut library, &format!("ncclNetPlugin_v{other}"));

@@ -1,0 +1,101 @@
+//! The parts of the command line's tests that the laboratory's tests use too: the fake plugin, the
+//! fake driver, and programs that are run.
+
+use super::skip;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The fake plugin, in a folder that is deleted with this value.
+pub struct Fake {
+    folder: tempfile::TempDir,
+}
+
+impl Fake {
+    /// Compiles it with these macros.
+    pub fn compile(defines: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        shared_object("fake_plugin.c", &folder.path().join("libfake.so"), defines);
+        Self { folder }
+    }
+
+    pub fn library(&self) -> PathBuf {
+        self.folder.path().join("libfake.so")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A fake plugin, and a fake driver beside it, which is found before any other.
+pub struct Fakes {
+    pub plugin: Fake,
+}
+
+impl Fakes {
+    pub fn new() -> Self {
+        let plugin = Fake::compile(&[]);
+        shared_object("fake_cuda.c", &plugin.folder().join("libcuda.so"), &[]);
+        Self { plugin }
+    }
+
+    /// The folder of the fake driver, for `LD_LIBRARY_PATH`.
+    pub fn folder(&self) -> &Path {
+        self.plugin.folder()
+    }
+}
+
+/// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust
+/// has.
+pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (source, include) = (package.join("../nccl-tests-harness/tests").join(source), package.join("../include"));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut command = Command::new(compiler);
+    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-I"]).arg(include);
+    let output = command.arg("-o").arg(library).args(defines).arg(source).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[derive(Debug)]
+pub struct Said {
+    pub status: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+/// The program in the file `program`, without an environment that could change what it does.
+pub fn clean(program: &str) -> Command {
+    let mut command = Command::new(program);
+    for name in ["NCCL_DEBUG", "NCCL_IBVERBS_LIB", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    for (name, _) in std::env::vars() {
+        if ["OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The plugin that cargo built last, if the software fabric is built too, as part of the whole
+/// workspace; otherwise prints that the test is skipped. They are in the folder of `program`; the
+/// plugin is in its `deps` after `cargo test`.
+#[track_caller]
+pub fn built_beside(program: &str) -> Option<PathBuf> {
+    let beside = |name: &str| Path::new(program).with_file_name(name);
+    let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(beside);
+    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
+    let plugin = built.map(|(_, path)| path).filter(|_| beside("softverbs-ibverbs").exists());
+    if plugin.is_none() {
+        skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build --workspace)");
+    }
+    plugin
+}
