@@ -3,13 +3,13 @@
 
 use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
-use crate::config::Config;
+use crate::config::{Config, RailConfig};
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
 use crate::interfaces;
 use crate::rails::{self, Obstacle, PortFacts, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
-use crate::tuner::{Facts, Policy, Tuner};
+use crate::tuner::{Policy, Tuner, TunerConfig};
 use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::handle::HANDLE_BYTES;
@@ -159,8 +159,7 @@ pub fn forked() -> bool {
 /// # Errors
 /// As [`init`], except that a host without a usable rail is not an error.
 pub fn survey() -> Result<Survey> {
-    let config = Config::from_environment()?;
-    let (survey, _) = look_around(&config)?;
+    let (survey, _) = look_around(&Config::from_environment()?.rails)?;
     Ok(survey)
 }
 
@@ -182,16 +181,16 @@ impl Plugin {
     fn start(nccl_version: Option<String>) -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
-        for warning in config.acknowledgement_warnings() {
+        for warning in config.acknowledgement.warnings() {
             tracing::warn!("{warning}");
         }
         Self::bring_up(config, nccl_version)
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
-        await_a_link(&config)?;
-        let (survey, rails) = while_devices_leave(|| take_rails(&config))?;
-        let properties = Properties::new(&survey, &rails, &config);
+        await_a_link(&config.rails, config.setup.connect_timeout)?;
+        let (survey, rails) = while_devices_leave(|| take_rails(&config.rails))?;
+        let properties = Properties::new(&survey, &rails, config.setup.qps_per_rail);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
         tracing::info!(
             "merged {} rail{} into one device of {} Mb/s: {}; {}",
@@ -202,7 +201,8 @@ impl Plugin {
             rails::host_pointers_reason(&rails::cuda_devices())
         );
         let gpu = rails::gpu_name().unwrap_or_else(|_| "unknown".to_owned());
-        let policy = policy(&config, fingerprint(&survey, &gpu, nccl_version));
+        let host = fingerprint(&survey, &gpu, nccl_version);
+        let policy = policy(config.tuner.clone(), config.setup.ring_tcp, &host);
         let tuner = TunerIdentity { hash: policy.hash(), gpu };
         let host = Arc::new(Host::new(config, rails, tuner));
         Ok(Self { host, properties, policy })
@@ -224,16 +224,12 @@ fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fing
     Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
 }
 
-fn policy(config: &Config, host: Fingerprint) -> Policy {
-    let (mode, learned, ll128) = (config.tuner, config.tuner_table.clone(), config.ll128);
-    let ring_tcp = config.ring_tcp;
-    let this_host = host.to_string();
-    let (network, tuner_plugin) = (config.network.clone(), config.tuner_plugin.clone());
-    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host });
+fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
+    let (policy, warnings) = Policy::new(config, ring_tcp, host);
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    tracing::info!("tuner: {policy}; this host is {this_host}");
+    tracing::info!("tuner: {policy}; this host is {host}");
     policy
 }
 
@@ -267,9 +263,8 @@ const LINK_LOOK: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
 /// Waits while no port can be a rail and all of them lack only a link, because cables may be
-/// plugged in and peers may boot after a job has started. Returns without an error after the
-/// connection timeout.
-fn await_a_link(config: &Config) -> Result<()> {
+/// plugged in and peers may boot after a job has started. Returns without an error after `limit`.
+fn await_a_link(config: &RailConfig, limit: Duration) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
     loop {
@@ -283,7 +278,7 @@ fn await_a_link(config: &Config) -> Result<()> {
         }
         // One start time for the process: NCCL may call `init` again after a failure, from several
         // threads.
-        let (waited, limit) = (WAITS_SINCE.get_or_init(Instant::now).elapsed(), config.connect_timeout);
+        let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
         if waited >= limit {
             return Ok(());
         }
@@ -302,7 +297,7 @@ fn await_a_link(config: &Config) -> Result<()> {
 }
 
 /// Surveys this host and opens its rails.
-fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
+fn take_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     let (survey, ports) = look_around(config)?;
     for refused in &survey.refused {
         tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.obstacle);
@@ -314,14 +309,11 @@ fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     Ok((survey, rails))
 }
 
-fn look_around(config: &Config) -> Result<(Survey, Ports)> {
+fn look_around(config: &RailConfig) -> Result<(Survey, Ports)> {
     let ports = ask_verbs(&config.verbs_library)?;
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((
-        rails::survey(Path::new(&config.sysfs), Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca),
-        ports,
-    ))
+    Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
 }
 
 /// Opens every device that this process may open and queries its ports. Logs the reasons for
@@ -366,7 +358,7 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     Ok(ports)
 }
 
-fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm::Rail>>> {
+fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
         let all: Vec<String> =
             survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.obstacle)).collect();
@@ -392,9 +384,9 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
 }
 
 impl Properties {
-    fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
+    fn new(survey: &Survey, rails: &[Arc<comm::Rail>], qps_per_rail: Option<u8>) -> Self {
         let limits = rails.iter().filter_map(|rail| {
-            let queue_pairs = comm::setup::negotiate::most_queue_pairs(config, &rail.info.attachment);
+            let queue_pairs = comm::setup::negotiate::most_queue_pairs(qps_per_rail, &rail.info.attachment);
             Some(rail.device.pd().ok()?.context().limits().max_qp / u32::from(queue_pairs))
         });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);

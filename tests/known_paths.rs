@@ -75,7 +75,7 @@ impl Bed {
             let process = self.hosts[side].process();
             Arc::clone(process.rails.iter().find(|rail| rail.info.device == DEAD).unwrap())
         });
-        let look = there.look(&self.hosts[0].process().config, &[]).unwrap();
+        let look = there.look(&[]).unwrap();
         let mapped = |gid: &[u8; 16]| !gid.starts_with(&[0xfe, 0x80]);
         let gid = look.addresses.iter().map(|address| address.gid).find(mapped).unwrap();
         PathId { rail: here.id, peer_gid: gid }
@@ -160,7 +160,7 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
         let now = Instant::now();
         for (here, there) in [(0, 1), (1, 0)] {
             let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
-            let looks = there.rails.iter().map(|rail| rail.look(&there.config, &[]).unwrap());
+            let looks = there.rails.iter().map(|rail| rail.look(&[]).unwrap());
             for gid in looks.flat_map(|look| look.addresses).map(|address| address.gid) {
                 for rail in &here.rails {
                     let path = PathId { rail: rail.id, peer_gid: gid };

@@ -49,13 +49,13 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::Setting`] when it cannot.
-pub fn check_sysfs(sysfs: &str) -> Result<()> {
+pub fn check_sysfs(sysfs: &Path) -> Result<()> {
     let why = match std::fs::metadata(sysfs) {
         Err(error) => error.to_string(),
-        Ok(_) if Path::new(sysfs).join("class").is_dir() => return Ok(()),
+        Ok(_) if sysfs.join("class").is_dir() => return Ok(()),
         Ok(_) => "it has no folder `class`".to_owned(),
     };
-    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.to_owned());
+    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.display().to_string());
     Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 

@@ -161,7 +161,7 @@ impl Host {
 }
 
 pub(super) fn hca(filter: &str) -> HcaFilter {
-    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().hca
+    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().rails.hca
 }
 
 pub(super) fn interface(name: &str, index: u32, addresses: impl IntoIterator<Item = (IpAddr, u8)>) -> Interface {

@@ -8,7 +8,7 @@ use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
 use crate::interfaces;
 use crate::verbs::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn names(survey: &Survey) -> Vec<&str> {
     survey.rails.iter().map(|rail| rail.device.as_str()).collect()
@@ -447,11 +447,10 @@ fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
 #[test]
 fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning() {
     let host = Host::new(&spark(&[0, 1]));
-    check_sysfs(host.path("").to_str().unwrap()).unwrap();
-    for (sysfs, why) in [("/no/such/sys", "No such file"), (host.path("class").to_str().unwrap(), "no folder `class`")]
-    {
-        let error = check_sysfs(sysfs).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS=\"{sysfs}\"")) && error.contains(why), "{error}");
+    check_sysfs(&host.path("")).unwrap();
+    for (sysfs, why) in [(PathBuf::from("/no/such/sys"), "No such file"), (host.path("class"), "no folder `class`")] {
+        let error = check_sysfs(&sysfs).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS={sysfs:?}")) && error.contains(why), "{error}");
     }
     let elsewhere = tempfile::tempdir().unwrap();
     let found = survey(elsewhere.path(), elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));

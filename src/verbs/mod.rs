@@ -33,4 +33,4 @@ pub use fork::{forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};
 pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
-pub use qp::{Path, Qp, QpCaps, Timing};
+pub use qp::{Path, Qp, QpCaps};

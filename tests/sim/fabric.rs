@@ -139,12 +139,7 @@ impl Fabric {
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
-        let looks = hosts[0]
-            .process()
-            .rails
-            .iter()
-            .map(|rail| rail.look(&hosts[0].process().config, &interfaces).unwrap())
-            .collect();
+        let looks = hosts[0].process().rails.iter().map(|rail| rail.look(&interfaces).unwrap()).collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
         // SAFETY: both live as long as the fabric, which outlives every connection over them. One
         // thread drives the fabric, and it reads the written bytes only between steps.
@@ -372,7 +367,7 @@ impl Fabric {
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
-        lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
+        lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.acknowledgement, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
@@ -387,7 +382,7 @@ impl Fabric {
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
                 let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
-                pair[side].connect(role, &self.hosts[side].process().config, &route).unwrap();
+                pair[side].connect(role, self.hosts[side].process().config.acknowledgement, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
             let [sender, receiver] = pair;
@@ -424,7 +419,7 @@ impl Fabric {
             Arc::new(PathContext {
                 peer: Arc::new(Peer::new(format!("end {}", 1 - side))),
                 registrations: Arc::clone(&process.registrations),
-                stall_warn: process.config.stall_warn,
+                stall_warn: process.config.data_path.stall_warn,
                 log: Arc::clone(&process.log),
                 waker: self.hosts[side].setup().service.clone(),
             })

@@ -5,16 +5,14 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::comm::threads;
-use crate::config::Config;
+use crate::config::AcknowledgementConfig;
 use crate::counters::Record;
 use crate::counters::layout::Word;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Missing, Network, Quick, Result, Violation};
 use crate::flow::pace::Moment;
-use crate::verbs::{
-    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
-};
+use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
@@ -265,7 +263,7 @@ impl Lane {
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
     /// [`Error::Network`] if the port no longer has the agreed address. [`Error::Protocol`] if the
     /// peer sent another number of queue pairs, or a larger path MTU than the port has.
-    pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
+    pub fn connect(&mut self, role: Role, acknowledgement: AcknowledgementConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
             return Err(Violation::QueuePairs { theirs, ours }.into());
@@ -293,8 +291,7 @@ impl Lane {
                 traffic_class,
                 service_level,
             })?;
-            let (timeout, retry_count) = (config.timeout, config.retry_count);
-            queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
+            queue.qp.ready_to_send(acknowledgement, queue.psn)?;
         }
         Ok(())
     }

@@ -121,7 +121,7 @@ impl PendingConnections {
         traffic_class: Option<u8>,
     ) -> Result<Option<SendComm>> {
         let decoded = Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
-        let config = &setup.process.config;
+        let config = &setup.process.config.setup;
         let ticket = match Handle::ticket(handle) {
             0 => {
                 let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -170,7 +170,7 @@ enum Step {
 
 impl Connecting {
     fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
-        let channel = Channel::dial(interfaces::in_own_scope(handle.address, &process.config)?)?;
+        let channel = Channel::dial(interfaces::in_own_scope(handle.address, &process.config.setup)?)?;
         let (started, priority) = (Instant::now(), process.priority(traffic_class));
         let handshake = Handshake { channel, started, priority, handle, stage: Stage::Dialling };
         Ok(Self { started, progress: Progress::Shaking(Box::new(handshake)) })
@@ -207,7 +207,8 @@ impl Handshake {
         loop {
             let waiting_for = match self.stage {
                 Stage::Redialling(when) if Instant::now() >= when => {
-                    self.channel = Channel::dial(interfaces::in_own_scope(self.handle.address, &process.config)?)?;
+                    self.channel =
+                        Channel::dial(interfaces::in_own_scope(self.handle.address, &process.config.setup)?)?;
                     self.stage = Stage::Dialling;
                     continue;
                 }
@@ -302,11 +303,11 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
         token: handle.token,
         name: process.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
-        qps_per_rail: negotiate::qps_wanted(&process.config),
+        qps_per_rail: negotiate::qps_wanted(&process.config.setup),
         tuner_hash: process.tuner.hash,
         gpu: process.tuner.gpu.clone(),
         priority,
-        by_tcp: rails.by_tcp(&process.config),
+        by_tcp: rails.by_tcp(&process.config.setup),
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {

@@ -142,7 +142,7 @@ impl New {
     fn connect(mut self: Box<Self>, process: &Process, role: Role, path: PathId, trial: Option<Trial>) -> Connected {
         let NewRoute { look, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
         let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
-        let outcome = self.lane.connect(role, &process.config, &route);
+        let outcome = self.lane.connect(role, process.config.acknowledgement, &route);
         match &trial {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
             None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),
@@ -165,5 +165,5 @@ impl Connected {
 /// Limit for a trial of a path, and for waiting for one: the kernel's search for the address, with
 /// time to spare on a busy machine, and the test writes.
 fn limit(process: &Process) -> Duration {
-    3 * SEARCH + process.config.probe_timeout
+    3 * SEARCH + process.config.recovery.probe_timeout
 }

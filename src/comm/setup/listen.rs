@@ -130,9 +130,8 @@ enum Probed {
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
 pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
-    let config = &setup.process.config;
-    let address =
-        interfaces::bootstrap_address(&interfaces::addresses()?, &config.socket_interfaces, config.socket_family)?;
+    let config = &setup.process.config.setup;
+    let address = interfaces::bootstrap_address(&interfaces::addresses()?, config)?;
     let trouble = |e: std::io::Error| Error::os(Call::Listen(address), &e);
     let listener = TcpListener::bind(address).map_err(trouble)?;
     listener.set_nonblocking(true).map_err(trouble)?;
@@ -311,8 +310,10 @@ impl OfferMade {
     fn new(process: &Process, rails: Rails, pairs: Vec<Pair>, hello: &Hello) -> Result<(Self, Offer)> {
         let ends: Vec<[End; 2]> =
             pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
-        let queue_pairs =
-            negotiate::queue_pairs(negotiate::qps_wanted(&process.config).max(hello.qps_per_rail), &Paths::new(&ends));
+        let queue_pairs = negotiate::queue_pairs(
+            negotiate::qps_wanted(&process.config.setup).max(hello.qps_per_rail),
+            &Paths::new(&ends),
+        );
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
@@ -430,7 +431,7 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 impl ProbedPair {
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
         let Way { peer_gid, mtu_bytes } = way(&self.pair);
-        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.probe_timeout);
+        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
         LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
     }

@@ -22,7 +22,6 @@ use crate::wire::message::{ByTcp, Hello, Message, Stream, Streams};
 use crate::wire::stream::MAX_STREAMS;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +41,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// # Errors
 /// [`Error::Usage`] if they do not, with the remedy.
 pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
-    let by_tcp = rails.by_tcp(&process.config);
+    let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
     // `check_ring_tcp` has made sure that both sides have the same setting.
     let (host, why) = match (by_tcp, &hello.by_tcp) {
@@ -139,7 +138,7 @@ impl Opening {
         let Streams { name: peer, count, token } = streams;
         let now = Instant::now();
         let lines = (1..count).map(|_| Line::Waiting(now)).collect();
-        Ok(Self { peer, token, address: in_own_scope(address, &process.config)?, lines })
+        Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, lines })
     }
 
     /// Continues with all streams. Returns true once the peer has confirmed them.
@@ -227,7 +226,7 @@ fn finish<P>(
     report(&process, &sockets);
     let context = StreamContext {
         sockets: Arc::new(sockets),
-        stall_warn: process.config.stall_warn,
+        stall_warn: process.config.data_path.stall_warn,
         log: Arc::clone(&process.log),
         totals: Arc::clone(&process.by_streams),
     };
@@ -258,8 +257,7 @@ fn report(process: &Process, sockets: &Sockets) {
     } else {
         tracing::debug!("{line}");
     }
-    if interfaces::is_wireless(Path::new(&process.config.sysfs), interface)
-        && process.log.is_first(peer, Subject::Wireless)
+    if interfaces::is_wireless(&process.config.rails.sysfs, interface) && process.log.is_first(peer, Subject::Wireless)
     {
         tracing::warn!(
             "TCP with {peer} goes over {interface}, which is Wi-Fi: set NCCL_SOCKET_IFNAME to a wired interface on every node"
