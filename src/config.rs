@@ -30,7 +30,7 @@ use value::{Parsed, Refusal, millis, number, optional, optional_text, path, seco
 
 /// Row of the table of settings.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct SettingRow {
     /// Environment variable.
     pub name: &'static str,
     /// Default; empty where the plugin chooses by itself.
@@ -42,7 +42,7 @@ pub struct Row {
 }
 
 /// The table of all settings, in the order of the documentation.
-pub fn table() -> &'static [Row] {
+pub fn table() -> &'static [SettingRow] {
     TABLE
 }
 
@@ -151,7 +151,7 @@ pub enum SocketFamily {
 macro_rules! settings {
     ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
         #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]
-        static TABLE: &[Row] = &[$(Row {
+        static TABLE: &[SettingRow] = &[$(SettingRow {
             name: $name,
             default: $default,
             doc: concat!($doc, " ", $allowed),
@@ -276,9 +276,9 @@ pub enum Source {
 
 /// Setting with its value in effect.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct Setting {
     /// Row of the table.
-    pub row: &'static Row,
+    pub row: &'static SettingRow,
     /// Value as text.
     pub value: String,
     /// Source of the value.
@@ -288,7 +288,7 @@ pub struct Held {
 /// All settings with their values in effect, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    held: Vec<Held>,
+    held: Vec<Setting>,
     files: Vec<PathBuf>,
     /// Variables of NCCL's own transports that are set.
     ignored: Vec<&'static str>,
@@ -330,16 +330,16 @@ impl Settings {
             }
         };
         files.iter().try_for_each(check)?;
-        let held: Vec<Held> = TABLE
+        let held: Vec<Setting> = TABLE
             .iter()
             .map(|row| {
                 match (environment(row.name), files.iter().find_map(|file| Some((file, file.line(row.name)?)))) {
-                    (Some(value), _) => Held { row, value, source: Source::Environment },
+                    (Some(value), _) => Setting { row, value, source: Source::Environment },
                     (None, Some((file, line))) => {
                         let source = Source::File { path: file.path.clone(), line: line.number };
-                        Held { row, value: line.value.clone(), source }
+                        Setting { row, value: line.value.clone(), source }
                     }
-                    (None, None) => Held { row, value: row.default.to_owned(), source: Source::Default },
+                    (None, None) => Setting { row, value: row.default.to_owned(), source: Source::Default },
                 }
             })
             .collect();
@@ -353,7 +353,7 @@ impl Settings {
     }
 
     /// Every setting, in the table's order.
-    pub fn held(&self) -> &[Held] {
+    pub fn held(&self) -> &[Setting] {
         &self.held
     }
 
@@ -372,7 +372,7 @@ impl Settings {
     /// Line for each settings file that was read, with its settings in effect.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
-            let here = |one: &&Held| matches!(&one.source, Source::File { path: of, .. } if of == path);
+            let here = |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
             let held = self.held.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
             let held: Vec<String> = held.collect();
             let what = if held.is_empty() { "no setting in effect".to_owned() } else { held.join(", ") };
@@ -411,7 +411,7 @@ fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
 }
 
 /// Finds the row of a setting; errors call the setting `shown`.
-fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
+fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let fault = SettingFault::Unknown { near: nearest(name) };
         Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
@@ -444,7 +444,7 @@ fn check(file: &SettingsFile) -> Result<()> {
     Ok(())
 }
 
-impl Row {
+impl SettingRow {
     /// Parses a value into its field of `config`. Errors call the setting `shown`.
     fn parse(&self, config: &mut Config, value: &str, shown: &str) -> Result<()> {
         (self.set)(config, value).map_err(|Refusal(reason)| {
