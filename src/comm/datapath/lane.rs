@@ -206,7 +206,7 @@ impl Lane {
             turn,
             pending,
             backlog_bytes,
-            record: Record::nowhere(),
+            record: Record::detached(),
         }
     }
 
