@@ -68,7 +68,7 @@ pub fn survey(
     interfaces: &[Interface],
     filter: &HcaFilter,
 ) -> Survey {
-    let seen = sorted(ports.iter().map(|facts| Port::look(sysfs, facts, interfaces, filter)).collect());
+    let seen = sorted(ports.iter().map(|facts| Port::survey(sysfs, facts, interfaces, filter)).collect());
     let mut links = Vec::new();
     let mut cables = Vec::new();
     let mut rails: Vec<Rail> = seen
@@ -83,7 +83,7 @@ pub fn survey(
     let refused = seen.iter().filter_map(Port::refused).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
-    let arp = Arp::look(proc_sys, &rails);
+    let arp = Arp::read(proc_sys, &rails);
     let mut warnings = advice::warnings(&seen, &rails, &links, filter, &arp);
     warnings.extend(arp.warning());
     Survey { rails, refused, links, warnings, speed_mbps, guid }
