@@ -25,7 +25,7 @@ mod qp;
 mod thread_domain;
 
 pub use barrier::{order_loads, order_stores};
-pub use context::{Context, Limits, Pd};
+pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::{Operations, Pd, note_failure};
-use super::cq::{Cq, Queue};
+use super::cq::{Cq, RawCq};
 use super::library::Pointer;
 use super::thread_domain::{ThreadDomain, tell_doorbells};
 use crate::config::AcknowledgementConfig;
@@ -24,7 +24,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     // Fields drop in this order, after the QP itself.
     _thread_domain: Option<ThreadDomain>,
-    _queue: Arc<Queue>,
+    _queue: Arc<RawCq>,
 }
 
 /// A work request with its one segment.
