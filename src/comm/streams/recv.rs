@@ -12,7 +12,7 @@ use crate::flow::NotInFlight;
 use crate::flow::streams::inbound::{Inbound, Landing};
 use crate::verbs::HostMemory;
 use crate::wire::ids::Slot;
-use crate::wire::stream::{FRAME_BYTES, Frame, LINE_BYTES};
+use crate::wire::stream::{FRAME_BYTES, LINE_BYTES, StreamFrame};
 use crate::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -114,7 +114,7 @@ impl StreamRecvPath {
         check_parts(parts)?;
         let outbox = &mut self.outbox;
         let granted = self.inbound.grant(parts.iter().map(|part| (part.tag, part.bytes as u64)), |grant| {
-            outbox.extend_from_slice(&Frame::Grant(grant).encode());
+            outbox.extend_from_slice(&StreamFrame::Grant(grant).encode());
         });
         let Some(slot) = granted else {
             self.go_on(context, "a receive without a free slot")?;
@@ -302,13 +302,13 @@ impl Incoming {
                 continue;
             }
             let Some(frame) = unused.first_chunk::<FRAME_BYTES>() else { return Ok(()) };
-            let frame = Frame::decode(frame).map_err(|malformed| malformed.to_string())?;
+            let frame = StreamFrame::decode(frame).map_err(|malformed| malformed.to_string())?;
             if !matches!(self.end, End::Open) {
                 return Err("a frame after its BYE".to_owned());
             }
             self.unused.start += FRAME_BYTES;
             match frame {
-                Frame::Data(data) => {
+                StreamFrame::Data(data) => {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
@@ -316,8 +316,8 @@ impl Incoming {
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
-                Frame::Bye => self.end = End::Closed,
-                Frame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
+                StreamFrame::Bye => self.end = End::Closed,
+                StreamFrame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
             }
         }
     }
@@ -389,7 +389,7 @@ impl FinalBytes for StreamRecvPath {
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let mut words = vec![Vec::new(); self.streams.len()];
         words[0] = std::mem::take(&mut self.outbox);
-        words.iter_mut().for_each(|word| word.extend_from_slice(&Frame::Bye.encode()));
+        words.iter_mut().for_each(|word| word.extend_from_slice(&StreamFrame::Bye.encode()));
         (!is_cut).then_some(words)
     }
 }

@@ -13,7 +13,7 @@ use crate::flow::sends::REQUESTS;
 use crate::flow::streams::outbound::{Chunk, Outbound};
 use crate::verbs::HostMemory;
 use crate::wire::cts::MAX_RECEIVE_BYTES;
-use crate::wire::stream::{FRAME_BYTES, Frame};
+use crate::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
@@ -177,7 +177,7 @@ impl StreamSendPath {
             // The next message starts on the stream where this one ends. The next chunk of this
             // message uses another stream.
             self.turn = if chunk.is_last { stream } else { stream + 1 };
-            self.begun[stream] = Some(Begun { frame: Frame::Data(chunk.data).encode(), chunk, sent: 0 });
+            self.begun[stream] = Some(Begun { frame: StreamFrame::Data(chunk.data).encode(), chunk, sent: 0 });
             moved |= self.push_stream(context, stream)?;
         }
         Ok(moved)
@@ -241,14 +241,16 @@ impl StreamSendPath {
         let count = frames.len();
         let mut outcome = Ok(());
         for frame in frames {
-            outcome = match Frame::decode(frame) {
+            outcome = match StreamFrame::decode(frame) {
                 _ if self.peer_has_closed => Err("a frame after its BYE".to_owned()),
-                Ok(Frame::Grant(grant)) => self.outbound.granted(&grant).map_err(|violation| violation.to_string()),
-                Ok(Frame::Bye) => {
+                Ok(StreamFrame::Grant(grant)) => {
+                    self.outbound.granted(&grant).map_err(|violation| violation.to_string())
+                }
+                Ok(StreamFrame::Bye) => {
                     self.peer_has_closed = true;
                     Ok(())
                 }
-                Ok(Frame::Data(_)) => Err("data to the side that sends".to_owned()),
+                Ok(StreamFrame::Data(_)) => Err("data to the side that sends".to_owned()),
                 Err(malformed) => Err(malformed.to_string()),
             };
             if outcome.is_err() {
@@ -294,7 +296,7 @@ impl FinalBytes for StreamSendPath {
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some() || self.outbound.is_running();
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
-        let bye = || Frame::Bye.encode().to_vec();
+        let bye = || StreamFrame::Bye.encode().to_vec();
         (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
     }
 }

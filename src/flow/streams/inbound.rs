@@ -5,7 +5,7 @@ use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Receives};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
-use crate::wire::stream::{Data, Grant};
+use crate::wire::stream::{Data, StreamGrant};
 use crate::wire::{PARTS, SLOTS};
 
 /// Unit in which a message's size is reported to [`Receives`]: the largest size of one completion
@@ -74,7 +74,7 @@ impl Inbound {
     pub fn grant(
         &mut self,
         parts: impl ExactSizeIterator<Item = (i32, u64)> + Clone,
-        mut tell: impl FnMut(Grant),
+        mut tell: impl FnMut(StreamGrant),
     ) -> Option<Slot> {
         let count = parts.len().min(PARTS) as u8;
         let granted = self.receives.grant(parts.clone().map(|(_, room)| room), false, LaneId::default())?;
@@ -83,7 +83,7 @@ impl Inbound {
         *receive = Receive { sequence, parts: [Part::Closed; PARTS] };
         for ((part, place), (tag, room)) in (0..count).zip(&mut receive.parts).zip(parts) {
             *place = Part::Granted { room };
-            tell(Grant { sequence, part, parts: count, tag, room });
+            tell(StreamGrant { sequence, part, parts: count, tag, room });
         }
         Some(granted.slot)
     }

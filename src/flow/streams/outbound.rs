@@ -7,7 +7,7 @@ use crate::flow::sends::{REQUESTS, Sends};
 use crate::wire::SLOTS;
 use crate::wire::cts::{self, Entry, Epoch, RING_WORDS, Terms, entry_word};
 use crate::wire::ids::LaneId;
-use crate::wire::stream::{Data, Grant};
+use crate::wire::stream::{Data, StreamGrant};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// All sends of one connection.
@@ -62,8 +62,8 @@ impl Outbound {
     ///
     /// # Errors
     /// A [`Violation`]; the state is unchanged then.
-    pub fn granted(&mut self, grant: &Grant) -> Result<(), Violation> {
-        let Grant { sequence, part, parts, tag, room } = *grant;
+    pub fn granted(&mut self, grant: &StreamGrant) -> Result<(), Violation> {
+        let StreamGrant { sequence, part, parts, tag, room } = *grant;
         if (sequence, part) != self.next_grant {
             return Err(Violation::GrantOrder { sequence, part });
         }

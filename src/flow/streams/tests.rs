@@ -3,7 +3,7 @@ use super::outbound::{Chunk, Outbound};
 use super::*;
 use crate::wire::SLOTS;
 use crate::wire::ids::Slot;
-use crate::wire::stream::{Data, Frame, Grant};
+use crate::wire::stream::{Data, StreamFrame, StreamGrant};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 struct Pair {
     inbound: Inbound,
     outbound: Outbound,
-    grants: VecDeque<Grant>,
+    grants: VecDeque<StreamGrant>,
     streams: [VecDeque<Chunk>; 4],
 }
 
@@ -28,7 +28,9 @@ impl Pair {
 
     fn isend(&mut self, tag: i32, bytes: u64) -> Option<u16> {
         while let Some(grant) = self.grants.pop_front() {
-            let Ok(Frame::Grant(read)) = Frame::decode(&Frame::Grant(grant).encode()) else { panic!("{grant:?}") };
+            let Ok(StreamFrame::Grant(read)) = StreamFrame::decode(&StreamFrame::Grant(grant).encode()) else {
+                panic!("{grant:?}")
+            };
             self.outbound.granted(&read).unwrap();
         }
         let head = self.outbound.find(tag).unwrap()?;
@@ -46,7 +48,9 @@ impl Pair {
 
     fn land(&mut self, stream: usize) -> Option<Landing> {
         let Chunk { data, .. } = self.streams[stream].pop_front()?;
-        let Ok(Frame::Data(read)) = Frame::decode(&Frame::Data(data).encode()) else { panic!("{data:?}") };
+        let Ok(StreamFrame::Data(read)) = StreamFrame::decode(&StreamFrame::Data(data).encode()) else {
+            panic!("{data:?}")
+        };
         let landing = self.inbound.announced(&read).unwrap();
         self.inbound.landed(landing.slot, landing.part, landing.bytes);
         Some(landing)
@@ -146,18 +150,18 @@ fn a_lying_sender_is_caught() {
 
 #[test]
 fn a_lying_receiver_is_caught() {
-    let grant = Grant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
+    let grant = StreamGrant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
     let order = |sequence, part| Err(Violation::GrantOrder { sequence, part });
     let mut outbound = Outbound::new();
-    assert_eq!(outbound.granted(&Grant { sequence: 1, ..grant }), order(1, 0));
-    assert_eq!(outbound.granted(&Grant { part: 1, ..grant }), order(0, 1));
+    assert_eq!(outbound.granted(&StreamGrant { sequence: 1, ..grant }), order(1, 0));
+    assert_eq!(outbound.granted(&StreamGrant { part: 1, ..grant }), order(0, 1));
     outbound.granted(&grant).unwrap();
     assert_eq!(outbound.granted(&grant), order(0, 0));
     assert_eq!(outbound.find(0), Ok(None), "half a group");
-    outbound.granted(&Grant { part: 1, parts: 3, ..grant }).unwrap();
+    outbound.granted(&StreamGrant { part: 1, parts: 3, ..grant }).unwrap();
     assert_eq!(outbound.find(0), Err(cts::Violation::Parts(3)));
     let mut outbound = Outbound::new();
-    let alone = |sequence| Grant { sequence, parts: 1, ..grant };
+    let alone = |sequence| StreamGrant { sequence, parts: 1, ..grant };
     for sequence in 0..SLOTS as u64 {
         outbound.granted(&alone(sequence)).unwrap();
     }
