@@ -69,7 +69,7 @@ pub enum Policy {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Source of the rows.
-    pub origin: Origin,
+    pub origin: RowSource,
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
@@ -77,7 +77,7 @@ pub struct Rules {
 
 /// Source of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum RowSource {
     /// Shipped with the plugin.
     Shipped,
     /// Measured by `nccl-spark tune` and passed in a setting.
@@ -118,12 +118,12 @@ impl Policy {
             return inert_by_wish(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
         }
         let mut warnings = Vec::new();
-        let mut chosen = if has_rows { (Origin::Shipped, shipped::rows()) } else { (Origin::None, Vec::new()) };
+        let mut chosen = if has_rows { (RowSource::Shipped, shipped::rows()) } else { (RowSource::None, Vec::new()) };
         if let Some(table) = table.filter(|_| has_rows) {
             let learned_on = table.fingerprint();
             let is_for = |of: &Fingerprint| (of.gpu == host.gpu) && (of.nccl == host.nccl);
             if learned_on.is_none_or(is_for) {
-                chosen = (Origin::Learned, table.rows().to_vec());
+                chosen = (RowSource::Learned, table.rows().to_vec());
             }
             if let Some(of) = learned_on.filter(|of| *of != host) {
                 // A table for other rails is used all the same: jobs of a host with a port down
@@ -188,9 +188,9 @@ impl Display for Policy {
             Self::Inert { reason } => write!(f, "off: {reason}"),
             Self::Acting(rules) => {
                 let origin = match rules.origin {
-                    Origin::Shipped => "shipped",
-                    Origin::Learned => "learned",
-                    Origin::None => "empty",
+                    RowSource::Shipped => "shipped",
+                    RowSource::Learned => "learned",
+                    RowSource::None => "empty",
                 };
                 let ll128 = if rules.ll128 { "" } else { ", no LL128" };
                 let ring = if rules.ring_only { ", Ring only above two nodes (NCCL_SPARK_RING_TCP)" } else { "" };
