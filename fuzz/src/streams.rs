@@ -10,7 +10,7 @@ use crate::tape::Tape;
 use crate::target::Seeds;
 use nccl_net_spark::flow::streams::inbound::Inbound;
 use nccl_net_spark::flow::streams::outbound::Outbound;
-use nccl_net_spark::flow::streams::{CHUNK_BYTES, Violation};
+use nccl_net_spark::flow::streams::{CHUNK_BYTES, StreamViolation};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
 use nccl_net_spark::wire::ids::Slot;
@@ -129,14 +129,14 @@ impl Receiver {
         let place = open.and_then(|open| open.parts.get_mut(usize::from(part))).filter(|place| !place.is_whole);
         let place = place.filter(|place| bytes > 0 || place.total.is_none());
         let Some(place) = place else {
-            assert_eq!(said, Err(Violation::NotGranted { sequence, part }));
+            assert_eq!(said, Err(StreamViolation::NotGranted { sequence, part }));
             return;
         };
         let announced = place.announced + u64::from(bytes);
         let expected = match place.total {
-            None if total > place.room => Err(Violation::Overrun { total, room: place.room }),
-            Some(before) if before != total => Err(Violation::Total { before, now: total }),
-            _ if announced > total => Err(Violation::Surplus { announced, total }),
+            None if total > place.room => Err(StreamViolation::Overrun { total, room: place.room }),
+            Some(before) if before != total => Err(StreamViolation::Total { before, now: total }),
+            _ if announced > total => Err(StreamViolation::Surplus { announced, total }),
             _ => Ok(()),
         };
         assert_eq!(said.map(|_| ()), expected);
@@ -207,7 +207,7 @@ fn send(tape: &mut Tape<'_>) {
                 let grant = StreamGrant { parts, tag: i32::from(tape.u8() & 3), room: u64::from(tape.u32()), ..honest };
                 match outbound.granted(&grant) {
                     Ok(()) => honest = after(&grant),
-                    Err(violation) => assert!(matches!(violation, Violation::GrantAhead(_)), "{violation}"),
+                    Err(violation) => assert!(matches!(violation, StreamViolation::GrantAhead(_)), "{violation}"),
                 }
             }
             2 => {
