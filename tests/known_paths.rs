@@ -12,7 +12,7 @@ mod common;
 use common::comms::{Receiving, Sending};
 use common::heard::Heard;
 use common::until;
-use nccl_net_spark::comm::rail::backoff::{Advice, Need, PathId};
+use nccl_net_spark::comm::rail::backoff::{Advice, PathId, Requirement};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Call, Error};
@@ -222,7 +222,7 @@ fn an_abandoned_connection_keeps_no_other_from_a_path() {
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
     bed.set(Action::Path(PathFault::Silent, true));
     let (path, process) = (bed.path(), bed.hosts[1].process());
-    let ask = || process.backoff.ask(path, Need::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
+    let ask = || process.backoff.ask(path, Requirement::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
     let mut first = Pending::new(&bed.hosts[1]);
     until(|| {
         first.step(&bed.hosts[0]);

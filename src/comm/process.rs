@@ -3,7 +3,7 @@
 mod cpu_latency;
 
 use super::log::once::LogOnce;
-use super::log::outages::Outages;
+use super::log::outages::RailOutages;
 use super::log::tcp::TcpOutages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
@@ -39,7 +39,7 @@ pub struct Process {
     /// Back-off for unreachable paths.
     pub backoff: Backoff,
     /// Outages of rails, each with one line in the log.
-    pub outages: Arc<Outages>,
+    pub outages: Arc<RailOutages>,
     /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
     /// Subjects already logged about peers.

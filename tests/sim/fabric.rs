@@ -203,7 +203,7 @@ impl Fabric {
         for side in [0, 1] {
             let process = Arc::clone(self.hosts[side].process());
             for rail in &process.rails {
-                rail.device.look(rail.info.port);
+                rail.device.query_presence(rail.info.port);
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1_000_000_000);
@@ -294,7 +294,7 @@ impl Fabric {
     /// Registers memory while a rail refuses it, then registers the same memory again without the
     /// fault.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
-        let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == DevicePresence::Here;
+        let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
             return;

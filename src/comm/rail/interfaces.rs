@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// One address of one interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterfaceAddress {
+pub struct BootstrapCandidate {
     /// Interface name.
     pub interface: String,
     /// The address, with port 0 and, for IPv6, its scope.
@@ -24,10 +24,10 @@ pub struct InterfaceAddress {
 ///
 /// # Errors
 /// As [`interfaces::all`].
-pub fn addresses() -> Result<Vec<InterfaceAddress>> {
+pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     let mut found = Vec::new();
     for up in interfaces::all()?.into_iter().filter(|interface| interface.is_up) {
-        found.extend(up.addresses.iter().map(|each| InterfaceAddress {
+        found.extend(up.addresses.iter().map(|each| BootstrapCandidate {
             interface: up.name.clone(),
             address: each.address,
             loopback: up.is_loopback,
@@ -43,8 +43,8 @@ pub fn addresses() -> Result<Vec<InterfaceAddress>> {
 ///
 /// # Errors
 /// [`Error::Missing`] with a list of the interfaces.
-pub fn bootstrap_address(addresses: &[InterfaceAddress], config: &SetupConfig) -> Result<SocketAddr> {
-    let rank = |each: &&InterfaceAddress| {
+pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig) -> Result<SocketAddr> {
+    let rank = |each: &&BootstrapCandidate| {
         let awkward = match each.address.ip() {
             IpAddr::V4(v4) => u8::from(v4.is_link_local()),
             IpAddr::V6(v6) => 2 + u8::from(v6.is_unicast_link_local()),
@@ -65,7 +65,7 @@ pub fn bootstrap_address(addresses: &[InterfaceAddress], config: &SetupConfig) -
         right_family && each.running && config.interfaces.admits(&each.interface, None)
     });
     admitted.min_by_key(rank).map(|each| each.address).ok_or_else(|| {
-        let one = |a: &InterfaceAddress| {
+        let one = |a: &BootstrapCandidate| {
             let carrier = if a.running { "" } else { ", no carrier" };
             format!("{} ({}{carrier})", a.interface, a.address.ip())
         };
@@ -95,8 +95,8 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn host() -> Vec<InterfaceAddress> {
-        let one = |interface: &str, address: &str| InterfaceAddress {
+    fn host() -> Vec<BootstrapCandidate> {
+        let one = |interface: &str, address: &str| BootstrapCandidate {
             interface: interface.into(),
             address: address.parse().unwrap(),
             loopback: interface == "lo",

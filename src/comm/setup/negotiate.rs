@@ -68,7 +68,7 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 }
 
 /// This host's rails, usable and lost ones.
-pub struct Rails {
+pub struct LocalRails {
     /// The rails whose addresses are known, in the order of the adverts.
     pub known: Vec<KnownRail>,
     /// Adverts of the known rails, for the peer.
@@ -87,12 +87,12 @@ pub struct KnownRail {
     pub problem: Option<String>,
 }
 
-impl Rails {
+impl LocalRails {
     /// Queries every rail.
     ///
     /// # Errors
     /// [`Error::Os`] if the interfaces cannot be listed.
-    pub fn look(process: &Process) -> Result<Self> {
+    pub fn query(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
         let interfaces = interfaces::all()?;
         let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
@@ -257,7 +257,7 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
 }
 
 /// Returns the rails without a pair, each with the reason.
-pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
+pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
     for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {

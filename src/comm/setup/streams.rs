@@ -3,7 +3,7 @@
 
 use super::Setup;
 use super::admission::Admission;
-use super::negotiate::{self, Rails};
+use super::negotiate::{self, LocalRails};
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::descriptors::DescriptorWarning;
@@ -40,7 +40,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// [`Error::Usage`] if they do not, with the remedy.
-pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
+pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
     // `check_ring_tcp` has made sure that both sides have the same setting.
@@ -77,7 +77,7 @@ impl Gathering {
 
     /// Adds streams that have connected. A stream that connects again replaces the earlier one,
     /// which the peer has given up.
-    pub fn look(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
+    pub fn poll(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
         for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
             if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
                 *place = Some(channel);
@@ -112,24 +112,24 @@ impl Gathering {
 }
 
 /// The connecting side: opens the other streams of a connection.
-pub struct Opening {
+pub struct OpeningStreams {
     /// The peer, for log lines.
     peer: String,
     token: [u8; TOKEN_BYTES],
     address: SocketAddr,
-    lines: Vec<Line>,
+    opening: Vec<OpeningStream>,
 }
 
 /// A stream that is being opened.
-enum Line {
+enum OpeningStream {
     /// To be dialled at this time.
     Waiting(Instant),
     Dialling(Channel),
     /// STREAM has been sent.
-    Said(Channel),
+    Sent(Channel),
 }
 
-impl Opening {
+impl OpeningStreams {
     /// Prepares as many streams as the accepting side asks for, to the address of its handle.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl Opening {
     pub fn new(process: &Process, streams: Streams, address: SocketAddr) -> Result<Self> {
         let Streams { name: peer, count, token } = streams;
         let now = Instant::now();
-        let lines = (1..count).map(|_| Line::Waiting(now)).collect();
-        Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, lines })
+        let opening = (1..count).map(|_| OpeningStream::Waiting(now)).collect();
+        Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, opening })
     }
 
     /// Continues with all streams. Returns true once the peer has confirmed them.
@@ -147,10 +147,10 @@ impl Opening {
     /// [`Error::Network`] if the peer cannot be reached, [`Error::Protocol`] if it sends another
     /// message; [`Error::Os`].
     pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
-        let Self { token, address, lines, .. } = self;
-        for (number, line) in (1..).zip(lines) {
-            let before = std::mem::replace(line, Line::Waiting(Instant::now() + REDIAL));
-            *line = before.step(*address, Stream { token: *token, number })?;
+        let Self { token, address, opening, .. } = self;
+        for (number, stream) in (1..).zip(opening) {
+            let before = std::mem::replace(stream, OpeningStream::Waiting(Instant::now() + REDIAL));
+            *stream = before.step(*address, Stream { token: *token, number })?;
         }
         match negotiate::receive(first)? {
             Some(Message::Carries) => Ok(true),
@@ -166,10 +166,10 @@ impl Opening {
     /// if a socket cannot be set up.
     pub fn finish(self, setup: &Setup, first: Channel) -> Result<SendComm> {
         let mut channels = vec![first];
-        for line in self.lines {
-            match line {
-                Line::Said(channel) => channels.push(channel),
-                Line::Waiting(_) | Line::Dialling(_) => {
+        for stream in self.opening {
+            match stream {
+                OpeningStream::Sent(channel) => channels.push(channel),
+                OpeningStream::Waiting(_) | OpeningStream::Dialling(_) => {
                     return Err(Violation::NotOpen { peer: self.peer }.into());
                 }
             }
@@ -179,7 +179,7 @@ impl Opening {
     }
 }
 
-impl Line {
+impl OpeningStream {
     fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
         let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
         let cannot = |error: std::io::Error| Network::Unreachable { address, why: error.to_string() }.into();
@@ -189,7 +189,7 @@ impl Line {
             Self::Dialling(mut channel) => match channel.connected() {
                 Ok(false) => Ok(Self::Dialling(channel)),
                 Ok(true) => match channel.send(&Message::Stream(stream)) {
-                    Ok(()) => Ok(Self::Said(channel)),
+                    Ok(()) => Ok(Self::Sent(channel)),
                     Err(Error::PeerGone(_)) => again(),
                     Err(error) => Err(error),
                 },
@@ -198,8 +198,8 @@ impl Line {
             },
             // The peer may have dropped the stream before it read STREAM, or the last bytes of
             // STREAM may still have to be sent.
-            Self::Said(mut channel) => match channel.receive()? {
-                Received::Nothing => Ok(Self::Said(channel)),
+            Self::Sent(mut channel) => match channel.receive()? {
+                Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),
                 Received::Unreachable(network) => Err(network.into()),
                 Received::Message(message) => Err(negotiate::out_of_turn(&channel, &message)),

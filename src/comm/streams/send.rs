@@ -90,7 +90,7 @@ impl StreamSendPath {
             return Err(outside("isend", addr, bytes, memory).into());
         };
         if !self.outbound.has_room() {
-            self.go_on(context, "a send", bytes)?;
+            self.progress_or_wait(context, "a send", bytes)?;
             return Ok(None);
         }
         let found = match self.find(context, tag)? {
@@ -125,7 +125,7 @@ impl StreamSendPath {
             return Ok(Some(bytes));
         }
         self.check()?;
-        self.go_on(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
+        self.progress_or_wait(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
         self.outbound.test(request).map_err(not_in_flight)
     }
 
@@ -144,7 +144,7 @@ impl StreamSendPath {
     }
 
     /// Sends what the streams accept. If that is nothing, checks what the connection waits for.
-    fn go_on(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
+    fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
             return Ok(());
