@@ -15,7 +15,7 @@ use crate::comm::streams::context::StreamContext;
 use crate::comm::streams::recv::StreamRecvPath;
 use crate::comm::streams::send::StreamSendPath;
 use crate::comm::streams::sockets::Sockets;
-use crate::error::{Error, Network, Result, Tcp, Usage, Violation};
+use crate::error::{Error, Network, Result, TcpPath, Usage, Violation};
 use crate::interfaces;
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{ByTcp, Hello, Message, Stream, Streams};
@@ -222,7 +222,7 @@ fn finish<P>(
     let process = Arc::clone(&setup.process);
     let local = channels.first().and_then(|first| first.addresses().ok()).map(|[own, _]| own.ip());
     let interface = local.map_or_else(|| "an unknown interface".to_owned(), interface_with);
-    let (sockets, read) = Sockets::new(channels, Tcp { peer, interface })?;
+    let (sockets, read) = Sockets::new(channels, TcpPath { peer, interface })?;
     report(&process, &sockets);
     let context = StreamContext {
         sockets: Arc::new(sockets),
@@ -247,7 +247,7 @@ fn interface_with(ip: IpAddr) -> String {
 
 /// Logs the new connection: at INFO the first time for this peer, later at DEBUG.
 fn report(process: &Process, sockets: &Sockets) {
-    let Tcp { peer, interface } = &sockets.tcp;
+    let TcpPath { peer, interface } = &sockets.tcp;
     let line = format!(
         "connected with {peer} by TCP over {interface}, {} streams, because no rail reaches it (NCCL_SPARK_RING_TCP)",
         sockets.count()
