@@ -19,45 +19,127 @@ pub mod nccl;
 mod value;
 
 use crate::error::{Error, Result, SettingFault};
-use crate::tuner::Mode;
 use crate::tuner::table::Table;
+use crate::tuner::{Mode, TunerConfig};
+pub use acknowledgement::AcknowledgementConfig;
 use file::SettingsFile;
 pub use names::NameFilter;
 use std::path::PathBuf;
 use std::time::Duration;
-use value::{Parsed, Refusal, millis, number, optional, seconds, switch, text};
+use value::{Parsed, Refusal, millis, number, optional, optional_text, path, seconds, switch, text};
 
 /// Row of the table of settings.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct SettingRow {
     /// Environment variable.
     pub name: &'static str,
     /// Default; empty where the plugin chooses by itself.
     pub default: &'static str,
     /// Meaning and allowed values.
     pub doc: &'static str,
+    allowed: &'static str,
+    set: fn(&mut Config, &str) -> Parsed<()>,
 }
 
 /// The table of all settings, in the order of the documentation.
-pub fn table() -> &'static [Row] {
+pub fn table() -> &'static [SettingRow] {
     TABLE
 }
 
+/// All settings, parsed: a struct for each part of the plugin that reads several.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    /// True if the user asked NCCL for its most detailed log (`NCCL_DEBUG`).
+    pub trace: bool,
+    /// Settings of rails.
+    pub rails: RailConfig,
+    /// Settings of connection set-up.
+    pub setup: SetupConfig,
+    /// Waits of queue pairs for acknowledgements.
+    pub acknowledgement: AcknowledgementConfig,
+    /// Settings of recovery.
+    pub recovery: RecoveryConfig,
+    /// Settings of data paths.
+    pub data_path: DataPathConfig,
+    /// `NCCL_SPARK_COUNTERS`.
+    pub counters: bool,
+    /// `NCCL_SPARK_CPU_LATENCY_US`.
+    pub cpu_latency_us: Option<u32>,
+    /// Settings of the tuner.
+    pub tuner: TunerConfig,
+}
+
+/// Settings of rails.
+#[derive(Debug, Clone, Default)]
+pub struct RailConfig {
+    /// `NCCL_IBVERBS_LIB`.
+    pub verbs_library: String,
+    /// `NCCL_IB_HCA`.
+    pub hca: NameFilter,
+    /// `NCCL_IB_GID_INDEX`.
+    pub gid_index: Option<u16>,
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`.
+    pub relaxed_ordering: RelaxedOrdering,
+    /// `NCCL_SPARK_SYSFS`.
+    pub sysfs: PathBuf,
+}
+
+/// Settings of connection set-up.
+#[derive(Debug, Clone, Default)]
+pub struct SetupConfig {
+    /// `NCCL_SOCKET_IFNAME`.
+    pub interfaces: NameFilter,
+    /// `NCCL_SOCKET_FAMILY`.
+    pub family: SocketFamily,
+    /// `NCCL_SPARK_CONNECT_TIMEOUT_S`.
+    pub connect_timeout: Duration,
+    /// `NCCL_IB_QPS_PER_CONNECTION`.
+    pub qps_per_rail: Option<u8>,
+    /// `NCCL_IB_TC`.
+    pub traffic_class: Option<u8>,
+    /// `NCCL_IB_SL`.
+    pub service_level: Option<u8>,
+    /// `NCCL_SPARK_RING_TCP`.
+    pub ring_tcp: bool,
+}
+
+/// Settings of recovery.
+#[derive(Debug, Clone, Default)]
+pub struct RecoveryConfig {
+    /// `NCCL_SPARK_PROBE_TIMEOUT_MS`.
+    pub probe_timeout: Duration,
+    /// `NCCL_SPARK_LOSS_TIMEOUT_S`.
+    pub loss_timeout: Duration,
+}
+
+/// Settings of data paths.
+#[derive(Debug, Clone, Default)]
+pub struct DataPathConfig {
+    /// `NCCL_SPARK_MIN_SHARE_BYTES`.
+    pub min_share_bytes: u64,
+    /// `NCCL_SPARK_INFLIGHT_BYTES`.
+    pub inflight_bytes: Option<u64>,
+    /// `NCCL_SPARK_STALL_WARN_S`.
+    pub stall_warn: Duration,
+}
+
 /// Value of `NCCL_IB_PCI_RELAXED_ORDERING`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RelaxedOrdering {
     /// Never.
     Off,
     /// Always; a device that refuses it is an error.
     On,
     /// On devices that support it.
+    #[default]
     Auto,
 }
 
 /// Value of `NCCL_SOCKET_FAMILY`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SocketFamily {
     /// IPv4 if there is one, else IPv6.
+    #[default]
     Any,
     /// IPv4 alone.
     V4,
@@ -65,87 +147,88 @@ pub enum SocketFamily {
     V6,
 }
 
+// A row without a field is only checked: its reader is the settings themselves or another program.
 macro_rules! settings {
-    ($($field:ident: $type:ty = $name:literal, $default:literal, $parse:expr, $allowed:literal, $doc:literal;)*) => {
-        /// All settings, parsed.
-        #[derive(Debug, Clone)]
-        pub struct Config { $(#[doc = $doc] #[doc = $allowed] pub $field: $type,)* }
-
-        static TABLE: &[Row] = &[$(Row { name: $name, default: $default, doc: concat!($doc, " ", $allowed) },)*];
-
-        impl Config {
-            fn parse_all(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Config> {
-                Ok(Config { $($field: parse_one(lookup, $name, $default, $allowed, $parse)?,)* })
-            }
-        }
+    ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
+        #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]
+        static TABLE: &[SettingRow] = &[$(SettingRow {
+            name: $name,
+            default: $default,
+            doc: concat!($doc, " ", $allowed),
+            allowed: $allowed,
+            set: |config, value| {
+                $(config.$($field).+ =)? $parse(value)?;
+                Ok(())
+            },
+        },)*];
     };
 }
 
 settings! {
-    settings_file: String = "NCCL_SPARK_SETTINGS_FILE", "", text, "A file; /dev/null for none.",
+    "NCCL_SPARK_SETTINGS_FILE", "", text, "A file; /dev/null for none.",
         "The settings file to read instead of `~/.nccl-spark.conf` and `/etc/nccl-spark.conf`.";
-    verbs_library: String = "NCCL_IBVERBS_LIB", "libibverbs.so.1", text, "A file name or path.",
+    rails.verbs_library = "NCCL_IBVERBS_LIB", "libibverbs.so.1", text, "A file name or path.",
         "The verbs library to load.";
-    hca: NameFilter = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
+    rails.hca = "NCCL_IB_HCA", "", NameFilter::parse, "`[^][=]NAME[:PORT],...` (at most 32 entries).",
         "RDMA devices to use as rails. Names match as prefixes; `=` matches whole names, `^` excludes the names.";
-    gid_index: Option<u16> = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 255.",
+    rails.gid_index = "NCCL_IB_GID_INDEX", "-1", gid_index, "-1 (look it up at each connect) to 255.",
         "GID index to use on every port that has a RoCE v2 address there; a fixed index breaks when addresses change.";
-    traffic_class: Option<u8> = "NCCL_IB_TC", "-1", unless_minus_one::<0, 255>, "-1 (that of the communicator, else 0) to 255.",
+    setup.traffic_class = "NCCL_IB_TC", "-1", unless_minus_one::<0, 255>, "-1 (that of the communicator, else 0) to 255.",
         "Traffic class (DSCP and ECN) of RoCE packets.";
-    service_level: Option<u8> = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
+    setup.service_level = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
         "Service level, for RoCE the priority.";
-    timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
+    acknowledgement.timeout = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
-    retry_count: u8 = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
+    acknowledgement.retry_count = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
         "How often a queue pair retransmits before its rail counts as lost.";
-    qps_per_rail: Option<u8> = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<u8, 1, 16>, "1 to 16.",
+    setup.qps_per_rail = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<u8, 1, 16>, "1 to 16.",
         "Queue pairs per connection and rail; unset: chosen from the rails.";
-    relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
+    rails.relaxed_ordering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
         "0 (off), 1 (on) or 2 (where the device supports it).",
         "PCIe relaxed ordering for bulk data; a device may ignore it.";
-    socket_interfaces: NameFilter = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
+    setup.interfaces = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
         "Network interface for connection set-up (TCP).";
-    socket_family: SocketFamily = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
+    setup.family = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
         "Address family for connection set-up.";
-    trace: bool = "NCCL_DEBUG", "", |text| Ok(text.eq_ignore_ascii_case("TRACE")), "NCCL's own values.",
+    trace = "NCCL_DEBUG", "", is_trace, "NCCL's own values.",
         "NCCL's log level; TRACE also shows this plugin's details.";
-    sysfs: String = "NCCL_SPARK_SYSFS", "/sys", text, "A directory.",
+    rails.sysfs = "NCCL_SPARK_SYSFS", "/sys", path, "A directory.",
         "Where sysfs is mounted.";
-    connect_timeout: Duration = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
+    setup.connect_timeout = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may take to have its first rail before it fails; also how long to wait for a link where every port is down.";
-    probe_timeout: Duration = "NCCL_SPARK_PROBE_TIMEOUT_MS", "3000", millis::<100, 60_000>, "100 to 60000 milliseconds.",
+    recovery.probe_timeout = "NCCL_SPARK_PROBE_TIMEOUT_MS", "3000", millis::<100, 60_000>, "100 to 60000 milliseconds.",
         "How long a rail may take to complete its first write before a connection comes up without it (it joins when it carries).";
-    min_share_bytes: u64 = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
+    data_path.min_share_bytes = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
         "128 to 1073741824 bytes.",
         "Smallest part of a message that gets a rail of its own.";
-    inflight_bytes: Option<u64> = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
+    data_path.inflight_bytes = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
         "1 to 1099511627776 bytes.",
         "How much all sends of one process may have in flight together; unset: no bound. A larger message goes alone.";
-    cpu_latency_us: Option<u32> = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
+    cpu_latency_us = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
         "0 to 1000000 microseconds.",
         "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while the process has connections; unset: none.";
-    ring_tcp: bool = "NCCL_SPARK_RING_TCP", "0", switch, "0 or 1; the same on every node.",
+    setup.ring_tcp = "NCCL_SPARK_RING_TCP", "0", switch, "0 or 1; the same on every node.",
         "Whether peers that no rail can reach (the diagonal of a ring without a switch) are connected by TCP over `NCCL_SOCKET_IFNAME`; the tuner then offers NCCL only Ring.";
-    stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
+    data_path.stall_warn = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
-    loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
+    recovery.loss_timeout = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may have no working rail before it fails.";
-    tuner: Mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
+    tuner.mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
         "Whether this plugin's tuner, instead of NCCL, chooses algorithm, protocol and channels of a collective.";
-    tuner_table: Option<Table> = "NCCL_SPARK_TUNER_TABLE", "", tuner_table,
+    tuner.table = "NCCL_SPARK_TUNER_TABLE", "", tuner_table,
         "`for=GPU/RAILS/NCCL;COLLECTIVE@RANKS:FROM-TO=ALGORITHM/PROTOCOL/CHANNELS;...`.",
         "The tuner's table instead of the built-in one; `nccl-spark tune collectives` writes it.";
-    ll128: bool = "NCCL_SPARK_LL128", "1", switch, "0 or 1.",
+    tuner.ll128 = "NCCL_SPARK_LL128", "1", switch, "0 or 1.",
         "Whether the tuner allows NCCL's LL128 protocol; where the tuner is off, `NCCL_PROTO=^LL128` excludes it.";
-    network: Option<String> = "NCCL_NET", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
+    tuner.network = "NCCL_NET", "", optional_text,
         "A network's name.",
         "The network that NCCL uses; the tuner does nothing in a job that asks for another one than Spark.";
-    tuner_plugin: Option<String> = "NCCL_TUNER_PLUGIN", "", |text| Ok(Some(text.to_owned()).filter(|text| !text.is_empty())),
+    tuner.tuner_plugin = "NCCL_TUNER_PLUGIN", "", optional_text,
         "A tuner's name or file.",
         "The tuner that NCCL loads; this plugin's tuner acts only where it is unset or names a file with `spark` in its name.";
-    counters: bool = "NCCL_SPARK_COUNTERS", "1", switch, "0 or 1.",
+    counters = "NCCL_SPARK_COUNTERS", "1", switch, "0 or 1.",
         "Whether other processes can read what each rail carries (`nccl-spark top`): a memory file of the job's process, which nobody else but root and the same user can open.";
-    vllm: bool = "NCCL_SPARK_VLLM", "0", switch, "0 or 1.",
+    "NCCL_SPARK_VLLM", "0", switch, "0 or 1.",
         "For the Python package: whether it sets `NCCL_NET_PLUGIN` and `NCCL_NET` in vLLM's processes where they are unset.";
 }
 
@@ -193,9 +276,9 @@ pub enum Source {
 
 /// Setting with its value in effect.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct Setting {
     /// Row of the table.
-    pub row: &'static Row,
+    pub row: &'static SettingRow,
     /// Value as text.
     pub value: String,
     /// Source of the value.
@@ -205,7 +288,7 @@ pub struct Held {
 /// All settings with their values in effect, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    held: Vec<Held>,
+    held: Vec<Setting>,
     files: Vec<PathBuf>,
     /// Variables of NCCL's own transports that are set.
     ignored: Vec<&'static str>,
@@ -247,21 +330,21 @@ impl Settings {
             }
         };
         files.iter().try_for_each(check)?;
-        let held: Vec<Held> = TABLE
+        let held: Vec<Setting> = TABLE
             .iter()
             .map(|row| {
                 match (environment(row.name), files.iter().find_map(|file| Some((file, file.line(row.name)?)))) {
-                    (Some(value), _) => Held { row, value, source: Source::Environment },
+                    (Some(value), _) => Setting { row, value, source: Source::Environment },
                     (None, Some((file, line))) => {
                         let source = Source::File { path: file.path.clone(), line: line.number };
-                        Held { row, value: line.value.clone(), source }
+                        Setting { row, value: line.value.clone(), source }
                     }
-                    (None, None) => Held { row, value: row.default.to_owned(), source: Source::Default },
+                    (None, None) => Setting { row, value: row.default.to_owned(), source: Source::Default },
                 }
             })
             .collect();
-        let value = |name: &str| held.iter().find(|one| one.row.name == name).map(|one| one.value.clone());
-        let config = Config::parse_all(&value)?;
+        let mut config = Config::default();
+        held.iter().try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
         let ignored = nccl::ignored().map(|(name, _)| name).filter(|name| environment(name).is_some()).collect();
         let gone = gone.into_iter().map(|(name, _)| name.clone()).chain(files.iter().flat_map(removed_lines));
         let removed = gone.map(|shown| format!("{shown} has no effect: this version has no such setting")).collect();
@@ -270,7 +353,7 @@ impl Settings {
     }
 
     /// Every setting, in the table's order.
-    pub fn held(&self) -> &[Held] {
+    pub fn held(&self) -> &[Setting] {
         &self.held
     }
 
@@ -289,7 +372,7 @@ impl Settings {
     /// Line for each settings file that was read, with its settings in effect.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
-            let here = |one: &&Held| matches!(&one.source, Source::File { path: of, .. } if of == path);
+            let here = |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
             let held = self.held.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
             let held: Vec<String> = held.collect();
             let what = if held.is_empty() { "no setting in effect".to_owned() } else { held.join(", ") };
@@ -328,7 +411,7 @@ fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
 }
 
 /// Finds the row of a setting; errors call the setting `shown`.
-fn known(name: &str, value: &str, shown: &str) -> Result<&'static Row> {
+fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let fault = SettingFault::Unknown { near: nearest(name) };
         Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
@@ -354,27 +437,21 @@ fn check(file: &SettingsFile) -> Result<()> {
         if row.name == SETTINGS_FILE {
             return Err(Error::Setting { name: told, value: line.value.clone(), fault: SettingFault::NamesAFile });
         }
-        let alone = |wanted: &str| (wanted == line.name && !line.value.is_empty()).then(|| line.value.clone());
-        Config::parse_all(&alone).map_err(|error| match error {
-            Error::Setting { value, fault, .. } => Error::Setting { name: told, value, fault },
-            other => other,
-        })?;
+        if !line.value.is_empty() {
+            row.parse(&mut Config::default(), &line.value, &told)?;
+        }
     }
     Ok(())
 }
 
-fn parse_one<T>(
-    lookup: &dyn Fn(&str) -> Option<String>,
-    name: &str,
-    default: &str,
-    allowed: &'static str,
-    parse: impl Fn(&str) -> Parsed<T>,
-) -> Result<T> {
-    let value = lookup(name).unwrap_or_else(|| default.to_owned());
-    parse(&value).map_err(|Refusal(reason)| {
-        let fault = SettingFault::Value { reason, allowed };
-        Error::Setting { name: name.to_owned(), value, fault }
-    })
+impl SettingRow {
+    /// Parses a value into its field of `config`. Errors call the setting `shown`.
+    fn parse(&self, config: &mut Config, value: &str, shown: &str) -> Result<()> {
+        (self.set)(config, value).map_err(|Refusal(reason)| {
+            let fault = SettingFault::Value { reason, allowed: self.allowed };
+            Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
+        })
+    }
 }
 
 /// NCCL's own default of its classes is -1 (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
@@ -388,6 +465,10 @@ fn gid_index(value: &str) -> Parsed<Option<u16>> {
         index @ 0..=255 => Ok(Some(index as u16)),
         _ => Err(Refusal::default()),
     }
+}
+
+fn is_trace(value: &str) -> Parsed<bool> {
+    Ok(value.eq_ignore_ascii_case("TRACE"))
 }
 
 fn tuner_mode(value: &str) -> Parsed<Mode> {

@@ -3,13 +3,13 @@
 
 use crate::comm::process::TunerIdentity;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
-use crate::config::Config;
+use crate::config::{Config, RailConfig};
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
 use crate::interfaces;
 use crate::rails::{self, Obstacle, PortFacts, Survey};
 use crate::tuner::communicators::Communicators;
 use crate::tuner::table::Fingerprint;
-use crate::tuner::{Facts, Policy, Tuner};
+use crate::tuner::{Policy, Tuner, TunerConfig};
 use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::handle::HANDLE_BYTES;
@@ -34,7 +34,7 @@ const DEVICE_NAME: &CStr = c"spark-rails";
 /// NCCL's description of the merged device, as far as it depends on the machine. The ABI fills in
 /// the rest.
 #[derive(Debug, Clone)]
-pub struct Properties {
+pub struct DeviceProperties {
     /// The device's name.
     pub name: &'static CStr,
     /// Identity that stays the same across starts of this machine.
@@ -55,7 +55,7 @@ pub struct Properties {
 
 struct Plugin {
     host: Arc<Host>,
-    properties: Properties,
+    properties: DeviceProperties,
     policy: Policy,
 }
 
@@ -120,7 +120,7 @@ pub fn devices() -> Result<i32> {
 ///
 /// # Errors
 /// [`Error::Argument`] for a device that does not exist.
-pub fn properties(dev: i32) -> Result<&'static Properties> {
+pub fn properties(dev: i32) -> Result<&'static DeviceProperties> {
     let plugin = device(dev)?;
     communicators(|all| all.confirm(&thread::current().id()));
     Ok(&plugin.properties)
@@ -159,8 +159,7 @@ pub fn forked() -> bool {
 /// # Errors
 /// As [`init`], except that a host without a usable rail is not an error.
 pub fn survey() -> Result<Survey> {
-    let config = Config::from_environment()?;
-    let (survey, _) = look_around(&config)?;
+    let (survey, _) = survey_ports(&Config::from_environment()?.rails)?;
     Ok(survey)
 }
 
@@ -182,16 +181,16 @@ impl Plugin {
     fn start(nccl_version: Option<String>) -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
-        for warning in config.acknowledgement_warnings() {
+        for warning in config.acknowledgement.warnings() {
             tracing::warn!("{warning}");
         }
         Self::bring_up(config, nccl_version)
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
-        await_a_link(&config)?;
-        let (survey, rails) = while_devices_leave(|| take_rails(&config))?;
-        let properties = Properties::new(&survey, &rails, &config);
+        wait_for_link(&config.rails, config.setup.connect_timeout)?;
+        let (survey, rails) = retry_removals(|| open_rails(&config.rails))?;
+        let properties = DeviceProperties::new(&survey, &rails, config.setup.qps_per_rail);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
         tracing::info!(
             "merged {} rail{} into one device of {} Mb/s: {}; {}",
@@ -202,7 +201,8 @@ impl Plugin {
             rails::host_pointers_reason(&rails::cuda_devices())
         );
         let gpu = rails::gpu_name().unwrap_or_else(|_| "unknown".to_owned());
-        let policy = policy(&config, fingerprint(&survey, &gpu, nccl_version));
+        let host = fingerprint(&survey, &gpu, nccl_version);
+        let policy = policy(config.tuner.clone(), config.setup.ring_tcp, &host);
         let tuner = TunerIdentity { hash: policy.hash(), gpu };
         let host = Arc::new(Host::new(config, rails, tuner));
         Ok(Self { host, properties, policy })
@@ -214,7 +214,7 @@ impl Plugin {
 ///
 /// # Errors
 /// As [`init`].
-pub fn bring_up(config: Config) -> Result<(Arc<Host>, Properties)> {
+pub fn bring_up(config: Config) -> Result<(Arc<Host>, DeviceProperties)> {
     Plugin::bring_up(config, None).map(|plugin| (plugin.host, plugin.properties))
 }
 
@@ -224,16 +224,12 @@ fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fing
     Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
 }
 
-fn policy(config: &Config, host: Fingerprint) -> Policy {
-    let (mode, learned, ll128) = (config.tuner, config.tuner_table.clone(), config.ll128);
-    let ring_tcp = config.ring_tcp;
-    let this_host = host.to_string();
-    let (network, tuner_plugin) = (config.network.clone(), config.tuner_plugin.clone());
-    let (policy, warnings) = Policy::new(Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host });
+fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
+    let (policy, warnings) = Policy::new(config, ring_tcp, host);
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    tracing::info!("tuner: {policy}; this host is {this_host}");
+    tracing::info!("tuner: {policy}; this host is {host}");
     policy
 }
 
@@ -243,15 +239,15 @@ fn policy(config: &Config, host: Fingerprint) -> Policy {
 /// # Errors
 /// [`Error::Missing`] without a verbs library or a device that can be opened.
 pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
-    Ok(ask_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
+    Ok(query_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
 }
 
 /// Attempts to survey and open the rails. A device may be removed between the survey and its use,
 /// and then everything is surveyed again.
-const LOOKS: usize = 3;
+const SURVEYS: usize = 3;
 
-fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..LOOKS {
+fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..SURVEYS {
         match take() {
             Err(error) if error.is_removal() || error.is_failed_device() => {
                 tracing::warn!("looking for rails once more: {error}")
@@ -263,17 +259,16 @@ fn while_devices_leave<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 /// Interval between checks of the ports while none has a link, and between warnings about that.
-const LINK_LOOK: Duration = Duration::from_millis(500);
+const LINK_POLL: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
 /// Waits while no port can be a rail and all of them lack only a link, because cables may be
-/// plugged in and peers may boot after a job has started. Returns without an error after the
-/// connection timeout.
-fn await_a_link(config: &Config) -> Result<()> {
+/// plugged in and peers may boot after a job has started. Returns without an error after `limit`.
+fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
     loop {
-        let (survey, _) = while_devices_leave(|| look_around(config))?;
+        let (survey, _) = retry_removals(|| survey_ports(config))?;
         let refused = survey.refused.iter().filter(|port| port.obstacle != Obstacle::Excluded);
         let (down, unusable): (Vec<_>, Vec<_>) = refused.partition(|port| matches!(port.obstacle, Obstacle::State(_)));
         let down: Vec<String> = down.iter().map(|port| format!("{}:{}", port.device, port.port)).collect();
@@ -283,7 +278,7 @@ fn await_a_link(config: &Config) -> Result<()> {
         }
         // One start time for the process: NCCL may call `init` again after a failure, from several
         // threads.
-        let (waited, limit) = (WAITS_SINCE.get_or_init(Instant::now).elapsed(), config.connect_timeout);
+        let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
         if waited >= limit {
             return Ok(());
         }
@@ -297,13 +292,13 @@ fn await_a_link(config: &Config) -> Result<()> {
                 down.join(", ")
             );
         }
-        thread::sleep(LINK_LOOK);
+        thread::sleep(LINK_POLL);
     }
 }
 
 /// Surveys this host and opens its rails.
-fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
-    let (survey, ports) = look_around(config)?;
+fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
+    let (survey, ports) = survey_ports(config)?;
     for refused in &survey.refused {
         tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.obstacle);
     }
@@ -314,19 +309,16 @@ fn take_rails(config: &Config) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     Ok((survey, rails))
 }
 
-fn look_around(config: &Config) -> Result<(Survey, Ports)> {
-    let ports = ask_verbs(&config.verbs_library)?;
+fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
+    let ports = query_verbs(&config.verbs_library)?;
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((
-        rails::survey(Path::new(&config.sysfs), Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca),
-        ports,
-    ))
+    Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
 }
 
 /// Opens every device that this process may open and queries its ports. Logs the reasons for
 /// devices and ports that are left out.
-fn ask_verbs(verbs_library: &str) -> Result<Ports> {
+fn query_verbs(verbs_library: &str) -> Result<Ports> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();
     let (mut trouble, mut others_devices) = (Vec::new(), Vec::new());
@@ -366,7 +358,7 @@ fn ask_verbs(verbs_library: &str) -> Result<Ports> {
     Ok(ports)
 }
 
-fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm::Rail>>> {
+fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
         let all: Vec<String> =
             survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.obstacle)).collect();
@@ -391,10 +383,10 @@ fn open(survey: &Survey, ports: &Ports, config: &Config) -> Result<Vec<Arc<comm:
     Ok(rails)
 }
 
-impl Properties {
-    fn new(survey: &Survey, rails: &[Arc<comm::Rail>], config: &Config) -> Self {
+impl DeviceProperties {
+    fn new(survey: &Survey, rails: &[Arc<comm::Rail>], qps_per_rail: Option<u8>) -> Self {
         let limits = rails.iter().filter_map(|rail| {
-            let queue_pairs = comm::setup::negotiate::most_queue_pairs(config, &rail.info.attachment);
+            let queue_pairs = comm::setup::negotiate::most_queue_pairs(qps_per_rail, &rail.info.attachment);
             Some(rail.device.pd().ok()?.context().limits().max_qp / u32::from(queue_pairs))
         });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
@@ -423,7 +415,7 @@ mod tests {
         let mut looks = 0;
         let mut after = |failures: usize, errno| {
             looks = 0;
-            let found = while_devices_leave(|| {
+            let found = retry_removals(|| {
                 looks += 1;
                 if looks > failures { Ok(looks) } else { Err(failed(errno)) }
             });

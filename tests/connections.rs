@@ -56,7 +56,7 @@ fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
         let host = host(0, settings);
         let process = host.process();
-        let look = process.rails[0].look(&process.config, &interfaces::all().unwrap()).unwrap();
+        let look = process.rails[0].look(&interfaces::all().unwrap()).unwrap();
         look.addresses.iter().map(|address| look.gid_index(&address.gid).unwrap()).collect()
     };
     let all = indices(&[]);

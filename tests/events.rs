@@ -7,7 +7,7 @@ use common::comms::{Receiving, Sending};
 use common::heard::{self, Heard};
 use common::until;
 use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};
-use nccl_net_spark::comm::log::outages::{ConnectionOutages, Outages, SETTLED};
+use nccl_net_spark::comm::log::outages::{ConnectionOutages, RailOutages, SETTLED};
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -25,7 +25,7 @@ fn lane(number: usize) -> LaneId {
 }
 
 /// Creates `count` connections with the same peer over two rails.
-fn members(outages: &Arc<Outages>, count: usize) -> Vec<ConnectionOutages> {
+fn members(outages: &Arc<RailOutages>, count: usize) -> Vec<ConnectionOutages> {
     let rails = [("a:1", "x:1"), ("b:1", "y:1")].map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
     let one = |at: usize| {
         ConnectionOutages::new(outages, &format!("spark-2:47{at}"), Duration::from_secs(30), rails.clone().into_iter())
@@ -43,7 +43,7 @@ fn warnings(heard: &Heard) -> Vec<String> {
 
 #[test]
 fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
-    let (heard, outages, begun) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |ms: u64| begun + Duration::from_millis(ms);
     heard.by(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -69,7 +69,7 @@ fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
 
 #[test]
 fn rails_that_only_other_connections_lost_still_count() {
-    let (heard, outages, now) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    let (heard, outages, now) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
     heard.by(|| {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
@@ -81,7 +81,7 @@ fn rails_that_only_other_connections_lost_still_count() {
 
 #[test]
 fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
-    let (heard, outages, begun) = (Heard::default(), Arc::<Outages>::default(), Instant::now());
+    let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
     heard.by(|| {

@@ -159,7 +159,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
     // Until the receiving side has resolved the sender's address.
-    let addresses = bed.hosts[0].process().rails[0].look(&bed.hosts[0].process().config, &[]).unwrap().addresses;
+    let addresses = bed.hosts[0].process().rails[0].look(&[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
@@ -279,7 +279,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new("nobody".to_owned())),
         registrations: Arc::clone(&process.registrations),
-        stall_warn: process.config.stall_warn,
+        stall_warn: process.config.data_path.stall_warn,
         log: Arc::clone(&process.log),
         waker: host.setup().service.clone(),
     });

@@ -12,7 +12,7 @@ mod common;
 use common::comms::{Receiving, Sending};
 use common::heard::Heard;
 use common::until;
-use nccl_net_spark::comm::rail::backoff::{Advice, Need, PathId};
+use nccl_net_spark::comm::rail::backoff::{Advice, PathId, Requirement};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Call, Error};
@@ -75,7 +75,7 @@ impl Bed {
             let process = self.hosts[side].process();
             Arc::clone(process.rails.iter().find(|rail| rail.info.device == DEAD).unwrap())
         });
-        let look = there.look(&self.hosts[0].process().config, &[]).unwrap();
+        let look = there.look(&[]).unwrap();
         let mapped = |gid: &[u8; 16]| !gid.starts_with(&[0xfe, 0x80]);
         let gid = look.addresses.iter().map(|address| address.gid).find(mapped).unwrap();
         PathId { rail: here.id, peer_gid: gid }
@@ -160,7 +160,7 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
         let now = Instant::now();
         for (here, there) in [(0, 1), (1, 0)] {
             let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
-            let looks = there.rails.iter().map(|rail| rail.look(&there.config, &[]).unwrap());
+            let looks = there.rails.iter().map(|rail| rail.look(&[]).unwrap());
             for gid in looks.flat_map(|look| look.addresses).map(|address| address.gid) {
                 for rail in &here.rails {
                     let path = PathId { rail: rail.id, peer_gid: gid };
@@ -222,7 +222,7 @@ fn an_abandoned_connection_keeps_no_other_from_a_path() {
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
     bed.set(Action::Path(PathFault::Silent, true));
     let (path, process) = (bed.path(), bed.hosts[1].process());
-    let ask = || process.backoff.ask(path, Need::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
+    let ask = || process.backoff.ask(path, Requirement::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
     let mut first = Pending::new(&bed.hosts[1]);
     until(|| {
         first.step(&bed.hosts[0]);

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nccl_net_spark::config::AcknowledgementConfig;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::verbs::{
     Access, AsyncEvent, CompletionBuffer, Context, Cq, GidEntry, GidKind, HostMemory, Library, LinkLayer, Mr, Path, Pd,
-    PortState, Qp, QpCaps, Region, Remote, Timing, Write,
+    PortState, Qp, QpCaps, Region, Remote, Write,
 };
 
 const PORT: u8 = 1;
 const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+const ACKNOWLEDGEMENT: AcknowledgementConfig = AcknowledgementConfig { timeout: 14, retry_count: 7 };
 const WORDS: usize = 1 << 17;
 /// `IBV_WC_WR_FLUSH_ERR` and `IBV_WC_REM_ACCESS_ERR`.
 const FLUSHED: u32 = 5;
@@ -62,7 +64,7 @@ impl End {
             service_level: 0,
         };
         self.qp.ready_to_receive(&path).expect("RTR");
-        self.qp.ready_to_send(&Timing { timeout: 14, retry_count: 7, send_psn }).expect("RTS");
+        self.qp.ready_to_send(ACKNOWLEDGEMENT, send_psn).expect("RTS");
     }
 
     fn remote(&self, offset: u64) -> Remote {
@@ -200,7 +202,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
     d.qp.fail().expect("ERR");
     assert_eq!(d.wait(&mut buffer), (12, FLUSHED, None));
     c.qp.fail().expect("ERR");
-    let text = c.qp.ready_to_send(&Timing { timeout: 14, retry_count: 7, send_psn: 0 }).expect_err("a failed QP stays");
+    let text = c.qp.ready_to_send(ACKNOWLEDGEMENT, 0).expect_err("a failed QP stays");
     assert!(text.to_string().contains(&format!("QP {} of {}", c.qp.number(), c.context.name())), "{text}");
 }
 

@@ -104,19 +104,19 @@ fn check_values(settings: &Settings) {
     // Only as variables: the table's ranges are the same for every source.
     let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
-    assert!(config.gid_index.is_none_or(|index| index <= 255));
+    assert!(config.rails.gid_index.is_none_or(|index| index <= 255));
     assert!(
-        config.service_level.is_none_or(|level| level <= 15)
-            && (1..=31).contains(&config.timeout)
-            && config.retry_count <= 7
+        config.setup.service_level.is_none_or(|level| level <= 15)
+            && (1..=31).contains(&config.acknowledgement.timeout)
+            && config.acknowledgement.retry_count <= 7
     );
-    assert!(config.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
-    assert!((128..=1 << 30).contains(&config.min_share_bytes));
+    assert!(config.setup.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
+    assert!((128..=1 << 30).contains(&config.data_path.min_share_bytes));
     let seconds = |time: Duration, most| (1..=most).contains(&time.as_secs()) && time.subsec_nanos() == 0;
-    assert!(seconds(config.connect_timeout, 3600) && seconds(config.loss_timeout, 3600));
-    assert!(seconds(config.stall_warn, 86_400));
-    assert!((100..=60_000).contains(&config.probe_timeout.as_millis()));
-    for filter in [&config.hca, &config.socket_interfaces] {
+    assert!(seconds(config.setup.connect_timeout, 3600) && seconds(config.recovery.loss_timeout, 3600));
+    assert!(seconds(config.data_path.stall_warn, 86_400));
+    assert!((100..=60_000).contains(&config.recovery.probe_timeout.as_millis()));
+    for filter in [&config.rails.hca, &config.setup.interfaces] {
         // An exclusion admits a name that no interface can have; a list of names does not.
         let nobody = "/: no name begins so";
         assert_eq!(filter.admits(nobody, Some(1)), !filter.names_something());

@@ -10,11 +10,11 @@ use crate::tape::Tape;
 use crate::target::Seeds;
 use nccl_net_spark::flow::streams::inbound::Inbound;
 use nccl_net_spark::flow::streams::outbound::Outbound;
-use nccl_net_spark::flow::streams::{CHUNK_BYTES, Violation};
+use nccl_net_spark::flow::streams::{CHUNK_BYTES, StreamViolation};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
 use nccl_net_spark::wire::ids::Slot;
-use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant, LINE_BYTES, MAX_CHUNK_BYTES};
+use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, LINE_BYTES, MAX_CHUNK_BYTES, StreamFrame, StreamGrant};
 use nccl_net_spark::wire::{PARTS, SLOTS};
 
 /// Reads a tape of frames and calls; its first byte selects the side.
@@ -87,8 +87,11 @@ impl Receiver {
             return;
         }
         for (part, (grant, room)) in (0..).zip(told.iter().zip(&rooms)) {
-            let expected = Grant { sequence: self.granted, part, parts: count as u8, tag: 7, room: *room };
-            assert_eq!((*grant, Frame::decode(&Frame::Grant(*grant).encode())), (expected, Ok(Frame::Grant(expected))));
+            let expected = StreamGrant { sequence: self.granted, part, parts: count as u8, tag: 7, room: *room };
+            assert_eq!(
+                (*grant, StreamFrame::decode(&StreamFrame::Grant(*grant).encode())),
+                (expected, Ok(StreamFrame::Grant(expected)))
+            );
         }
         let parts = rooms.iter().map(|room| Part { room: *room, ..Part::default() }).collect();
         self.slots[place] = Some(Open { sequence: self.granted, parts });
@@ -97,9 +100,9 @@ impl Receiver {
 
     fn hears(&mut self, bytes: &[u8]) {
         let Some(frame) = bytes.first_chunk::<FRAME_BYTES>() else { return };
-        let Ok(read) = Frame::decode(frame) else { return };
+        let Ok(read) = StreamFrame::decode(frame) else { return };
         assert_eq!(read.encode(), *frame, "a frame has only one encoding");
-        if let Frame::Data(data) = read {
+        if let StreamFrame::Data(data) = read {
             self.announced(data);
         }
     }
@@ -114,7 +117,7 @@ impl Receiver {
         let offset = known.announced / LINE_BYTES * LINE_BYTES;
         let left = total.saturating_sub(offset).min(u64::from(MAX_CHUNK_BYTES));
         let bytes = left.saturating_sub(u64::from(tape.u16() >> (tape.u8() % 16))) as u32;
-        let frame = Frame::Data(Data { sequence, part, offset, bytes, total }).encode();
+        let frame = StreamFrame::Data(Data { sequence, part, offset, bytes, total }).encode();
         self.hears(&frame);
     }
 
@@ -126,14 +129,14 @@ impl Receiver {
         let place = open.and_then(|open| open.parts.get_mut(usize::from(part))).filter(|place| !place.is_whole);
         let place = place.filter(|place| bytes > 0 || place.total.is_none());
         let Some(place) = place else {
-            assert_eq!(said, Err(Violation::NotGranted { sequence, part }));
+            assert_eq!(said, Err(StreamViolation::NotGranted { sequence, part }));
             return;
         };
         let announced = place.announced + u64::from(bytes);
         let expected = match place.total {
-            None if total > place.room => Err(Violation::Overrun { total, room: place.room }),
-            Some(before) if before != total => Err(Violation::Total { before, now: total }),
-            _ if announced > total => Err(Violation::Surplus { announced, total }),
+            None if total > place.room => Err(StreamViolation::Overrun { total, room: place.room }),
+            Some(before) if before != total => Err(StreamViolation::Total { before, now: total }),
+            _ if announced > total => Err(StreamViolation::Surplus { announced, total }),
             _ => Ok(()),
         };
         assert_eq!(said.map(|_| ()), expected);
@@ -187,12 +190,12 @@ impl Receiver {
 fn send(tape: &mut Tape<'_>) {
     let mut outbound = Outbound::new();
     let mut taken = Vec::new();
-    let mut honest = Grant { sequence: 0, part: 0, parts: 1, tag: 0, room: 0 };
+    let mut honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 0 };
     while let Some(step) = tape.step() {
         match step % 5 {
             0 => {
                 if let Some(frame) = tape.bytes(FRAME_BYTES).first_chunk::<FRAME_BYTES>()
-                    && let Ok(Frame::Grant(grant)) = Frame::decode(frame)
+                    && let Ok(StreamFrame::Grant(grant)) = StreamFrame::decode(frame)
                     && outbound.granted(&grant).is_ok()
                 {
                     assert_eq!((grant.sequence, grant.part), (honest.sequence, honest.part));
@@ -201,10 +204,10 @@ fn send(tape: &mut Tape<'_>) {
             }
             1 => {
                 let parts = if honest.part > 0 { honest.parts } else { 1 + tape.below(PARTS) as u8 };
-                let grant = Grant { parts, tag: i32::from(tape.u8() & 3), room: u64::from(tape.u32()), ..honest };
+                let grant = StreamGrant { parts, tag: i32::from(tape.u8() & 3), room: u64::from(tape.u32()), ..honest };
                 match outbound.granted(&grant) {
                     Ok(()) => honest = after(&grant),
-                    Err(violation) => assert!(matches!(violation, Violation::GrantAhead(_)), "{violation}"),
+                    Err(violation) => assert!(matches!(violation, StreamViolation::GrantAhead(_)), "{violation}"),
                 }
             }
             2 => {
@@ -222,7 +225,10 @@ fn send(tape: &mut Tape<'_>) {
                     let Data { offset, bytes, total, .. } = chunk.data;
                     assert!(offset + u64::from(bytes) <= total && bytes <= CHUNK_BYTES);
                     assert_eq!(chunk.is_last, offset + u64::from(bytes) == total);
-                    assert_eq!(Frame::decode(&Frame::Data(chunk.data).encode()), Ok(Frame::Data(chunk.data)));
+                    assert_eq!(
+                        StreamFrame::decode(&StreamFrame::Data(chunk.data).encode()),
+                        Ok(StreamFrame::Data(chunk.data))
+                    );
                     taken.push(chunk);
                 }
             }
@@ -244,23 +250,24 @@ fn send(tape: &mut Tape<'_>) {
     }
 }
 
-fn after(grant: &Grant) -> Grant {
+fn after(grant: &StreamGrant) -> StreamGrant {
     match grant.part + 1 < grant.parts {
-        true => Grant { part: grant.part + 1, ..*grant },
-        false => Grant { sequence: grant.sequence + 1, part: 0, ..*grant },
+        true => StreamGrant { part: grant.part + 1, ..*grant },
+        false => StreamGrant { sequence: grant.sequence + 1, part: 0, ..*grant },
     }
 }
 
 /// A message in two chunks for the receiver and for the sender, and for each a case with false
 /// frames.
 pub fn seeds() -> Seeds {
-    let data = |offset: u64, bytes: u32| Frame::Data(Data { sequence: 0, part: 0, offset, bytes, total: 300 }).encode();
+    let data =
+        |offset: u64, bytes: u32| StreamFrame::Data(Data { sequence: 0, part: 0, offset, bytes, total: 300 }).encode();
     let mut received = Writer::default();
     received.u8(0).u8(0).u8(0).u32(300).u8(0);
     received.u8(1).bytes(&data(256, 44)).u8(4).u8(0).u8(0).u8(1).bytes(&data(0, 256)).u8(4).u8(0).u8(0).u8(5).u8(0);
     let mut lied_to = Writer::default();
     lied_to.u8(0).u8(0).u8(0).u32(200).u8(0).u8(1).bytes(&data(0, 128)).u8(2).bytes(&[0; 6]).u8(5).u8(0);
-    let grant = Frame::Grant(Grant { sequence: 0, part: 0, parts: 1, tag: 2, room: 200_000 }).encode();
+    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 2, room: 200_000 }).encode();
     let mut sent = Writer::default();
     sent.u8(1).u8(0).bytes(&grant).u8(2).u8(2).u16(0).u8(3).u8(3).u8(4).u8(1).u8(4).u8(0);
     let mut granted = Writer::default();

@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
 //! A queue holds as many completions as it was made for. When a completion finds no room, the
-//! program gets `IBV_EVENT_CQ_ERR`. The other consequences depend on the device (`Unplaced`).
+//! program gets `IBV_EVENT_CQ_ERR`. The other consequences depend on the device (`CqOverflow`).
 //!
 //! As on mlx5, the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The
 //! InfiniBand specification (volume 1, affiliated asynchronous errors) leaves open whether the
@@ -15,7 +15,7 @@
 //! without an event of its own, and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in
 //! rxe_resp.c).
 
-use crate::fabric::{About, Event, Node, lock};
+use crate::fabric::{Event, EventObject, Node, lock};
 use crate::nic::Nic;
 use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
@@ -52,7 +52,7 @@ enum Entries {
 
 /// Consequence of a completion for which the queue had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unplaced {
+pub(crate) enum CqOverflow {
     /// The queue is in error, and the completion's queue pair must go to error too.
     QueueInError,
     /// The completion is lost, and the queue continues.
@@ -128,7 +128,7 @@ impl CompletionQueue {
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
-        self.node.drive(self.device, now);
+        self.node.run_engine(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
             // Sometimes returns no completion, or fewer than there are. The completions of a device
@@ -177,19 +177,19 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// The queue had no room for the completion.
-    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), Unplaced> {
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
         let mut entries = lock(&self.entries);
-        let Entries::Kept(queue) = &mut *entries else { return Err(Unplaced::QueueInError) };
+        let Entries::Kept(queue) = &mut *entries else { return Err(CqOverflow::QueueInError) };
         if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns) {
             let unplaced = match self.node.nic() {
                 Nic::Mlx5 => {
                     *entries = Entries::Overrun;
-                    Unplaced::QueueInError
+                    CqOverflow::QueueInError
                 }
-                Nic::SoftRoce => Unplaced::Lost,
+                Nic::SoftRoce => CqOverflow::Lost,
             };
             drop(entries);
-            let about = About::CompletionQueue(self.number);
+            let about = EventObject::CompletionQueue(self.number);
             self.node.announce(self.device, Event { kind: IBV_EVENT_CQ_ERR, about });
             return Err(unplaced);
         }

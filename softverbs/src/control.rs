@@ -372,7 +372,7 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {
         let pid = process.pid.load(Ordering::Acquire);
-        let runs = pid != 0 && (elsewhere || memory.alive(place));
+        let runs = pid != 0 && (elsewhere || memory.is_alive(place));
         runs.then(|| (place, process.node.load(Ordering::Acquire) as usize))
     })
 }

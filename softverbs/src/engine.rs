@@ -30,7 +30,7 @@ pub(crate) trait Serve: Send + Sync {
 
     /// Collects completed sends for a program that waits for an event instead of polling. Called
     /// periodically.
-    fn tend(&self, now_ns: u64);
+    fn collect_sends(&self, now_ns: u64);
 
     /// Destroys the queue pair once its function has been removed. The program has already
     /// destroyed its own handle.

@@ -81,12 +81,12 @@ pub struct Event {
     /// An `ibv_event_type`.
     pub kind: u32,
     /// The object that the event concerns.
-    pub about: About,
+    pub about: EventObject,
 }
 
 /// The object that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
+pub enum EventObject {
     /// The device, not one of its ports or objects.
     Device,
     /// The device's only port.
@@ -134,7 +134,7 @@ impl Node {
         let wanted = Profile::load(&settings.profile, settings.scale)?;
         let (memory, profile) = folder.open(Some(&wanted))?;
         let user = folder.use_it()?;
-        let (place, node) = seat(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
+        let (place, node) = claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
         let devices: Vec<Device> =
             (0..profile.rails.len()).map(|index| Device::new(&profile, index, node, settings.nic)).collect();
@@ -218,7 +218,7 @@ impl Node {
             let presence = self.presence(device);
             // A function that has come back was gone in between, even if no call saw it gone.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
-            let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: About::Device };
+            let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: EventObject::Device };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
                 self.announce(device, fatal);
             }
@@ -232,7 +232,7 @@ impl Node {
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
                 let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
-                self.announce(device, Event { kind, about: About::Port });
+                self.announce(device, Event { kind, about: EventObject::Port });
             }
         }
     }
@@ -247,9 +247,10 @@ impl Node {
     /// neighbour table, or by asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
         let (own, peer) = (self.rail(device), self.rail_of(to));
-        let is_found = own.knows(to.node, to.device, is_ipv4) || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
+        let is_found =
+            own.is_neighbour(to.node, to.device, is_ipv4) || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
         if is_found {
-            own.learn(to.node, to.device, is_ipv4);
+            own.add_neighbour(to.node, to.device, is_ipv4);
         }
         is_found
     }
@@ -329,7 +330,7 @@ impl Node {
 
     /// Runs the engine of a device, unless another thread does. Returns the time when it has to run
     /// again, if that is known.
-    pub(crate) fn drive(&self, device: usize, now_ns: u64) -> Option<u64> {
+    pub(crate) fn run_engine(&self, device: usize, now_ns: u64) -> Option<u64> {
         self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
         engine.answer_doorbells(self.process(), device, |slot| self.find(slot));
@@ -361,11 +362,11 @@ impl Node {
         over.iter().for_each(|orphan| orphan.qp.end());
     }
 
-    pub(crate) fn enlist(&self, slot: usize, qp: Weak<dyn Serve>) {
+    pub(crate) fn add_queue_pair(&self, slot: usize, qp: Weak<dyn Serve>) {
         lock(&self.qps).insert(slot, qp);
     }
 
-    pub(crate) fn strike(&self, slot: usize) {
+    pub(crate) fn remove_queue_pair(&self, slot: usize) {
         lock(&self.qps).remove(&slot);
     }
 
@@ -407,7 +408,7 @@ impl Events {
 
 /// Claims an entry for this process, after clearing those of dead processes. Returns its index and
 /// the machine.
-fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
+fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
     if first.is_err_and(|other| other != namespace) {
@@ -419,7 +420,7 @@ fn seat(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usi
         ));
     }
     for (place, process) in memory.processes.iter().enumerate() {
-        if process.pid.load(Ordering::Acquire) != 0 && !memory.alive(place) {
+        if process.pid.load(Ordering::Acquire) != 0 && !memory.is_alive(place) {
             clear(memory, place);
         }
     }

@@ -87,7 +87,7 @@ fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
 
 /// The resources that a request passes through.
 #[derive(Debug, Clone, Copy)]
-pub struct Way<'a> {
+pub struct Route<'a> {
     /// The request's queue pair, which keeps the order of its requests.
     pub queue_pair: &'a Resource,
     /// Resources that all queue pairs share.
@@ -97,7 +97,7 @@ pub struct Way<'a> {
     pub is_short: bool,
 }
 
-impl Way<'_> {
+impl Route<'_> {
     /// Time when a piece that was posted at `posted_ns` can begin.
     pub fn begins_at_ns(&self, posted_ns: u64) -> u64 {
         let own_ns = posted_ns.max(self.queue_pair.free_at_ns());
@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn send(posted_ns: u64, bytes: u64, shared: &[&Resource]) -> u64 {
-        let way = Way { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
+        let way = Route { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
         way.carry(way.begins_at_ns(posted_ns), bytes)
     }
 
@@ -177,8 +177,8 @@ mod tests {
     #[test]
     fn a_short_request_does_not_overtake_its_own_queue_pair() {
         let (rail, qp) = (resource(8_000.0), resource(8_000.0));
-        let way = |is_short| Way { queue_pair: &qp, shared: &[], is_short };
+        let way = |is_short| Route { queue_pair: &qp, shared: &[], is_short };
         assert_eq!(way(false).carry(0, 65_536), 65_536);
-        assert_eq!(Way { shared: &[&rail], ..way(true) }.begins_at_ns(10), 65_536);
+        assert_eq!(Route { shared: &[&rail], ..way(true) }.begins_at_ns(10), 65_536);
     }
 }

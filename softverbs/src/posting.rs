@@ -50,7 +50,7 @@ impl QueuePair {
             Operation::Read => status::LOCAL_PROTECTION,
             Operation::Write | Operation::Send => self.node.nic().own_memory_refused(),
         };
-        let inline_bytes = if status == 0 { self.carry_along(slot, request, bytes) } else { 0 };
+        let inline_bytes = if status == 0 { self.copy_inline(slot, request, bytes) } else { 0 };
         request.write(slot, bytes, inline_bytes, now);
         slot.status.store(u64::from(status), Ordering::Relaxed);
         let signaled = request.signaled || self.caps().signal_all;
@@ -76,7 +76,7 @@ impl QueuePair {
 
     /// Copies a small write or send into the work request itself, so that the peer needs no system
     /// call for it. Returns the number of bytes.
-    fn carry_along(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
+    fn copy_inline(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;
         }

@@ -60,13 +60,13 @@ pub struct Profile {
     /// The cables between machines.
     pub wires: Wires,
     /// Devices that programs on a machine may not open.
-    pub forbidden: Vec<Forbidden>,
+    pub forbidden: Vec<ForbiddenDevice>,
 }
 
 /// A device that programs on a machine may not open, such as one that a container's device rules
 /// leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Forbidden {
+pub struct ForbiddenDevice {
     /// The machine.
     pub node: usize,
     /// Index of the rail.
@@ -342,14 +342,14 @@ impl Profile {
             if self.forbids(node, rail) {
                 return Err(format!("{name:?} is forbidden already"));
             }
-            self.forbidden.push(Forbidden { node, rail });
+            self.forbidden.push(ForbiddenDevice { node, rail });
         }
         Ok(())
     }
 
     /// True if programs on a machine may not open a device.
     pub fn forbids(&self, node: usize, rail: usize) -> bool {
-        self.forbidden.contains(&Forbidden { node, rail })
+        self.forbidden.contains(&ForbiddenDevice { node, rail })
     }
 
     /// True if packets of one machine's rail reach the other machine's rail. Each rail is given by
@@ -414,7 +414,7 @@ impl Profile {
             let end = |port: &Port| format!("{}.{}", port.node, self.cables[port.cable].name);
             let _ = writeln!(text, "wire {name} ends={},{} subnets={}", end(one), end(other), subnets.name());
         }
-        for Forbidden { node, rail } in &self.forbidden {
+        for ForbiddenDevice { node, rail } in &self.forbidden {
             let _ = writeln!(text, "node {node} forbids={}", self.rails[*rail].name);
         }
         text

@@ -5,9 +5,9 @@ mod states;
 
 pub use states::{Change, State};
 
-use crate::completion_queue::{Completion, CompletionQueue, SendQueue, Unplaced};
+use crate::completion_queue::{Completion, CompletionQueue, CqOverflow, SendQueue};
 use crate::engine;
-use crate::fabric::{About, Event, Node, RailOf, lock};
+use crate::fabric::{Event, EventObject, Node, RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::pacing::rnr_wait_ns;
@@ -87,7 +87,7 @@ pub(crate) struct Serving {
     pub(crate) held_until_ns: Option<u64>,
     pub(crate) receive: Option<Receive>,
     pub(crate) rnr: Option<Rnr>,
-    pub(crate) ending: VecDeque<Ending>,
+    pub(crate) ending: VecDeque<CarriedRequest>,
 }
 
 /// State of a peer that waits for a receive (receiver not ready).
@@ -99,7 +99,7 @@ pub(crate) struct Rnr {
 
 /// A request that was carried and completes at its time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ending {
+pub(crate) struct CarriedRequest {
     pub(crate) at_ns: u64,
     pub(crate) number: u64,
     pub(crate) status: u32,
@@ -208,7 +208,7 @@ impl QueuePair {
             expected: AtomicBool::new(false),
             local: Mutex::new(local),
         });
-        node.enlist(slot, Weak::<Self>::clone(&made.this));
+        node.add_queue_pair(slot, Weak::<Self>::clone(&made.this));
         threads::start(node);
         Ok(made)
     }
@@ -385,7 +385,7 @@ impl QueuePair {
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
         if let Some(kind) = self.node.nic().refusal_event() {
-            self.node.announce(self.device, Event { kind, about: About::QueuePair(self.number) });
+            self.node.announce(self.device, Event { kind, about: EventObject::QueuePair(self.number) });
         }
     }
 
@@ -393,7 +393,7 @@ impl QueuePair {
     pub(crate) fn lose_completion(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
-            let about = About::QueuePair(self.number);
+            let about = EventObject::QueuePair(self.number);
             self.node.announce(self.device, Event { kind: IBV_EVENT_QP_FATAL, about });
         }
     }
@@ -453,7 +453,7 @@ impl QueuePair {
     pub fn destroy(&self) {
         lock(self.node.engine(self.device)).forget(self.number);
         self.reset();
-        self.node.strike(self.slot);
+        self.node.remove_queue_pair(self.slot);
         self.memory().remote.store(0, Ordering::Relaxed);
         self.memory().number.store(0, Ordering::Release);
     }
@@ -507,7 +507,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The completion queue had no room; the consequences for this queue pair are already done.
-    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), Unplaced> {
+    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), CqOverflow> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
         let completes = status != 0 || sent.signaled;
@@ -518,7 +518,7 @@ impl QueuePair {
             let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
             let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
             let placed = cq.push(completion, false);
-            if placed == Err(Unplaced::QueueInError) {
+            if placed == Err(CqOverflow::QueueInError) {
                 self.lose_completion(local);
             }
             return placed;

@@ -1,14 +1,14 @@
 //! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order.
 
-use crate::completion_queue::{Completion, Unplaced};
+use crate::completion_queue::{Completion, CqOverflow};
 use crate::engine::{Serve, Served};
 use crate::fabric::{RailOf, lock};
 use crate::hotplug::Phase;
 use crate::os::memory::{self, BOUNCE_BYTES, Bounce, Fault, Piece};
 use crate::os::shm::{INLINE_BYTES, MAX_PROCESSES, QpMemory, RailMemory};
-use crate::pacing::{SHORT_BYTES, Way};
+use crate::pacing::{Route, SHORT_BYTES};
 use crate::path::{PathFault, SMALL_PACKET_BYTES};
-use crate::queue_pair::{Ending, Local, QueuePair, Remote, Rnr, State};
+use crate::queue_pair::{CarriedRequest, Local, QueuePair, Remote, Rnr, State};
 use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ impl Serve for QueuePair {
         self.destroy();
     }
 
-    fn tend(&self, now_ns: u64) {
+    fn collect_sends(&self, now_ns: u64) {
         if self.send_cq.is_armed() {
             self.send_cq.reap(now_ns);
         }
@@ -110,7 +110,7 @@ impl QueuePair {
                 }
             }
         }
-        if is_answered && !self.is_astray() {
+        if is_answered && !self.is_misrouted() {
             peer.served_ns.store(now_ns, Ordering::Relaxed);
         }
         self.end_due(local, peer, now_ns);
@@ -128,16 +128,16 @@ impl QueuePair {
             if let Some((completion, solicited)) = ending.completion {
                 match self.recv_cq.push(completion, solicited) {
                     Ok(()) => {}
-                    Err(Unplaced::QueueInError) => {
+                    Err(CqOverflow::QueueInError) => {
                         self.lose_completion(local);
                         return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
                     // The peer's tries run out.
-                    Err(Unplaced::Lost) => return self.fail(local),
+                    Err(CqOverflow::Lost) => return self.fail(local),
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
                     let at_ns = now_ns + late_ns;
-                    local.serving.ending.push_front(Ending { at_ns, completion: None, ..ending });
+                    local.serving.ending.push_front(CarriedRequest { at_ns, completion: None, ..ending });
                     continue;
                 }
             }
@@ -151,7 +151,7 @@ impl QueuePair {
 
     /// Reports the end of a request to the peer.
     fn acknowledge(&self, peer: &QpMemory, number: u64, status: u32) {
-        if self.is_astray() {
+        if self.is_misrouted() {
             return;
         }
         peer.slot(number).status.store(u64::from(status), Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl QueuePair {
     }
 
     /// True if this end's packets, acknowledgements too, go to another function than the peer's.
-    fn is_astray(&self) -> bool {
+    fn is_misrouted(&self) -> bool {
         self.memory().astray.load(Ordering::Relaxed) != 0
     }
 
@@ -177,7 +177,7 @@ impl QueuePair {
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).min(request.bytes);
         // A request that its own device refused was never sent.
         request.status == 0
-            && (is_read && self.is_astray() || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
+            && (is_read && self.is_misrouted() || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
     }
 
     /// Acts on a failure as the verbs specification requires of the target.
@@ -208,7 +208,7 @@ impl QueuePair {
             }
         }
         let shared = self.node.way(remote.rail, RailOf { node: self.node.node, device: self.device });
-        let way = Way { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
+        let way = Route { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
         let begins_ns = way.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
         if begins_ns > now_ns {
             return Step::Until(begins_ns);
@@ -427,7 +427,7 @@ impl QueuePair {
         let completion = completion.or_else(|| self.receive_of_failure(local, status));
         // Requests end in order.
         let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
-        local.serving.ending.push_back(Ending { at_ns, number, status, completion });
+        local.serving.ending.push_back(CarriedRequest { at_ns, number, status, completion });
         local.serving.admitted = None;
         local.serving.cursor = 0;
         local.serving.next = number + 1;

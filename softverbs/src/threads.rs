@@ -40,13 +40,13 @@ fn run(node: &Weak<Node>, index: usize) {
         let now = node.memory.now_ns();
         let mut soonest: Option<u64> = None;
         for device in (index..node.devices().len()).step_by(node.threads()) {
-            let due = node.drive(device, now);
+            let due = node.run_engine(device, now);
             soonest = [soonest, due].into_iter().flatten().min();
         }
         if index == 0 {
             node.watch_ports();
             for qp in node.all_qps() {
-                qp.tend(now);
+                qp.collect_sends(now);
             }
         }
         rest(&node, index, soonest);

@@ -9,7 +9,7 @@ use common::*;
 use softverbs::completion_queue::CompletionQueue;
 use softverbs::control::{Action, control};
 use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
-use softverbs::fabric::About;
+use softverbs::fabric::EventObject;
 use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Change, State};
@@ -387,7 +387,7 @@ fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
         let seen: Vec<_> = std::iter::from_fn(|| bed.nodes[0].next_event(0)).collect();
         assert_eq!(seen.iter().map(|event| event.kind).collect::<Vec<_>>(), events);
         let is_lost = polled == 0;
-        assert!(!is_lost || seen[0].about == About::CompletionQueue(cq.number()));
+        assert!(!is_lost || seen[0].about == EventObject::CompletionQueue(cq.number()));
         assert_eq!(pair.a.qp.state() == State::Error, is_lost);
         // The queue yields no more completions.
         pair.a.write(10, None, &pair.b);

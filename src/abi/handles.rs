@@ -147,13 +147,13 @@ pub(super) struct CommHandle<C> {
     // yet.
     mark: Mark,
     health: Health,
-    requests: Box<[Request]>,
+    requests: Box<[RequestHandle]>,
     comm: C,
 }
 
 /// Target of one of NCCL's request pointers. It does not move or change while its comm lives.
 #[repr(C)]
-pub(super) struct Request {
+pub(super) struct RequestHandle {
     mark: Mark,
     number: u16,
     endpoint: NonNull<c_void>,
@@ -164,7 +164,7 @@ impl<C: Comm> CommHandle<C> {
     pub(super) fn into_raw(comm: C) -> *mut c_void {
         let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
         let raw = NonNull::from(Box::leak(endpoint));
-        let request = |number| Request { mark: C::REQUEST_MARK, number: number as u16, endpoint: raw.cast() };
+        let request = |number| RequestHandle { mark: C::REQUEST_MARK, number: number as u16, endpoint: raw.cast() };
         // SAFETY: the box was just leaked, and this function has the only pointer to it.
         unsafe { (*raw.as_ptr()).requests = (0..C::REQUESTS).map(request).collect() };
         raw.as_ptr().cast()
@@ -260,7 +260,7 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     // SAFETY: the mark identifies a request of a comm of type `C`. The request lives as long as its
     // comm.
     let (request, comm) = unsafe {
-        let request = &*raw.cast::<Request>();
+        let request = &*raw.cast::<RequestHandle>();
         (request, request.endpoint.cast::<CommHandle<C>>().as_ref())
     };
     scope.enter_comm(&comm.health)?;
@@ -328,7 +328,7 @@ impl<'a> Transfer<'a> {
             return Err(of_another_kind(name, mark, SENDING));
         }
         // SAFETY: the mark identifies a request, which lives as long as its comm.
-        let request = unsafe { &*raw.cast::<Request>() };
+        let request = unsafe { &*raw.cast::<RequestHandle>() };
         // SAFETY: a request's comm is open while the request is used, and the mark identifies its
         // type.
         let transfer = unsafe {

@@ -7,7 +7,7 @@ use std::ptr;
 
 /// Properties, or the additional properties of a version.
 pub(super) trait Described {
-    fn new(dev: c_int, of: &plugin::Properties) -> Self;
+    fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self;
 }
 
 /// `pciPath` is NULL: given the path of one PCI function, NCCL would rate the merged device by that
@@ -15,7 +15,7 @@ pub(super) trait Described {
 /// nor writes through the network; so NCCL never needs a flush. Memory is registered with the
 /// device, not with a comm.
 impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
-    fn new(dev: c_int, of: &plugin::Properties) -> Self {
+    fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             name: of.name.as_ptr(),
             pci_path: ptr::null(),
@@ -37,17 +37,17 @@ impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
 }
 
 impl Described for () {
-    fn new(_: c_int, _: &plugin::Properties) {}
+    fn new(_: c_int, _: &plugin::DeviceProperties) {}
 }
 
 impl Described for MorePropertiesV9 {
-    fn new(dev: c_int, of: &plugin::Properties) -> Self {
+    fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self { v_props: alone(dev), max_p2p_bytes: of.max_p2p_bytes, max_coll_bytes: of.max_coll_bytes }
     }
 }
 
 impl Described for MorePropertiesV11 {
-    fn new(dev: c_int, of: &plugin::Properties) -> Self {
+    fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             v_props: alone(dev),
             max_p2p_bytes: of.max_p2p_bytes,
@@ -58,7 +58,7 @@ impl Described for MorePropertiesV11 {
 }
 
 impl Described for MorePropertiesV12 {
-    fn new(dev: c_int, of: &plugin::Properties) -> Self {
+    fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             v_props: alone(dev),
             max_p2p_bytes: of.max_p2p_bytes,

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::error::Usage;
     use crate::tuner::table::Fingerprint;
-    use crate::tuner::{Facts, Mode, Policy};
+    use crate::tuner::{Mode, Policy, TunerConfig};
 
     const UNTOUCHED: c_int = 77;
     const ALL_REDUCE: c_int = 4;
@@ -198,16 +198,9 @@ mod tests {
 
     fn acting() -> *mut c_void {
         let host = Fingerprint::new("test", "test", "test");
-        let learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
-        let (policy, _) = Policy::new(Facts {
-            mode: Mode::On,
-            learned,
-            ll128: true,
-            ring_tcp: false,
-            network: None,
-            tuner_plugin: None,
-            host,
-        });
+        let table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
+        let config = TunerConfig { mode: Mode::On, table, ll128: true, network: None, tuner_plugin: None };
+        let (policy, _) = Policy::new(config, false, &host);
         let tuner = policy.tuner(2, 2, true);
         assert!(matches!(tuner, Tuner::Acting(_)));
         tuner_handles::into_raw(tuner)

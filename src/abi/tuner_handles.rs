@@ -2,7 +2,7 @@
 //!
 //! | NCCL's pointer | is | made by | taken back by |
 //! |---|---|---|---|
-//! | context | `Box<Context>`, or NULL if NCCL keeps every choice | [`into_raw`] | [`take_back`] |
+//! | context | `Box<TunerContext>`, or NULL if NCCL chooses | [`into_raw`] | [`take_back`] |
 //! | collCostTable | contiguous `float[numAlgo][numProto]`, despite its declared type | NCCL | |
 //!
 //! A context begins with a mark, as a comm does (`handles`).
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 /// A communicator's tuner as NCCL holds it.
 #[repr(C)]
-struct Context {
+struct TunerContext {
     // The first field: `mark_of` reads it through a pointer whose type is not known yet.
     mark: Mark,
     tuner: Tuner,
@@ -23,7 +23,7 @@ struct Context {
 
 /// Hands a tuner to NCCL, which returns it through [`take_back`].
 pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
-    Box::into_raw(Box::new(Context { mark: TUNER, tuner })).cast()
+    Box::into_raw(Box::new(TunerContext { mark: TUNER, tuner })).cast()
 }
 
 /// Returns the tuner behind one of NCCL's pointers, `None` for NULL.
@@ -64,7 +64,7 @@ pub(super) unsafe fn take_back(raw: *mut c_void) -> Quick<()> {
 /// # Safety
 /// `raw` points to an object of this plugin that begins with a mark.
 #[inline(always)]
-unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<Context>> {
+unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<TunerContext>> {
     const NAME: &str = "context";
     // SAFETY: the caller upholds the same contract.
     match unsafe { mark_of(raw, NAME) }? {

@@ -2,7 +2,7 @@
 //! `tuner_calls`.
 
 use super::tuner_calls;
-use super::tuner_types::{Tuner, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};
+use super::tuner_types::{TunerInterface, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};
 use super::types::{DebugLogger, NcclResult};
 use crate::plugin;
 use std::ffi::c_void;
@@ -27,8 +27,8 @@ pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named::<4>, Tun
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v7: TunerV7 = table(tuner_calls::init_named::<5>, TunerMoreV6 { get_chunk_size: None });
 
-const fn table<Init, More>(init: Init, more: More) -> Tuner<Init, More> {
-    Tuner {
+const fn table<Init, More>(init: Init, more: More) -> TunerInterface<Init, More> {
+    TunerInterface {
         name: plugin::NETWORK_NAME.as_ptr(),
         init: Some(init),
         get_coll_info: Some(tuner_calls::get_coll_info),

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 /// `ncclTuner_v4_t`, and the start of every later version.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Tuner<Init, More> {
+pub struct TunerInterface<Init, More> {
     /// The tuner's name.
     pub name: *const c_char,
     /// Makes a context for one communicator.
@@ -22,13 +22,13 @@ pub struct Tuner<Init, More> {
 }
 
 /// `ncclTuner_v4_t`, NCCL 2.24 to 2.27.
-pub type TunerV4 = Tuner<TunerInitV4, ()>;
+pub type TunerV4 = TunerInterface<TunerInitV4, ()>;
 /// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` names the communicator.
-pub type TunerV5 = Tuner<TunerInitV5<4>, ()>;
+pub type TunerV5 = TunerInterface<TunerInitV5<4>, ()>;
 /// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: `getChunkSize` is new.
-pub type TunerV6 = Tuner<TunerInitV5<4>, TunerMoreV6>;
+pub type TunerV6 = TunerInterface<TunerInitV5<4>, TunerMoreV6>;
 /// `ncclTuner_v7_t`, NCCL 2.32.6: the constants have a fifth compute capability.
-pub type TunerV7 = Tuner<TunerInitV5<5>, TunerMoreV6>;
+pub type TunerV7 = TunerInterface<TunerInitV5<5>, TunerMoreV6>;
 
 /// The end of `ncclTuner_v6_t` and `ncclTuner_v7_t`.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct TunerMoreV6 {
 
 // SAFETY: a table is never written and points only to constants (a name and functions), so threads
 // that share it cannot race.
-unsafe impl<Init: Sync, More: Sync> Sync for Tuner<Init, More> {}
+unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
 /// A tuner's `init`.
 pub type TunerInitV4 =

@@ -5,7 +5,7 @@ use super::process::{Process, TunerIdentity};
 use super::rail::Rail;
 use super::setup::connect::PendingConnections;
 use super::setup::listen::ListenComm;
-use super::setup::negotiate::Rails;
+use super::setup::negotiate::LocalRails;
 use super::setup::{self, Setup};
 use crate::config::Config;
 use crate::error::Result;
@@ -24,7 +24,7 @@ impl Host {
         let process = Arc::new(Process::new(config, rails, tuner));
         // Records the addresses of each rail, so that a connection that starts without a rail can
         // pair it for later.
-        if let Err(error) = Rails::look(&process) {
+        if let Err(error) = LocalRails::query(&process) {
             tracing::debug!("rails not looked at yet: {error}");
         }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }

@@ -3,7 +3,7 @@
 mod cpu_latency;
 
 use super::log::once::LogOnce;
-use super::log::outages::Outages;
+use super::log::outages::RailOutages;
 use super::log::tcp::TcpOutages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
@@ -39,7 +39,7 @@ pub struct Process {
     /// Back-off for unreachable paths.
     pub backoff: Backoff,
     /// Outages of rails, each with one line in the log.
-    pub outages: Arc<Outages>,
+    pub outages: Arc<RailOutages>,
     /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
     /// Subjects already logged about peers.
@@ -72,7 +72,7 @@ impl Process {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, for_streams, by_streams, backoff, outages, tcp_outages, log) = Default::default();
-        let bound = config.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
+        let bound = config.data_path.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
         let counting = Counting::new(config.counters);
         Self {
@@ -103,8 +103,8 @@ impl Process {
     /// communicator; the environment variable overrides it, as in NCCL's own transport (net_ib,
     /// connect.cc).
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
-        let traffic_class = self.config.traffic_class.or(traffic_class).unwrap_or(0);
-        Priority { traffic_class, service_level: self.config.service_level.unwrap_or(0) }
+        let traffic_class = self.config.setup.traffic_class.or(traffic_class).unwrap_or(0);
+        Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
     }
 
     /// Registers memory on every rail, for all connections.

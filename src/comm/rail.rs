@@ -15,7 +15,7 @@ pub mod registration;
 
 use self::device::RailDevice;
 use self::path_quality::PathQualities;
-use crate::config::{Config, RelaxedOrdering};
+use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Result};
@@ -23,7 +23,7 @@ use crate::interfaces::{Holder, Interface, TableEntry, holder};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, remoteness};
 use crate::wire::ids::RailId;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -54,6 +54,10 @@ pub struct Rail {
     pub device: Arc<RailDevice>,
     /// True if bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
+    /// Mount point of sysfs.
+    sysfs: PathBuf,
+    /// `NCCL_IB_GID_INDEX`.
+    chosen_gid_index: Option<u16>,
     /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
     /// State of the rail when it could last be used.
@@ -75,7 +79,7 @@ impl Rail {
     /// # Errors
     /// [`Error::Os`] if relaxed ordering was requested and the device refuses it, or if the device
     /// was removed.
-    pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &Config) -> Result<Self> {
+    pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &RailConfig) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
@@ -86,7 +90,7 @@ impl Rail {
                 Err(_) => pd.context().port(info.port).map(|_| false)?,
             },
         };
-        let entry = Path::new(&config.sysfs).join("class/infiniband").join(&info.device);
+        let entry = config.sysfs.join("class/infiniband").join(&info.device);
         let device = Arc::new(RailDevice::new(pd, entry));
         let (path_qualities, last_look, needed_local_write, was_warned_of_index) = Default::default();
         let (backlog_bytes, busy_bytes) = Default::default();
@@ -95,6 +99,8 @@ impl Rail {
             info,
             device,
             relaxed_ordering,
+            sysfs: config.sysfs.clone(),
+            chosen_gid_index: config.gid_index,
             path_qualities,
             last_look,
             needed_local_write,
@@ -119,7 +125,7 @@ impl Rail {
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now.
-    pub fn look(&self, config: &Config, interfaces: &[Interface]) -> Result<Look> {
+    pub fn look(&self, interfaces: &[Interface]) -> Result<Look> {
         let port = self.port()?;
         if port.state != PortState::Active {
             return Err(Missing::PortState(format!("{:?}", port.state)).into());
@@ -133,7 +139,7 @@ impl Rail {
             if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
                 continue;
             }
-            let prefix = match self.holder(config, &entry, interfaces) {
+            let prefix = match self.holder(&entry, interfaces) {
                 Holder::Nobody(interface) => {
                     unheld = Some(&interface.name);
                     continue;
@@ -143,7 +149,7 @@ impl Rail {
             };
             found.push((Address::new(entry.gid, prefix), entry.index));
         }
-        if let Some(index) = config.gid_index {
+        if let Some(index) = self.chosen_gid_index {
             self.keep_chosen(index, &mut found);
         }
         if !found.is_empty() {
@@ -172,10 +178,10 @@ impl Rail {
         }
     }
 
-    fn holder<'i>(&self, config: &Config, entry: &GidEntry, interfaces: &'i [Interface]) -> Holder<'i> {
+    fn holder<'i>(&self, entry: &GidEntry, interfaces: &'i [Interface]) -> Holder<'i> {
         let GidEntry { index, gid, ifindex, .. } = *entry;
         let RailInfo { device, port, .. } = &self.info;
-        holder(Path::new(&config.sysfs), TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
+        holder(&self.sysfs, TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
     }
 
     /// Returns the state of the rail when it could last be used; `None` if it never could.

@@ -97,9 +97,9 @@ impl Unauthenticated {
         self.accept(descriptors, judge, &mut admitted);
         for connection in std::mem::take(&mut self.connections) {
             match ask(connection, judge, &mut self.rejections) {
-                Asked::Admitted(peer) => admitted.push(peer),
-                Asked::Silent(connection) => self.connections.push(connection),
-                Asked::Dropped => {}
+                FirstMessage::Admitted(peer) => admitted.push(peer),
+                FirstMessage::Silent(connection) => self.connections.push(connection),
+                FirstMessage::Dropped => {}
             }
         }
         admitted
@@ -152,19 +152,19 @@ impl Unauthenticated {
         let crowding = (0..all.len()).rev().max_by_key(|at| many(&all[*at]))?;
         let connection = self.connections.remove(crowding);
         match ask(connection, judge, &mut self.rejections) {
-            Asked::Admitted(peer) => return Some(peer),
-            Asked::Silent(Connection { channel, .. }) => tracing::debug!(
+            FirstMessage::Admitted(peer) => return Some(peer),
+            FirstMessage::Silent(Connection { channel, .. }) => tracing::debug!(
                 "bootstrap connection from {} dropped: too many unauthenticated connections",
                 channel.peer()
             ),
-            Asked::Dropped => {}
+            FirstMessage::Dropped => {}
         }
         None
     }
 }
 
 /// Result of reading a connection's first message.
-enum Asked {
+enum FirstMessage {
     Admitted(Admitted),
     /// No message yet, within the time limit.
     Silent(Connection),
@@ -172,11 +172,11 @@ enum Asked {
     Dropped,
 }
 
-fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections) -> Asked {
+fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections) -> FirstMessage {
     let Connection { since, channel, .. } = &mut connection;
     match channel.receive() {
         Ok(Received::Message(message)) => match judge(&message, channel) {
-            Verdict::Admit => return Asked::Admitted(Admitted { channel: connection.channel, message }),
+            Verdict::Admit => return FirstMessage::Admitted(Admitted { channel: connection.channel, message }),
             Verdict::Refuse(why) => {
                 if let Err(unsent) = channel.send(&Message::Refuse(why.to_owned())) {
                     tracing::debug!("could not send the refusal: {unsent}");
@@ -191,7 +191,7 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
             }
             Verdict::Drop => {}
         },
-        Ok(Received::Nothing) if since.elapsed() < TOKEN_LIMIT => return Asked::Silent(connection),
+        Ok(Received::Nothing) if since.elapsed() < TOKEN_LIMIT => return FirstMessage::Silent(connection),
         Ok(Received::Nothing) => {
             let text = format!("bootstrap connection from {} rejected: no token within 10 s", channel.peer());
             rejections.tell(&text, Instant::now());
@@ -201,7 +201,7 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
         }
         Err(error) => rejections.tell(&format!("bootstrap connection rejected: {error}"), Instant::now()),
     }
-    Asked::Dropped
+    FirstMessage::Dropped
 }
 
 impl Rejections {

@@ -1,6 +1,5 @@
 //! Time that a rail may stay silent before it counts as lost, by the settings.
 
-use super::Config;
 use std::time::Duration;
 
 /// Promised limit for noticing a silent rail (docs/guide/failover.md).
@@ -8,7 +7,16 @@ const PROMISED: Duration = Duration::from_secs(1);
 /// Fewer retransmissions than this turn single lost packets into lost rails.
 const ENOUGH_RETRIES: u8 = 3;
 
-impl Config {
+/// Waits of queue pairs for acknowledgements.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AcknowledgementConfig {
+    /// `NCCL_IB_TIMEOUT`: 4.096 us x 2^timeout; 0 (infinite) to 31.
+    pub timeout: u8,
+    /// `NCCL_IB_RETRY_CNT`: retransmissions before a queue pair fails; 0 to 7.
+    pub retry_count: u8,
+}
+
+impl AcknowledgementConfig {
     /// Time that a queue pair waits for acknowledgements in all, by the InfiniBand specification
     /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device
     /// may take up to four times that. ConnectX with adaptive retransmission takes about the
@@ -19,7 +27,7 @@ impl Config {
     }
 
     /// Warnings about settings that lose rails too late or too easily.
-    pub fn acknowledgement_warnings(&self) -> Vec<String> {
+    pub fn warnings(&self) -> Vec<String> {
         let (mut warnings, silence) = (Vec::new(), self.silence_limit());
         let (timeout, retries) = (self.timeout, self.retry_count);
         if retries < ENOUGH_RETRIES {
@@ -40,17 +48,18 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     fn warnings(variables: &[(&str, &str)]) -> Vec<String> {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Config::from_variables(&variables).unwrap().acknowledgement_warnings()
+        Config::from_variables(&variables).unwrap().acknowledgement.warnings()
     }
 
     #[test]
     fn the_defaults_keep_the_promise() {
         let config = Config::from_variables(&[]).unwrap();
-        assert_eq!(config.silence_limit(), Duration::from_nanos(469_762_048));
+        assert_eq!(config.acknowledgement.silence_limit(), Duration::from_nanos(469_762_048));
         assert!(warnings(&[]).is_empty());
     }
 

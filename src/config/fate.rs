@@ -2,13 +2,13 @@
 //! the list of ignored variables together.
 
 use super::nccl::ignored;
-use super::{Row, TABLE};
+use super::{SettingRow, TABLE};
 
 /// Treatment of a variable of NCCL's.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
     /// The plugin reads it.
-    Honoured(&'static Row),
+    Honoured(&'static SettingRow),
     /// The plugin does not read it. The reason is the end of a sentence.
     Ignored(&'static str),
 }

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(super) struct SettingsFile {
     pub(super) path: PathBuf,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<SettingLine>,
 }
 
 /// One setting.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct SettingLine {
     /// Line number, from 1.
     pub(super) number: usize,
     pub(super) name: String,
@@ -57,7 +57,7 @@ impl SettingsFile {
     }
 
     fn parse(path: PathBuf, text: &str) -> Result<Self> {
-        let mut lines: Vec<Line> = Vec::new();
+        let mut lines: Vec<SettingLine> = Vec::new();
         for (index, text) in text.lines().enumerate() {
             let (number, text) = (index + 1, without_comment(text).trim());
             if text.is_empty() {
@@ -76,13 +76,13 @@ impl SettingsFile {
             if let Some(first) = lines.iter().find(|line| line.name == name) {
                 return Err(wrong(&name, &value, SettingFault::SetBefore(first.number)));
             }
-            lines.push(Line { number, name, value });
+            lines.push(SettingLine { number, name, value });
         }
         Ok(Self { path, lines })
     }
 
     /// The line that gives `name` a value.
-    pub(super) fn line(&self, name: &str) -> Option<&Line> {
+    pub(super) fn line(&self, name: &str) -> Option<&SettingLine> {
         self.lines.iter().find(|line| line.name == name && !line.value.is_empty())
     }
 }

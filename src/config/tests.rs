@@ -10,11 +10,15 @@ fn read(pairs: &[(&str, &str)]) -> Result<Config> {
 #[test]
 fn every_default_parses_and_empty_is_unset() {
     let config = read(&[]).unwrap();
-    assert_eq!(config.verbs_library, "libibverbs.so.1");
-    assert_eq!((config.gid_index, config.timeout, config.retry_count), (None, 14, 6));
+    assert_eq!(config.rails.verbs_library, "libibverbs.so.1");
+    assert_eq!(
+        (config.rails.gid_index, config.acknowledgement.timeout, config.acknowledgement.retry_count),
+        (None, 14, 6)
+    );
     let emptied: Vec<_> = table().iter().map(|row| (row.name, "")).collect();
     let config = read(&emptied).unwrap();
-    assert_eq!((config.timeout, config.traffic_class, config.qps_per_rail), (14, None, None));
+    assert_eq!(config.acknowledgement.timeout, 14);
+    assert_eq!((config.setup.traffic_class, config.setup.qps_per_rail), (None, None));
 }
 
 /// A settings file in a folder of its own.
@@ -44,7 +48,9 @@ fn the_environment_wins_over_the_users_file_and_that_over_the_machines() {
     let standard = [user.path(), machine.path(), user.path().with_file_name("none")];
     let environment = [("NCCL_IB_TC", "5"), ("NCCL_IB_RETRY_CNT", " ")];
     let settings = gather(&environment, &standard).unwrap();
-    let Config { traffic_class, service_level, retry_count, timeout, .. } = settings.config;
+    let Config { setup, acknowledgement, .. } = &settings.config;
+    let SetupConfig { traffic_class, service_level, .. } = *setup;
+    let AcknowledgementConfig { timeout, retry_count } = *acknowledgement;
     assert_eq!((traffic_class, service_level, retry_count, timeout), (Some(5), Some(2), 4, 14));
     let source = |name: &str| settings.held().iter().find(|one| one.row.name == name).unwrap().source.clone();
     assert_eq!(source("NCCL_IB_TC"), Source::Environment);
@@ -68,17 +74,17 @@ fn variables_of_nccls_own_transports_are_named_where_they_are_set() {
 fn a_file_that_a_variable_names_is_read_in_place_of_the_standard_ones() {
     let (standard, named) = (Written::new("NCCL_IB_TC=1\n"), Written::new("NCCL_IB_SL=2\n"));
     let variable = |path: &str| gather(&[("NCCL_SPARK_SETTINGS_FILE", path)], &[standard.path()]);
-    let config = variable(named.path().to_str().unwrap()).unwrap().config;
-    assert_eq!((config.traffic_class, config.service_level), (None, Some(2)));
+    let setup = variable(named.path().to_str().unwrap()).unwrap().config.setup;
+    assert_eq!((setup.traffic_class, setup.service_level), (None, Some(2)));
     let none = variable("/dev/null").unwrap();
-    assert_eq!((none.config.traffic_class, none.config.service_level), (None, None));
+    assert_eq!((none.config.setup.traffic_class, none.config.setup.service_level), (None, None));
     assert_eq!(none.from_files(), ["settings from /dev/null: no setting in effect"]);
-    assert_eq!(variable("").unwrap().config.traffic_class, Some(1));
+    assert_eq!(variable("").unwrap().config.setup.traffic_class, Some(1));
     let gone = named.path().with_file_name("gone");
     let error = variable(gone.to_str().unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("NCCL_SPARK_SETTINGS_FILE=") && error.contains("gone"), "{error}");
     let named = [("NCCL_SPARK_SETTINGS_FILE".to_owned(), named.path().to_str().unwrap().to_owned())];
-    assert_eq!(Config::from_variables(&named).unwrap().service_level, Some(2));
+    assert_eq!(Config::from_variables(&named).unwrap().setup.service_level, Some(2));
 }
 
 #[test]
@@ -179,7 +185,7 @@ fn a_removed_setting_is_ignored_with_a_warning_in_the_environment_and_in_a_file(
     let warnings =
         ["NCCL_SPARK_FORMER", &line].map(|shown| format!("{shown} has no effect: this version has no such setting"));
     assert_eq!(settings.removed, warnings);
-    assert_eq!(settings.config.traffic_class, Some(7));
+    assert_eq!(settings.config.setup.traffic_class, Some(7));
     assert!(gather(&[], &[]).unwrap().removed.is_empty());
 }
 

@@ -1,5 +1,6 @@
 //! Parsers for kinds of values that several settings share.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,6 +26,14 @@ pub(super) fn quoted(text: &str) -> String {
 
 pub(super) fn text(value: &str) -> Parsed<String> {
     Ok(value.to_owned())
+}
+
+pub(super) fn optional_text(value: &str) -> Parsed<Option<String>> {
+    Ok(Some(value.to_owned()).filter(|text| !text.is_empty()))
+}
+
+pub(super) fn path(value: &str) -> Parsed<PathBuf> {
+    Ok(value.into())
 }
 
 pub(super) fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<T> {

@@ -54,11 +54,11 @@ pub struct CountedLane {
 /// the owner of [`Outages`].
 #[derive(Clone)]
 pub struct Record {
-    place: Place<Hold>,
+    place: Place<Reservation>,
 }
 
 /// Reserves a record for its lane until dropped.
-struct Hold {
+struct Reservation {
     counting: Arc<Counting>,
     /// Index in the file; `None` for a record in private memory.
     index: Option<usize>,
@@ -122,8 +122,14 @@ impl Counting {
 
 impl Book {
     /// Reserves and describes a record for a lane.
-    fn take(&mut self, counting: &Arc<Counting>, direction: Direction, peer: &str, lane: &CountedLane) -> Place<Hold> {
-        let hold = |index| Hold { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
+    fn take(
+        &mut self,
+        counting: &Arc<Counting>,
+        direction: Direction,
+        peer: &str,
+        lane: &CountedLane,
+    ) -> Place<Reservation> {
+        let hold = |index| Reservation { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
         self.make_file();
         let File::Made(file) = &self.file else { return Place::private(hold(None)) };
         let used = self.sequences.len();
@@ -165,7 +171,14 @@ impl Book {
 }
 
 /// Writes the description of a record's lane and sets its counters to 0.
-fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Direction, peer: &str, lane: &CountedLane) {
+fn describe(
+    place: &Place<Reservation>,
+    sequence: u64,
+    connection: u64,
+    direction: Direction,
+    peer: &str,
+    lane: &CountedLane,
+) {
     let set = |word: Word, value: u64| place[word as usize].store(value, Ordering::Relaxed);
     let set_text = |word: Word, text: &[u64]| {
         place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
@@ -188,8 +201,8 @@ fn describe(place: &Place<Hold>, sequence: u64, connection: u64, direction: Dire
 
 impl Record {
     /// Returns a record for lanes that are not in use yet; no reader sees it.
-    pub fn nowhere() -> Self {
-        Self { place: Place::nowhere() }
+    pub fn detached() -> Self {
+        Self { place: Place::detached() }
     }
 
     /// Adds to a counter. A load and a store suffice, because there is one writer. Nothing depends
@@ -253,7 +266,7 @@ impl Record {
     }
 }
 
-impl Drop for Hold {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             self.counting.give_back(index);
@@ -296,7 +309,7 @@ impl Outages {
 impl CountedConnection {
     /// Returns the record of a lane, by its number in the connection.
     pub fn record(&self, lane: usize) -> Record {
-        self.lanes.get(lane).map_or_else(Record::nowhere, |(_, record)| record.clone())
+        self.lanes.get(lane).map_or_else(Record::detached, |(_, record)| record.clone())
     }
 
     /// Ends the connection and adds its totals to the summary. Anything counted later, while the
@@ -429,6 +442,6 @@ mod tests {
         assert_eq!((counts, record.read(Word::PathMtu)), ([1, 1, 3_000_000_000], 1024));
         record.add(Word::Bytes, u64::MAX);
         record.add(Word::Bytes, 3);
-        assert_eq!((record.read(Word::Bytes), Record::nowhere().read(Word::Losses)), (2, 0));
+        assert_eq!((record.read(Word::Bytes), Record::detached().read(Word::Losses)), (2, 0));
     }
 }

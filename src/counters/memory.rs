@@ -105,11 +105,11 @@ impl Drop for MemoryFile {
 pub struct Place<T> {
     words: NonNull<RecordWords>,
     /// `None` for [`NOWHERE`].
-    held: Option<Arc<Held<T>>>,
+    held: Option<Arc<OwnedWords<T>>>,
 }
 
 /// The owner of the words and the attached value, in one allocation because every lane has a place.
-struct Held<T> {
+struct OwnedWords<T> {
     with: T,
     _owner: Owner,
 }
@@ -140,7 +140,7 @@ impl<T> Place<T> {
     }
 
     /// Returns a place for counts that are never read.
-    pub fn nowhere() -> Self {
+    pub fn detached() -> Self {
         Self { words: NonNull::from(&NOWHERE), held: None }
     }
 
@@ -150,7 +150,7 @@ impl<T> Place<T> {
     }
 
     fn held(words: NonNull<RecordWords>, owner: Owner, with: T) -> Self {
-        Self { words, held: Some(Arc::new(Held { with, _owner: owner })) }
+        Self { words, held: Some(Arc::new(OwnedWords { with, _owner: owner })) }
     }
 }
 

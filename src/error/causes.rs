@@ -260,7 +260,7 @@ pub struct OnRail {
 /// TCP streams of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 #[error("TCP with {peer} over {interface}")]
-pub struct Tcp {
+pub struct TcpPath {
     pub peer: String,
     /// Interface of this host.
     pub interface: String,
@@ -305,9 +305,9 @@ pub enum Network {
     #[error(transparent)]
     OnRail(Box<OnRail>),
     #[error("{tcp} failed (stream {number}: {why})")]
-    Stream { tcp: Tcp, number: usize, why: String },
+    Stream { tcp: TcpPath, number: usize, why: String },
     #[error("no answer from {tcp} for {silent:.0?}: {waited}")]
-    Silent { tcp: Tcp, silent: Duration, waited: Waited },
+    Silent { tcp: TcpPath, silent: Duration, waited: Waited },
     #[error("{0}; {1}")]
     While(Box<Network>, Waited),
 }
@@ -328,9 +328,9 @@ pub enum PeerGone {
     #[error("bootstrap connection to {peer} failed: {why}")]
     Bootstrap { peer: String, why: String },
     #[error("{tcp} was closed by the peer; {waited}")]
-    StreamsClosed { tcp: Tcp, waited: Waited },
+    StreamsClosed { tcp: TcpPath, waited: Waited },
     #[error("{tcp} ended without BYE (stream {number}: {why}): the peer's process has failed or is gone")]
-    StreamEnded { tcp: Tcp, number: usize, why: String },
+    StreamEnded { tcp: TcpPath, number: usize, why: String },
     #[error("{0}; {1}")]
     While(Box<PeerGone>, Waited),
     #[error("{gone}; {waited}; {lanes}")]

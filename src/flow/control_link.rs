@@ -28,7 +28,7 @@ impl ControlLink {
     /// Queues a control message for the peer.
     pub fn say(&mut self, message: ControlMessage) {
         self.waiting.push_back(message);
-        self.go_on();
+        self.send_next();
     }
 
     /// Returns true until the peer has acknowledged every queued control message.
@@ -73,7 +73,7 @@ impl ControlLink {
     pub fn hear(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
         if frame.heard == self.sent {
             self.confirmed = self.sent;
-            self.go_on();
+            self.send_next();
         }
         if !frame.asks || frame.number > self.heard + 1 {
             return Ok(None);
@@ -87,7 +87,7 @@ impl ControlLink {
         ControlMessage::decode(&frame.message).map(Some)
     }
 
-    fn go_on(&mut self) {
+    fn send_next(&mut self) {
         if self.sent == self.confirmed
             && let Some(message) = self.waiting.pop_front()
         {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[derive(Debug, Clone, Copy)]
-    enum Step {
+    enum Use {
         Take(u64),
         /// The running send at this index is done.
         Give(usize),
@@ -178,12 +178,12 @@ mod tests {
         Drop,
     }
 
-    fn step() -> impl Strategy<Value = (usize, Step)> {
+    fn step() -> impl Strategy<Value = (usize, Use)> {
         let step = prop_oneof![
-            8 => (0..300_u64).prop_map(Step::Take),
-            6 => (0..64_usize).prop_map(Step::Give),
-            1 => Just(Step::Fail),
-            1 => Just(Step::Drop),
+            8 => (0..300_u64).prop_map(Use::Take),
+            6 => (0..64_usize).prop_map(Use::Give),
+            1 => Just(Use::Fail),
+            1 => Just(Use::Drop),
         ];
         (0..3_usize, step)
     }
@@ -197,24 +197,24 @@ mod tests {
             for (at, step) in steps {
                 let before: u64 = running.iter().flatten().map(|bytes| bytes.min(&most)).sum();
                 match step {
-                    Step::Take(bytes) => {
+                    Use::Take(bytes) => {
                         let may_begin = holds[at].take(bytes);
                         prop_assert_eq!(may_begin, before + bytes.min(most) <= most);
                         if may_begin {
                             running[at].push(bytes);
                         }
                     }
-                    Step::Give(place) if !running[at].is_empty() => {
+                    Use::Give(place) if !running[at].is_empty() => {
                         let place = place % running[at].len();
                         holds[at].give(running[at].swap_remove(place));
                     }
-                    Step::Give(_) => {}
-                    Step::Fail => {
+                    Use::Give(_) => {}
+                    Use::Fail => {
                         holds[at].give_all();
                         // The sends that are confirmed after all.
                         running[at].drain(..).for_each(|bytes| holds[at].give(bytes));
                     }
-                    Step::Drop => {
+                    Use::Drop => {
                         holds[at] = Hold::new(Arc::clone(&bound));
                         running[at].clear();
                     }

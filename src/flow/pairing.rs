@@ -48,7 +48,7 @@ impl Pair {
 /// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
 /// now are paired first; a lost rail gets one of the remaining partners, for later.
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
-    let mut found = Found { connector, acceptor, pairs: Vec::new() };
+    let mut found = Pairing { connector, acceptor, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
     found.pair_up(|_, _| true);
     let mut pairs = found.pairs;
@@ -96,7 +96,7 @@ fn describe_address(address: &Address) -> String {
     }
 }
 
-struct Found<'a> {
+struct Pairing<'a> {
     connector: &'a [RailAdvert],
     acceptor: &'a [RailAdvert],
     pairs: Vec<Pair>,
@@ -104,7 +104,7 @@ struct Found<'a> {
 
 type Gids = ([u8; 16], [u8; 16]);
 
-impl Found<'_> {
+impl Pairing<'_> {
     /// Adds pairs of rails that `allowed` admits.
     fn pair_up(&mut self, allowed: impl Fn(&RailAdvert, &RailAdvert) -> bool) {
         let before = self.pairs.len();
@@ -222,7 +222,7 @@ impl Found<'_> {
         if let Some((of_c, of_a)) = known.find(|(of_c, of_a)| *of_c == here || *of_a == there) {
             return of_c == here && of_a == there;
         }
-        if self.lead_apart(here, there) {
+        if self.lead_to_different_hosts(here, there) {
             return false;
         }
         let is_named_alike =
@@ -237,15 +237,15 @@ impl Found<'_> {
             };
             let ours = unknown(self.connector, |found, pair| cable(found.ends(pair).0));
             let theirs = unknown(self.acceptor, |found, pair| cable(found.ends(pair).1));
-            !ours.iter().any(|other| *other != here && !self.lead_apart(*other, there))
-                && !theirs.iter().any(|other| *other != there && !self.lead_apart(here, *other))
+            !ours.iter().any(|other| *other != here && !self.lead_to_different_hosts(*other, there))
+                && !theirs.iter().any(|other| *other != there && !self.lead_to_different_hosts(here, *other))
         };
         is_named_alike || is_only_one()
     }
 
     /// Returns true if the rails of both cables have addresses but share no subnet, so that the
     /// cables lead to different hosts.
-    fn lead_apart(&self, here: u8, there: u8) -> bool {
+    fn lead_to_different_hosts(&self, here: u8, there: u8) -> bool {
         let addressed = |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
         let shares = |c: &RailAdvert| on(self.acceptor, there).any(|a| same_subnet(c, a).is_some());
         addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
@@ -288,7 +288,7 @@ impl Found<'_> {
 }
 
 /// Measure of crowding: the sum over all links on both sides of the squared number of pairs.
-fn crowd(found: &Found, pairs: &[Pair]) -> usize {
+fn crowd(found: &Pairing, pairs: &[Pair]) -> usize {
     let alike = |one: &Pair| {
         let (c, a) = found.ends(one);
         let shares = |other: &Pair| {

@@ -12,7 +12,7 @@ pub const SHARE_ALIGNMENT: u64 = 128;
 
 /// Speed and backlog of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Lane {
+pub struct LaneLoad {
     /// Rate in bytes per microsecond; 0 means that the lane must not be used.
     pub bytes_per_us: f64,
     /// Bytes given to the lane and not confirmed.
@@ -69,15 +69,15 @@ impl Shares {
 /// Returns the lane that would finish the whole message first, and its finishing time in
 /// microseconds.
 #[inline]
-pub fn soonest(bytes: u64, lanes: &[Lane]) -> (LaneId, f64) {
-    let done_us = |lane: &Lane| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
+pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
+    let done_us = |lane: &LaneLoad| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
     let each = LaneId::all(lanes.len()).zip(lanes.iter().map(done_us));
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
 /// The lanes that may take part, by the time at which they are free; equal ones by speed, fastest
 /// first.
-struct Order {
+struct LanesByTime {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
     count: usize,
@@ -90,13 +90,13 @@ struct Order {
 /// would be smaller than half of that leave, the smallest share first. Fewer lanes take part if
 /// that delays the end of the message by at most `late_us` microseconds.
 #[inline]
-pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64, late_us: f64) -> Shares {
+pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
     let least = (min_share_bytes / 2) as f64;
     if let Some(shares) = divide_among_all(bytes, lanes, most, least, late_us) {
         return shares;
     }
-    let mut order = Order::new(lanes);
+    let mut order = LanesByTime::new(lanes);
     if late_us > 0.0 {
         let (lane, whole_us) = soonest(bytes, lanes);
         let (_, level) = order.fill(bytes, lanes, most, 0.0);
@@ -123,7 +123,7 @@ pub fn divide(bytes: u64, lanes: &[Lane], min_share_bytes: u64, late_us: f64) ->
 /// As [`divide`], for the usual case in which all lanes take part and need not be sorted. `None` in
 /// all other cases.
 #[inline]
-fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64, late_us: f64) -> Option<Shares> {
+fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, late_us: f64) -> Option<Shares> {
     if lanes.len() > most {
         return None;
     }
@@ -160,9 +160,9 @@ fn divide_among_all(bytes: u64, lanes: &[Lane], most: usize, least: f64, late_us
     Some(shares)
 }
 
-impl Order {
+impl LanesByTime {
     #[inline]
-    fn new(lanes: &[Lane]) -> Self {
+    fn new(lanes: &[LaneLoad]) -> Self {
         let mut order = Self { lane: [LaneId::default(); MAX_RAILS], free_at_us: [0.0; MAX_RAILS], count: 0 };
         for (lane, known) in LaneId::all(lanes.len()).zip(lanes) {
             if known.bytes_per_us <= 0.0 {
@@ -189,7 +189,7 @@ impl Order {
     /// Returns the number of lanes that take part and the time (in microseconds) at which they are
     /// all done, at most `late_us` later than with every lane that would help.
     #[inline]
-    fn fill(&self, bytes: u64, lanes: &[Lane], most: usize, late_us: f64) -> (usize, f64) {
+    fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, late_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
         let mut levels = [0.0; MAX_RAILS];
         for (lane, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
@@ -208,7 +208,7 @@ impl Order {
     }
 
     #[inline]
-    fn share_at(&self, place: usize, lanes: &[Lane], level: f64) -> f64 {
+    fn share_at(&self, place: usize, lanes: &[LaneLoad], level: f64) -> f64 {
         (level - self.free_at_us[place]) * lanes[self.lane[place].index()].bytes_per_us
     }
 
@@ -219,7 +219,7 @@ impl Order {
     }
 
     #[inline]
-    fn cut(&self, bytes: u64, lanes: &[Lane], members: usize, level: f64) -> Shares {
+    fn cut(&self, bytes: u64, lanes: &[LaneLoad], members: usize, level: f64) -> Shares {
         let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: 0 };
         let mut offset = 0;
         for place in 0..members.min(MAX_RAILS) {
@@ -243,8 +243,8 @@ mod tests {
 
     const MIN: u64 = 16 * 1024;
 
-    fn lanes(spec: &[(f64, u64)]) -> Vec<Lane> {
-        spec.iter().map(|&(bytes_per_us, backlog_bytes)| Lane { bytes_per_us, backlog_bytes }).collect()
+    fn lanes(spec: &[(f64, u64)]) -> Vec<LaneLoad> {
+        spec.iter().map(|&(bytes_per_us, backlog_bytes)| LaneLoad { bytes_per_us, backlog_bytes }).collect()
     }
 
     fn shares(bytes: u64, spec: &[(f64, u64)]) -> Vec<(usize, u64)> {
@@ -289,7 +289,7 @@ mod tests {
     /// Time (in microseconds) at which a message is done that is cut over `lanes` (1 to
     /// [`MAX_RAILS`]) at no cost per share: the level of the water-filling. Not finite if no lane
     /// carries anything.
-    fn level_us(bytes: u64, lanes: &[Lane]) -> f64 {
+    fn level_us(bytes: u64, lanes: &[LaneLoad]) -> f64 {
         let mut level = f64::INFINITY;
         // The level falls with each round, and a further lane may then be free too late to help;
         // mostly none is.
@@ -317,7 +317,7 @@ mod tests {
         ) {
             let lanes = lanes(&spec);
             let level = level_us(bytes, &lanes);
-            let (_, by_order) = Order::new(&lanes).fill(bytes, &lanes, MAX_RAILS, 0.0);
+            let (_, by_order) = LanesByTime::new(&lanes).fill(bytes, &lanes, MAX_RAILS, 0.0);
             prop_assert!((level / by_order - 1.0).abs() < 1e-9, "{level} {by_order}");
             let (lane, whole) = soonest(bytes, &lanes);
             prop_assert!(whole >= level * (1.0 - 1e-9));
@@ -332,7 +332,7 @@ mod tests {
             let lanes = lanes(&spec);
             let most = (bytes / MIN).clamp(1, MAX_RAILS as u64) as usize;
             let Some(shares) = divide_among_all(bytes, &lanes, most, MIN as f64 / 2.0, 0.0) else { return Ok(()) };
-            let order = Order::new(&lanes);
+            let order = LanesByTime::new(&lanes);
             let (members, level) = order.fill(bytes, &lanes, most, 0.0);
             prop_assert_eq!(members, lanes.len());
             let by_order = order.cut(bytes, &lanes, members, level);

@@ -65,14 +65,14 @@ pub enum Step {
 /// The attempts of one connection.
 #[derive(Debug, Clone)]
 pub struct Attempts {
-    state: State,
+    state: DialState,
     /// Number of the last attempt.
     last: u64,
 }
 
 /// `pause` is the pause before the next attempt, or before the one under way.
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum DialState {
     Idle { since: u64, pause: u64 },
     Waiting { since: u64, pause: u64 },
     UnderWay { until: u64, pause: u64 },
@@ -81,30 +81,30 @@ enum State {
 impl Attempts {
     /// Returns the state of a connection whose TCP works.
     pub fn new() -> Self {
-        Self { state: State::Idle { since: 0, pause: 0 }, last: 0 }
+        Self { state: DialState::Idle { since: 0, pause: 0 }, last: 0 }
     }
 
     /// Returns the next thing to do, if any.
     pub fn poll(&mut self, need: Need, now: u64) -> Option<Step> {
-        if let State::Idle { since, pause } = self.state
+        if let DialState::Idle { since, pause } = self.state
             && need != Need::No
         {
             let is_steady = now.saturating_sub(since) > STEADY;
-            self.state = State::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
+            self.state = DialState::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
         }
         match (self.state, need) {
             // The TCP connection that was in doubt works after all.
-            (State::Waiting { pause, .. }, Need::No) => self.state = State::Idle { since: now, pause },
-            (State::Waiting { since, pause }, _) => {
+            (DialState::Waiting { pause, .. }, Need::No) => self.state = DialState::Idle { since: now, pause },
+            (DialState::Waiting { since, pause }, _) => {
                 let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
                 if now.saturating_sub(since) >= pause.min(most) {
                     self.last = (self.last + 1).max(now / MILLISECOND);
-                    self.state = State::UnderWay { until: now + ATTEMPT, pause };
+                    self.state = DialState::UnderWay { until: now + ATTEMPT, pause };
                     return Some(Step::Dial(self.last));
                 }
             }
             // Regardless of the need by now: the peer may have accepted the new connection already.
-            (State::UnderWay { until, .. }, _) if now >= until => {
+            (DialState::UnderWay { until, .. }, _) if now >= until => {
                 self.failed(now);
                 return Some(Step::Abandon);
             }
@@ -115,15 +115,15 @@ impl Attempts {
 
     /// Records that the attempt failed.
     pub fn failed(&mut self, now: u64) {
-        if let State::UnderWay { pause, .. } = self.state {
-            self.state = State::Waiting { since: now, pause: longer(pause) };
+        if let DialState::UnderWay { pause, .. } = self.state {
+            self.state = DialState::Waiting { since: now, pause: longer(pause) };
         }
     }
 
     /// Records that the peer accepted the new connection.
     pub fn succeeded(&mut self, now: u64) {
-        if let State::UnderWay { pause, .. } = self.state {
-            self.state = State::Idle { since: now, pause: longer(pause) };
+        if let DialState::UnderWay { pause, .. } = self.state {
+            self.state = DialState::Idle { since: now, pause: longer(pause) };
         }
     }
 }
@@ -180,7 +180,7 @@ mod tests {
     fn numbers_grow_and_only_those_of_about_now_are_taken() {
         let (mut redial, mut last) = (Attempts::new(), 0);
         for at in [0, 0, 1, MILLISECOND, 5 * MILLISECOND, 9 * SECOND, 3_000_000 * SECOND] {
-            redial.state = State::Waiting { since: 0, pause: 0 };
+            redial.state = DialState::Waiting { since: 0, pause: 0 };
             let Some(Step::Dial(attempt)) = redial.poll(Need::Urgent, at) else { panic!("no attempt") };
             // The accepting side's clock may be slow.
             assert!(is_timely(attempt, last, at - at / (DRIFT + 1)), "{attempt} after {last} at {at}");

@@ -20,7 +20,7 @@ const _: () =
 
 /// A frame that the protocol does not allow. The peer is broken or malicious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum StreamViolation {
     /// Bytes for a part of a receive that was not granted, or that has all its bytes.
     #[error("bytes for part {part} of receive {sequence}, which expects none")]
     NotGranted {

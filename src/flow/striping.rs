@@ -14,7 +14,7 @@
 
 use super::pace::{Moment, Pace};
 use super::paths::Paths;
-use super::plan::{Lane, SHARE_ALIGNMENT, Shares, divide};
+use super::plan::{LaneLoad, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
@@ -226,14 +226,14 @@ impl Striping {
         if self.count > 1 {
             let waiting = self.paces[favourite.index()].outstanding_bytes.max(others.waiting_bytes(favourite));
             if waiting > self.stay_bytes[favourite.index()] {
-                self.look_for_another(bytes, others);
+                self.change_favourite(bytes, others);
             }
         }
         self.favourite
     }
 
     #[inline(never)]
-    fn look_for_another(&mut self, bytes: u64, others: &impl OtherConnections) {
+    fn change_favourite(&mut self, bytes: u64, others: &impl OtherConnections) {
         if self.stale {
             self.refresh(others);
         }
@@ -268,7 +268,7 @@ impl Striping {
             divide(bytes, crowded, self.min_share_bytes, late_us)
         };
         if shares.as_slice().len() < self.count
-            && let Some(lane) = self.to_try_again(&shares, now_ns)
+            && let Some(lane) = self.lane_to_measure(&shares, now_ns)
         {
             shares.give(lane, self.min_share_bytes);
         }
@@ -277,7 +277,7 @@ impl Striping {
 
     /// Accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
-    fn late_us(&self, lanes: &[Lane], others: &impl OtherConnections) -> f64 {
+    fn late_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
         for (lane, known) in LaneId::all(self.count).zip(lanes).filter(|(_, known)| known.bytes_per_us > 0.0) {
             wait_us = (known.backlog_bytes as f64 / known.bytes_per_us).min(wait_us);
@@ -290,17 +290,17 @@ impl Striping {
     /// The lanes as the planner sees them. `backlog_bytes` gets each lane and the bytes that this
     /// connection has under way there.
     #[inline(always)]
-    fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [Lane; MAX_RAILS] {
-        let mut lanes = [Lane::default(); MAX_RAILS];
+    fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [LaneLoad; MAX_RAILS] {
+        let mut lanes = [LaneLoad::default(); MAX_RAILS];
         let known = self.paces.iter().zip(&self.rates).zip(LaneId::all(self.count));
         for (place, ((pace, &bytes_per_us), lane)) in lanes.iter_mut().zip(known) {
-            *place = Lane { bytes_per_us, backlog_bytes: backlog_bytes(lane, pace.outstanding_bytes) };
+            *place = LaneLoad { bytes_per_us, backlog_bytes: backlog_bytes(lane, pace.outstanding_bytes) };
         }
         lanes
     }
 
     /// Returns an unused lane that is due for a share that measures its current speed, if any.
-    fn to_try_again(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
+    fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
@@ -312,8 +312,8 @@ impl Striping {
     pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
-            Trials::Rest { every_ns, rate: before, .. } => self.look_round(bytes, now_ns, (every_ns, before), others),
-            Trials::Trial { left, .. } if left > 1 => self.go_on_trying(lane),
+            Trials::Rest { every_ns, rate: before, .. } => self.start_trial(bytes, now_ns, (every_ns, before), others),
+            Trials::Trial { left, .. } if left > 1 => self.continue_trial(lane),
             Trials::Trial { home, every_ns, rate, .. } => {
                 self.end_trial((lane, home), now_ns, (every_ns, rate), others)
             }
@@ -321,7 +321,7 @@ impl Striping {
     }
 
     #[inline(never)]
-    fn look_round(
+    fn start_trial(
         &mut self,
         bytes: u64,
         now_ns: u64,
@@ -342,7 +342,7 @@ impl Striping {
         self.favourite
     }
 
-    fn go_on_trying(&mut self, lane: LaneId) -> LaneId {
+    fn continue_trial(&mut self, lane: LaneId) -> LaneId {
         if let Trials::Trial { left, .. } = &mut self.trials {
             *left -= 1;
         }

@@ -13,7 +13,7 @@ pub(super) fn warnings(
     filter: &HcaFilter,
     arp: &Arp,
 ) -> Vec<Warning> {
-    let host = Host { seen, rails, links, filter, arp };
+    let host = AdviceInput { seen, rails, links, filter, arp };
     let mut found = Vec::new();
     host.nothing_admitted(&mut found);
     let warned_links = host.filter_within_one_link(&mut found);
@@ -27,7 +27,7 @@ pub(super) fn warnings(
     found
 }
 
-struct Host<'a> {
+struct AdviceInput<'a> {
     seen: &'a [Port<'a>],
     rails: &'a [Rail],
     links: &'a [PcieLink],
@@ -35,7 +35,7 @@ struct Host<'a> {
     arp: &'a Arp<'a>,
 }
 
-impl Host<'_> {
+impl AdviceInput<'_> {
     fn nothing_admitted(&self, found: &mut Vec<Warning>) {
         if self.seen.is_empty() || self.seen.iter().any(|port| port.is_admitted) {
             return;

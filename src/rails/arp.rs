@@ -29,19 +29,19 @@ use std::path::Path;
 
 /// ARP settings of the rails' interfaces, where they can be read.
 pub(super) struct Arp<'a> {
-    known: Vec<(&'a Rail, Settings)>,
+    known: Vec<(&'a Rail, ArpSettings)>,
 }
 
 impl<'a> Arp<'a> {
     /// Reads the settings of the rails' interfaces. `proc_sys` is the folder of the kernel's
     /// settings ("/proc/sys").
-    pub(super) fn look(proc_sys: &Path, rails: &'a [Rail]) -> Self {
-        Self { known: rails.iter().filter_map(|rail| Some((rail, Settings::read(proc_sys, rail)?))).collect() }
+    pub(super) fn read(proc_sys: &Path, rails: &'a [Rail]) -> Self {
+        Self { known: rails.iter().filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?))).collect() }
     }
 
     /// The host's one warning with its cure. `None` if all settings are right, or cannot be read.
     pub(super) fn warning(&self) -> Option<Warning> {
-        let found: Vec<&(&Rail, Settings)> =
+        let found: Vec<&(&Rail, ArpSettings)> =
             self.known.iter().filter(|one| self.is_mixed_up_with_another(one)).collect();
         if found.is_empty() {
             return None;
@@ -70,7 +70,7 @@ impl<'a> Arp<'a> {
         rails.iter().all(is_well)
     }
 
-    fn is_mixed_up_with_another(&self, (one, settings): &(&Rail, Settings)) -> bool {
+    fn is_mixed_up_with_another(&self, (one, settings): &(&Rail, ArpSettings)) -> bool {
         self.known
             .iter()
             .any(|(other, others)| !std::ptr::eq(*one, *other) && is_mixed_up((one, settings), (other, others)))
@@ -79,12 +79,12 @@ impl<'a> Arp<'a> {
 
 /// Kernel settings of an interface that decide about ARP.
 #[derive(Debug, Clone, Copy)]
-struct Settings {
+struct ArpSettings {
     arp_ignore: u32,
     rp_filter: u32,
 }
 
-impl Settings {
+impl ArpSettings {
     /// Reads the settings of a rail's interface. The larger of its own value and that of all
     /// interfaces counts (`ip-sysctl` in Linux' documentation: `arp_ignore`, `rp_filter`).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
@@ -107,8 +107,8 @@ impl Settings {
 }
 
 /// True if a request for an address of one of the two can be answered by the other, or by none.
-fn is_mixed_up((one, its): (&Rail, &Settings), (other, others): (&Rail, &Settings)) -> bool {
-    let either = |holds: fn(Settings) -> bool| holds(*its) || holds(*others);
+fn is_mixed_up((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
+    let either = |holds: fn(ArpSettings) -> bool| holds(*its) || holds(*others);
     let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();
     let (here, there) = (subnets(one), subnets(other));
     if here.is_empty() || there.is_empty() {

@@ -34,13 +34,13 @@ pub enum Limit {
 /// `cable_mbps` returns the width of a cable from the widest of its ports: the line rate, or the
 /// rest after framing.
 pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
-    let cables: Vec<Cable> = cables(rails, &cable_mbps);
+    let cables: Vec<CableRails> = cables(rails, &cable_mbps);
     let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
-    let mut best = Cut { cables: u64::MAX, links: 0 };
+    let mut best = CapacityCut { cables: u64::MAX, links: 0 };
     for choice in 0_u32..1 << shared.len() {
         let is_cut = |cable: usize| shared.iter().position(|c| *c == cable).is_some_and(|bit| choice >> bit & 1 == 1);
         let cut_cables = (0..cables.len()).filter(|c| is_cut(*c)).map(|c| u64::from(cables[c].mbps));
-        let mut cut = Cut { cables: cut_cables.sum(), links: 0 };
+        let mut cut = CapacityCut { cables: cut_cables.sum(), links: 0 };
         for (at, link) in links.iter().enumerate() {
             let left = rails.iter().filter(|rail| rail.link == at && !is_cut(rail.cable));
             let wires: u64 = left.map(|rail| u64::from(rail.speed_mbps.min(cables[rail.cable].mbps))).sum();
@@ -59,17 +59,17 @@ pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&
 /// Largest number of cables with twins, which gives 2^12 cuts. A Spark has two.
 const MAX_SHARED_CABLES: usize = 12;
 
-struct Cable {
+struct CableRails {
     mbps: u32,
     rails: usize,
 }
 
-struct Cut {
+struct CapacityCut {
     cables: u64,
     links: u64,
 }
 
-impl Cut {
+impl CapacityCut {
     fn total(&self) -> u64 {
         self.cables.saturating_add(self.links)
     }
@@ -83,8 +83,8 @@ impl Cut {
     }
 }
 
-fn cables(rails: &[Rail], cable_mbps: &impl Fn(&Rail) -> u32) -> Vec<Cable> {
+fn cables(rails: &[Rail], cable_mbps: &impl Fn(&Rail) -> u32) -> Vec<CableRails> {
     let count = rails.iter().map(|rail| rail.cable + 1).max().unwrap_or(0);
     let of = |cable: usize| rails.iter().filter(move |rail| rail.cable == cable);
-    (0..count).map(|c| Cable { mbps: of(c).map(cable_mbps).max().unwrap_or(0), rails: of(c).count() }).collect()
+    (0..count).map(|c| CableRails { mbps: of(c).map(cable_mbps).max().unwrap_or(0), rails: of(c).count() }).collect()
 }

@@ -26,7 +26,7 @@ pub struct CudaDevice {
 /// # Errors
 /// The reason in words: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
-    let driver = Driver::load()?;
+    let driver = CudaDriver::load()?;
     // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags
     // must be 0.
     let status = unsafe { (driver.init)(0) };
@@ -39,7 +39,7 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
 /// # Errors
 /// The reason in words: no libcuda, no GPU, or a failed call.
 pub fn gpu_name() -> Result<String, String> {
-    let driver = Driver::load()?;
+    let driver = CudaDriver::load()?;
     // SAFETY: as in `cuda_devices`.
     let status = unsafe { (driver.init)(0) };
     succeeded("cuInit", status)?;
@@ -124,7 +124,7 @@ const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
 const DMA_BUF_SUPPORTED: c_int = 124;
 
 /// The calls used. Their results are read as plain numbers, so any driver's codes are understood.
-struct Driver {
+struct CudaDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
     device_get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
@@ -132,7 +132,7 @@ struct Driver {
     device_name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
 }
 
-impl Driver {
+impl CudaDriver {
     fn load() -> Result<Self, String> {
         // The library stays loaded: libcuda keeps threads and state of its own.
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();

@@ -49,13 +49,13 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::Setting`] when it cannot.
-pub fn check_sysfs(sysfs: &str) -> Result<()> {
+pub fn check_sysfs(sysfs: &Path) -> Result<()> {
     let why = match std::fs::metadata(sysfs) {
         Err(error) => error.to_string(),
-        Ok(_) if Path::new(sysfs).join("class").is_dir() => return Ok(()),
+        Ok(_) if sysfs.join("class").is_dir() => return Ok(()),
         Ok(_) => "it has no folder `class`".to_owned(),
     };
-    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.to_owned());
+    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.display().to_string());
     Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 
@@ -68,7 +68,7 @@ pub fn survey(
     interfaces: &[Interface],
     filter: &HcaFilter,
 ) -> Survey {
-    let seen = sorted(ports.iter().map(|facts| Port::look(sysfs, facts, interfaces, filter)).collect());
+    let seen = sorted(ports.iter().map(|facts| Port::survey(sysfs, facts, interfaces, filter)).collect());
     let mut links = Vec::new();
     let mut cables = Vec::new();
     let mut rails: Vec<Rail> = seen
@@ -83,7 +83,7 @@ pub fn survey(
     let refused = seen.iter().filter_map(Port::refused).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
-    let arp = Arp::look(proc_sys, &rails);
+    let arp = Arp::read(proc_sys, &rails);
     let mut warnings = advice::warnings(&seen, &rails, &links, filter, &arp);
     warnings.extend(arp.warning());
     Survey { rails, refused, links, warnings, speed_mbps, guid }

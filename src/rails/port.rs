@@ -34,10 +34,11 @@ pub(super) enum Cable {
 
 impl<'a> Port<'a> {
     /// Collects the attributes of a port.
-    pub(super) fn look(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
+    pub(super) fn survey(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
-        let held: Vec<Held> = roce_v2(facts).map(|entry| (entry, holder_of(sysfs, facts, entry, interfaces))).collect();
+        let held: Vec<HeldGid> =
+            roce_v2(facts).map(|entry| (entry, holder_of(sysfs, facts, entry, interfaces))).collect();
         let netdev = netdev(sysfs, facts, interfaces, &held, &function_netdevs);
         let named = netdev.iter().chain(&function_netdevs);
         let mut phys_ports = named.filter_map(|name| sysfs::phys_port_name(sysfs, name));
@@ -129,9 +130,9 @@ impl<'a> Port<'a> {
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
 /// RoCE v2 entry of the GID table, with the interface that has its address.
-type Held<'a> = (&'a GidEntry, Holder<'a>);
+type HeldGid<'a> = (&'a GidEntry, Holder<'a>);
 
-fn obstacle(facts: &PortFacts, held: &[Held]) -> Option<Obstacle> {
+fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
     if facts.info.link_layer != LinkLayer::Ethernet {
         return Some(Obstacle::LinkLayer(facts.info.link_layer));
     }
@@ -154,8 +155,8 @@ fn holder_of<'a>(sysfs: &Path, facts: &PortFacts, entry: &GidEntry, interfaces: 
     holder(sysfs, TableEntry { device: &facts.device, port: facts.port, index, gid, ifindex }, interfaces)
 }
 
-fn addresses(held: &[Held]) -> Vec<RailAddress> {
-    let address = |(entry, holder): &Held| {
+fn addresses(held: &[HeldGid]) -> Vec<RailAddress> {
+    let address = |(entry, holder): &HeldGid| {
         let prefix = match holder {
             Holder::Found { prefix, .. } => *prefix,
             Holder::Unseen => None,
@@ -174,7 +175,7 @@ fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
     interfaces: &[Interface],
-    held: &[Held],
+    held: &[HeldGid],
     function_netdevs: &[String],
 ) -> Option<String> {
     let mut entries = held.to_vec();

@@ -110,13 +110,13 @@ pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
 }
 
 /// A host with its sysfs tree on disk.
-pub(super) struct Host {
+pub(super) struct TestHost {
     sysfs: tempfile::TempDir,
     pub(super) ports: Vec<PortFacts>,
     pub(super) interfaces: Vec<Interface>,
 }
 
-impl Host {
+impl TestHost {
     pub(super) fn new(functions: &[Function]) -> Self {
         let sysfs = tempfile::tempdir().unwrap();
         let mut interfaces = vec![interface("lo", 1, [(IpAddr::V4(Ipv4Addr::LOCALHOST), 8)])];
@@ -145,7 +145,7 @@ impl Host {
     }
 }
 
-impl Host {
+impl TestHost {
     /// Takes a function's link-local address from its interface; its GID stays in the table.
     pub(super) fn take_link_local(&mut self, netdev: &str) {
         let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
@@ -161,7 +161,7 @@ impl Host {
 }
 
 pub(super) fn hca(filter: &str) -> HcaFilter {
-    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().hca
+    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().rails.hca
 }
 
 pub(super) fn interface(name: &str, index: u32, addresses: impl IntoIterator<Item = (IpAddr, u8)>) -> Interface {

@@ -3,12 +3,12 @@
 mod machines;
 mod topologies;
 
-use super::testbed::{Function, Host, SPARK_GUID, hca, interface, link_local, spark, spark_function};
+use super::testbed::{Function, SPARK_GUID, TestHost, hca, interface, link_local, spark, spark_function};
 use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
 use crate::interfaces;
 use crate::verbs::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn names(survey: &Survey) -> Vec<&str> {
     survey.rails.iter().map(|rail| rail.device.as_str()).collect()
@@ -29,7 +29,7 @@ fn assert_warned(survey: &Survey, count: usize, words: &[&str]) {
 
 #[test]
 fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
-    let host = Host::new(&spark(&[0]));
+    let host = TestHost::new(&spark(&[0]));
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
     assert_eq!((found.rails[0].twin, found.rails[1].twin), (Some(1), Some(0)));
@@ -62,7 +62,7 @@ fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
 #[test]
 fn a_spark_whose_uncabled_functions_are_not_on_pci_is_the_same() {
     let functions: Vec<Function> = spark(&[1]).into_iter().filter(|f| f.phys_port == Some("p1")).collect();
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_eq!(names(&found), ["rocep1s0f1", "roceP2p1s0f1"]);
     assert_eq!(found.rails[0].twin, Some(1));
     assert_eq!(found.speed_mbps, 200_000);
@@ -72,7 +72,7 @@ fn a_spark_whose_uncabled_functions_are_not_on_pci_is_the_same() {
 
 #[test]
 fn a_spark_with_two_cables_is_four_rails_on_two_links_and_not_400_gbps() {
-    let found = Host::new(&spark(&[0, 1])).survey("");
+    let found = TestHost::new(&spark(&[0, 1])).survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"]);
     let places: Vec<_> = found.rails.iter().map(|rail| (rail.cable, rail.link, rail.twin)).collect();
     assert_eq!(places, [(0, 0, Some(1)), (0, 1, Some(0)), (1, 0, Some(3)), (1, 1, Some(2))]);
@@ -87,7 +87,7 @@ fn what_only_root_can_read_changes_neither_the_announced_speed_nor_the_page() {
     let with = |exponent| {
         let functions: Vec<_> =
             spark(&[0, 1]).into_iter().map(|f| Function { max_payload_exponent: exponent, ..f }).collect();
-        Host::new(&functions).survey("")
+        TestHost::new(&functions).survey("")
     };
     for (exponent, max_payload_bytes) in [(Some(1), Some(256)), (Some(2), Some(512)), (None, None)] {
         let found = with(exponent);
@@ -99,7 +99,7 @@ fn what_only_root_can_read_changes_neither_the_announced_speed_nor_the_page() {
 
 #[test]
 fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
-    let host = Host::new(&spark(&[0, 1]));
+    let host = TestHost::new(&spark(&[0, 1]));
     let found = host.survey("=rocep1s0f0,rocep1s0f1");
     assert_eq!(names(&found), ["rocep1s0f0", "rocep1s0f1"]);
     assert_eq!((found.rails[0].link, found.rails[1].link), (0, 0));
@@ -117,7 +117,7 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
         ..spark_function(0, 0)
     };
     let functions: Vec<_> = spark(&[0, 1]).into_iter().chain([other]).collect();
-    let found = Host::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
+    let found = TestHost::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
     assert_warned(&found, 1, &["set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
 
     for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
@@ -131,7 +131,7 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
 
 #[test]
 fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
-    let host = Host::new(&spark(&[0]));
+    let host = TestHost::new(&spark(&[0]));
     let found = host.survey("rocep1s0f0");
     assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
     assert_eq!(found.rails[0].twin, None);
@@ -156,11 +156,11 @@ fn a_twin_that_is_down_or_missing_is_warned_of() {
     let mut functions = spark(&[0]);
     let twin = functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap();
     *twin = twin.clone().down();
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
     assert_warned(&found, 1, &["twin roceP2p1s0f0", "the port is down", "ip link set enP2p1s0f0np0 up"]);
 
-    let found = Host::new(&[spark_function(0, 0)]).survey("");
+    let found = TestHost::new(&[spark_function(0, 0)]).survey("");
     assert_eq!(found.speed_mbps, 112_027);
     assert_warned(&found, 1, &["no other function of its cable is visible"]);
 }
@@ -169,7 +169,7 @@ fn a_twin_that_is_down_or_missing_is_warned_of() {
 fn a_twin_with_a_link_local_address_only_is_a_rail() {
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
     let [first, second] = [&found.rails[0].addresses, &found.rails[1].addresses];
     // IPv4 before link-local, never RoCE v1 (the even entries), each with its prefix.
@@ -185,12 +185,12 @@ fn a_twin_with_a_link_local_address_only_is_a_rail() {
 #[test]
 fn a_narrow_or_slow_link_is_reported_and_counted_as_it_is() {
     let narrow: Vec<_> = spark(&[0]).into_iter().map(|f| Function { width: 2, ..f }).collect();
-    let found = Host::new(&narrow).survey("");
+    let found = TestHost::new(&narrow).survey("");
     assert_eq!(found.speed_mbps, 2 * 56_013);
     assert_warned(&found, 2, &["rocep1s0f0 and rocep1s0f1 runs at Gen5 x2 and could run at Gen5 x4", "BIOS"]);
 
     let slow = Function { gt_per_s: "16.0 GT/s PCIe", ..spark_function(0, 0) };
-    let found = Host::new(&[slow, spark_function(2, 0)]).survey("");
+    let found = TestHost::new(&[slow, spark_function(2, 0)]).survey("");
     assert_eq!(found.speed_mbps, 56_013 + 112_027);
     assert_warned(&found, 1, &["Gen4 x4 and could run at Gen5 x4"]);
 }
@@ -201,7 +201,7 @@ fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
     for function in functions.iter_mut().filter(|f| f.v4.is_some()) {
         function.netdev_mtu = 1500;
     }
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_eq!(found.rails[0].path_mtu_bytes, 1024);
     let words = "rocep1s0f0 and roceP2p1s0f0 have a path MTU of 1024 bytes because enp1s0f0np0 and enP2p1s0f0np0 have MTU 1500;";
     assert_warned(&found, 1, &[words, "ip link set enP2p1s0f0np0 mtu 9000"]);
@@ -209,7 +209,7 @@ fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
     let mut functions = spark(&[0]);
     let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
     twins.for_each(|(function, host)| function.v4 = Some([192, 168, 7, host]));
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_warned(
         &found,
         1,
@@ -219,7 +219,7 @@ fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "rocep1s0f0").unwrap().netdev_mtu = 1500;
     let words = ["rocep1s0f0 has a path MTU of 1024 bytes because enp1s0f0np0 has MTU 1500;", "different path MTUs"];
-    assert_warned(&Host::new(&functions).survey(""), 2, &words);
+    assert_warned(&TestHost::new(&functions).survey(""), 2, &words);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn virtual_functions_in_a_container_are_rails_on_their_physical_link() {
     let hidden = Function { netdev: Some("host_name"), is_visible: false, ..second.clone() };
     for (second, second_netdev) in [(second, "net2"), (hidden, "host_name")] {
         let is_visible = second.is_visible;
-        let host = Host::new(&[first.clone(), second]);
+        let host = TestHost::new(&[first.clone(), second]);
         let found = host.survey("");
         assert_eq!(names(&found), ["mlx5_4", "mlx5_9"]);
         let pci = found.rails[0].pci.as_ref().unwrap();
@@ -265,7 +265,7 @@ fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
         ..spark_function(0, 0)
     };
     // The second one lies past function 7, so under another device number.
-    let found = Host::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
+    let found = TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
     assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
     assert_eq!((found.rails[0].link, found.rails[1].link, found.rails[0].twin), (0, 0, None));
@@ -288,7 +288,7 @@ fn a_plain_host_adds_up_its_adapters() {
         ..spark_function(0, 0)
     };
     // Two cards, each with a "p0", in different PCIe domains: no twins.
-    let host = Host::new(&[
+    let host = TestHost::new(&[
         card("mlx5_1", "ens2np0", "0001:41:00.0", 20, 100_000),
         card("mlx5_0", "ens1np0", "0000:21:00.0", 10, 400_000),
     ]);
@@ -316,7 +316,7 @@ fn cables_and_links_limit_together_and_not_one_by_one() {
         v4: Some([10, 0, 0, 1]),
         ..spark_function(0, 0)
     });
-    let found = Host::new(&functions).survey("");
+    let found = TestHost::new(&functions).survey("");
     assert_eq!(found.rails.len(), 3);
     assert_eq!(found.speed_mbps, 100_000 + 112_027);
 }
@@ -334,7 +334,7 @@ fn soft_roce_works_without_pci() {
         v4: Some([10, 0, last, 1]),
         ..spark_function(0, 0)
     };
-    let found = Host::new(&[soft("rxe1", "veth1", 2), soft("rxe0", "veth0", 1)]).survey("");
+    let found = TestHost::new(&[soft("rxe1", "veth1", 2), soft("rxe0", "veth0", 1)]).survey("");
     assert_eq!(names(&found), ["rxe0", "rxe1"]);
     assert_eq!(found.rails[0].netdev.as_deref(), Some("veth0"));
     assert_eq!((found.rails[0].pci.is_none(), found.rails[0].twin), (true, None));
@@ -347,7 +347,7 @@ fn soft_roce_works_without_pci() {
 
 #[test]
 fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
-    let host = Host::new(&[Function { speed_mbps: 0, ..spark_function(0, 0) }]);
+    let host = TestHost::new(&[Function { speed_mbps: 0, ..spark_function(0, 0) }]);
     let found = host.survey("");
     assert_eq!(found.speed_mbps, 10_000);
     assert_warned(&found, 1, &["rocep1s0f0 reports no speed; 10 Gb/s is assumed"]);
@@ -363,7 +363,7 @@ fn ports_that_cannot_carry_roce_v2_are_refused_with_a_reason() {
     let bare = Function { v4: None, link_local: false, ..spark_function(0, 1) };
     let starting = Function { state: PortState::Init, ..spark_function(2, 0) };
     let odd = Function { state: PortState::Other(5), ..spark_function(2, 1) };
-    let found = Host::new(&[infiniband, bare, starting, odd]).survey("");
+    let found = TestHost::new(&[infiniband, bare, starting, odd]).survey("");
     assert!(found.rails.is_empty());
     assert!(reason(&found, "rocep1s0f0").contains("InfiniBand"));
     assert!(reason(&found, "rocep1s0f1").contains("no RoCE v2 GID"));
@@ -371,14 +371,14 @@ fn ports_that_cannot_carry_roce_v2_are_refused_with_a_reason() {
     assert!(reason(&found, "roceP2p1s0f1").contains("Other(5)"));
 
     // A table with RoCE v1 entries alone is no better than an empty one.
-    let mut host = Host::new(&[spark_function(0, 0)]);
+    let mut host = TestHost::new(&[spark_function(0, 0)]);
     host.ports[0].gids.retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
     assert!(reason(&host.survey(""), "rocep1s0f0").contains("no RoCE v2 GID"));
 }
 
 #[test]
 fn an_index_of_another_namespace_does_not_pick_an_interface() {
-    let mut host = Host::new(&[Function { is_visible: false, ..spark_function(0, 0) }]);
+    let mut host = TestHost::new(&[Function { is_visible: false, ..spark_function(0, 0) }]);
     host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 1);
     let found = host.survey("");
     assert_ne!(found.rails[0].netdev.as_deref(), Some("lo"));
@@ -387,7 +387,7 @@ fn an_index_of_another_namespace_does_not_pick_an_interface() {
 
 #[test]
 fn a_name_of_another_namespace_does_not_pick_an_interface() {
-    let mut host = Host::new(&[Function { netdev: Some("eth0"), is_visible: false, ..spark_function(0, 0) }]);
+    let mut host = TestHost::new(&[Function { netdev: Some("eth0"), is_visible: false, ..spark_function(0, 0) }]);
     assert_eq!(host.survey("").rails[0].netdev.as_deref(), Some("eth0"));
     std::fs::create_dir_all(host.path("class/net/eth0")).unwrap();
     std::fs::write(host.path("class/net/eth0/mtu"), "1500\n").unwrap();
@@ -399,16 +399,16 @@ fn a_name_of_another_namespace_does_not_pick_an_interface() {
 #[test]
 fn the_order_does_not_depend_on_the_order_of_the_devices() {
     let mut functions = spark(&[0, 1]);
-    let expected = report(&Host::new(&functions).survey(""));
+    let expected = report(&TestHost::new(&functions).survey(""));
     functions.reverse();
-    assert_eq!(report(&Host::new(&functions).survey("")), expected);
+    assert_eq!(report(&TestHost::new(&functions).survey("")), expected);
     functions.swap(1, 2);
-    assert_eq!(report(&Host::new(&functions).survey("")), expected);
+    assert_eq!(report(&TestHost::new(&functions).survey("")), expected);
 }
 
 #[test]
 fn the_page_for_a_person_says_what_is_merged_and_why_not() {
-    let page = report(&Host::new(&spark(&[0])).survey(""));
+    let page = report(&TestHost::new(&spark(&[0])).survey(""));
     println!("{page}");
     let verdict = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n\
                    expected payload: 196.1 Gb/s (24.5 GB/s) each way, limited by the cables\n\
@@ -424,7 +424,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
         assert!(page.contains(words), "no {words:?} in\n{page}");
     }
     assert!(page.lines().all(|line| line.len() <= 80), "{page}");
-    let one = report(&Host::new(&[spark_function(0, 0)]).survey(""));
+    let one = report(&TestHost::new(&[spark_function(0, 0)]).survey(""));
     assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
     let empty =
         survey(Path::new("/nonexistent"), Path::new("/nonexistent"), &[], &interfaces::all().unwrap(), &hca(""));
@@ -434,7 +434,7 @@ fn the_page_for_a_person_says_what_is_merged_and_why_not() {
 
 #[test]
 fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
-    let page = report(&Host::new(&spark(&[])).survey("^rocep1s0f1"));
+    let page = report(&TestHost::new(&spark(&[])).survey("^rocep1s0f1"));
     let down = "the port is down: no cable, or its interface is not up";
     let reasons = format!(
         "No rail is usable:\n  rocep1s0f0:1, roceP2p1s0f0:1 and roceP2p1s0f1:1: the port is down: no cable,\n    or its \
@@ -446,12 +446,11 @@ fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
 
 #[test]
 fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning() {
-    let host = Host::new(&spark(&[0, 1]));
-    check_sysfs(host.path("").to_str().unwrap()).unwrap();
-    for (sysfs, why) in [("/no/such/sys", "No such file"), (host.path("class").to_str().unwrap(), "no folder `class`")]
-    {
-        let error = check_sysfs(sysfs).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS=\"{sysfs}\"")) && error.contains(why), "{error}");
+    let host = TestHost::new(&spark(&[0, 1]));
+    check_sysfs(&host.path("")).unwrap();
+    for (sysfs, why) in [(PathBuf::from("/no/such/sys"), "No such file"), (host.path("class"), "no folder `class`")] {
+        let error = check_sysfs(&sysfs).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS={sysfs:?}")) && error.contains(why), "{error}");
     }
     let elsewhere = tempfile::tempdir().unwrap();
     let found = survey(elsewhere.path(), elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));
@@ -461,7 +460,7 @@ fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning()
 #[test]
 fn a_link_local_gid_that_its_interface_does_not_have_is_no_address() {
     // Both functions have their IPv4 address left: they are rails without the link-local one.
-    let mut host = Host::new(&spark(&[0]));
+    let mut host = TestHost::new(&spark(&[0]));
     host.take_link_local("enp1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
@@ -473,7 +472,7 @@ fn a_link_local_gid_that_its_interface_does_not_have_is_no_address() {
     // With nothing else the port is no rail, and the warning about its cable names the cure.
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
-    let mut host = Host::new(&functions);
+    let mut host = TestHost::new(&functions);
     host.take_link_local("enP2p1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0"]);
@@ -490,7 +489,7 @@ fn a_link_local_gid_that_its_interface_does_not_have_is_no_address() {
 
 #[test]
 fn another_link_local_address_of_the_interface_is_the_rails() {
-    let mut host = Host::new(&[Function { v4: None, ..spark_function(0, 0) }]);
+    let mut host = TestHost::new(&[Function { v4: None, ..spark_function(0, 0) }]);
     host.take_link_local("enp1s0f0np0");
     let stable_privacy: Ipv6Addr = "fe80::9a1c:77d2:41f0:5b3e".parse().unwrap();
     let entry = crate::verbs::GidEntry { index: 3, gid: stable_privacy.octets(), ..host.ports[0].gids[1] };
@@ -506,13 +505,13 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
 fn a_link_local_gid_counts_where_its_interface_is_not_to_be_seen() {
     let only_link_local = Function { v4: None, ..spark_function(0, 0) };
     // In another namespace: no interface of that index here, or one of another name.
-    let mut host = Host::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
+    let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
     assert_eq!(host.survey("").rails.len(), 1);
     host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
     host.interfaces.push(interface("eth0", 7, []));
     assert_eq!(host.survey("").rails.len(), 1);
     // Of the same name with another index.
-    let mut host = Host::new(&[only_link_local]);
+    let mut host = TestHost::new(&[only_link_local]);
     host.take_link_local("enp1s0f0np0");
     assert_eq!(host.survey("").rails.len(), 0);
     host.interfaces[1].index = 9;
@@ -529,11 +528,11 @@ const CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.a
 const LOOSE: &str = "net.ipv4.conf.all.rp_filter=2";
 
 /// Two twins with addresses in one subnet, or in two.
-fn addressed_twins(same_subnet: bool) -> Host {
+fn addressed_twins(same_subnet: bool) -> TestHost {
     let mut functions = spark(&[0]);
     let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
     twins.for_each(|(function, n)| function.v4 = Some([10, 0, if same_subnet { 0 } else { n }, n]));
-    Host::new(&functions)
+    TestHost::new(&functions)
 }
 
 #[test]
@@ -591,7 +590,7 @@ fn functions_of_two_cables_share_no_wire_unless_they_share_a_subnet() {
     let mut joined = separate.clone();
     joined.iter_mut().zip(1..).for_each(|(function, n)| function.v4 = Some([10, 0, 0, n]));
     for (functions, count) in [(separate, 0), (joined, 1)] {
-        let host = Host::new(&functions);
+        let host = TestHost::new(&functions);
         ["all", "enp1s0f0np0", "enp1s0f1np1"].iter().for_each(|netdev| host.set_arp(netdev, 0, 2));
         let said = host.survey("").warnings.iter().filter(|warning| warning.text.contains("ARP")).count();
         assert_eq!(said, count);

@@ -26,10 +26,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use table::{Algorithm, Collective, Fingerprint, Protocol, Row, Table};
 
+/// Settings of the tuner.
+#[derive(Debug, Clone, Default)]
+pub struct TunerConfig {
+    /// `NCCL_SPARK_TUNER`.
+    pub mode: Mode,
+    /// `NCCL_SPARK_TUNER_TABLE`.
+    pub table: Option<Table>,
+    /// `NCCL_SPARK_LL128`: true if LL128 may be chosen.
+    pub ll128: bool,
+    /// `NCCL_NET`, if set. NCCL initialises this plugin's network, but then uses the named one.
+    pub network: Option<String>,
+    /// `NCCL_TUNER_PLUGIN`, if set. NCCL loads the named tuner, or none.
+    pub tuner_plugin: Option<String>,
+}
+
 /// Value of `NCCL_SPARK_TUNER`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Active on a GB10.
+    #[default]
     Auto,
     /// Active on any GPU.
     On,
@@ -53,7 +69,7 @@ pub enum Policy {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Source of the rows.
-    pub origin: Origin,
+    pub origin: RowSource,
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
@@ -61,7 +77,7 @@ pub struct Rules {
 
 /// Source of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum RowSource {
     /// Shipped with the plugin.
     Shipped,
     /// Measured by `nccl-spark tune` and passed in a setting.
@@ -70,33 +86,16 @@ pub enum Origin {
     None,
 }
 
-/// Input of a [`Policy`].
-#[derive(Debug, Clone)]
-pub struct Facts {
-    /// `NCCL_SPARK_TUNER`.
-    pub mode: Mode,
-    /// `NCCL_SPARK_TUNER_TABLE`.
-    pub learned: Option<Table>,
-    /// `NCCL_SPARK_LL128`: true if LL128 may be chosen.
-    pub ll128: bool,
-    /// `NCCL_SPARK_RING_TCP`: true if some peers may be reachable only over TCP. The tuner then
-    /// offers only Ring (above two nodes), because Ring connects only neighbours.
-    pub ring_tcp: bool,
-    /// `NCCL_NET`, if set. NCCL initialises this plugin's network, but then uses the named one.
-    pub network: Option<String>,
-    /// `NCCL_TUNER_PLUGIN`, if set. NCCL loads the named tuner, or none.
-    pub tuner_plugin: Option<String>,
-    /// Identity of this host, as in a learned table ([`Fingerprint::new`]).
-    pub host: Fingerprint,
-}
-
 /// Part of the name that CUDA gives to the GPU of a DGX Spark.
 const GB10: &str = "GB10";
 
 impl Policy {
-    /// Decides from `facts`. Returns warnings for the user, too.
-    pub fn new(facts: Facts) -> (Self, Vec<String>) {
-        let Facts { mode, learned, ll128, ring_tcp, network, tuner_plugin, host } = facts;
+    /// Decides for `host`, which has the identity as in a learned table ([`Fingerprint::new`]).
+    /// `ring_tcp` is true if some peers may be reachable only over TCP. The tuner then offers only
+    /// Ring (above two nodes), because Ring connects only neighbours. Returns warnings for the
+    /// user, too.
+    pub fn new(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> (Self, Vec<String>) {
+        let TunerConfig { mode, table, ll128, network, tuner_plugin } = config;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
         // The user has chosen this, but gets a warning if messages may then take a slow path.
         let inert_by_wish = |reason: String| {
@@ -119,14 +118,14 @@ impl Policy {
             return inert_by_wish(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
         }
         let mut warnings = Vec::new();
-        let mut chosen = if has_rows { (Origin::Shipped, shipped::rows()) } else { (Origin::None, Vec::new()) };
-        if let Some(table) = learned.filter(|_| has_rows) {
+        let mut chosen = if has_rows { (RowSource::Shipped, shipped::rows()) } else { (RowSource::None, Vec::new()) };
+        if let Some(table) = table.filter(|_| has_rows) {
             let learned_on = table.fingerprint();
             let is_for = |of: &Fingerprint| (of.gpu == host.gpu) && (of.nccl == host.nccl);
             if learned_on.is_none_or(is_for) {
-                chosen = (Origin::Learned, table.rows().to_vec());
+                chosen = (RowSource::Learned, table.rows().to_vec());
             }
-            if let Some(of) = learned_on.filter(|of| **of != host) {
+            if let Some(of) = learned_on.filter(|of| *of != host) {
                 // A table for other rails is used all the same: jobs of a host with a port down
                 // must still start, and they would not with a table that differs from the peer's.
                 let what = match is_for(of) {
@@ -189,9 +188,9 @@ impl Display for Policy {
             Self::Inert { reason } => write!(f, "off: {reason}"),
             Self::Acting(rules) => {
                 let origin = match rules.origin {
-                    Origin::Shipped => "shipped",
-                    Origin::Learned => "learned",
-                    Origin::None => "empty",
+                    RowSource::Shipped => "shipped",
+                    RowSource::Learned => "learned",
+                    RowSource::None => "empty",
                 };
                 let ll128 = if rules.ll128 { "" } else { ", no LL128" };
                 let ring = if rules.ring_only { ", Ring only above two nodes (NCCL_SPARK_RING_TCP)" } else { "" };

@@ -5,24 +5,30 @@ use table::{Algorithm, Choice};
 const TABLE: &str = "for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:1000-1999=ring/ll/2;all_reduce@2:2000-4000=ring/ll128/3;\
                      all_gather@2:1-100=tree/simple/4;all_reduce@3:1-1000000=ring/simple/8";
 
+/// What a policy is made of.
+struct Facts {
+    config: TunerConfig,
+    ring_tcp: bool,
+    host: Fingerprint,
+}
+
+impl Facts {
+    fn policy(self) -> (Policy, Vec<String>) {
+        Policy::new(self.config, self.ring_tcp, &self.host)
+    }
+}
+
 fn facts() -> Facts {
     let table: Table = TABLE.parse().unwrap();
     let host = table.fingerprint().unwrap().clone();
-    Facts {
-        mode: Mode::Auto,
-        learned: Some(table),
-        ll128: true,
-        ring_tcp: false,
-        network: None,
-        tuner_plugin: None,
-        host,
-    }
+    let config = TunerConfig { mode: Mode::Auto, table: Some(table), ll128: true, network: None, tuner_plugin: None };
+    Facts { config, ring_tcp: false, host }
 }
 
 fn policy(change: impl FnOnce(&mut Facts)) -> Policy {
     let mut facts = facts();
     change(&mut facts);
-    Policy::new(facts).0
+    facts.policy().0
 }
 
 fn reason(tuner: &Tuner) -> &str {
@@ -36,33 +42,34 @@ fn reason(tuner: &Tuner) -> &str {
 fn a_host_acts_only_where_it_was_asked_to() {
     let told = |policy: &Policy| policy.to_string();
     assert!(told(&policy(|_| ())).starts_with("learned table of 4 rows, hash "));
-    assert_eq!(told(&policy(|facts| facts.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
+    assert_eq!(told(&policy(|facts| facts.config.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
     let other_gpu = |facts: &mut Facts| facts.host.gpu = "NVIDIA_H200".to_owned();
     assert!(told(&policy(other_gpu)).starts_with("off: the GPU is NVIDIA_H200, not a GB10"));
     for (name, words) in [("none", "off: NCCL_TUNER_PLUGIN=none"), ("/x/libnccl-net-spark.so", "learned")] {
-        let named = policy(|facts| facts.tuner_plugin = Some(name.to_owned()));
+        let named = policy(|facts| facts.config.tuner_plugin = Some(name.to_owned()));
         assert!(told(&named).starts_with(words), "{named}");
     }
-    let socket = |facts: &mut Facts| facts.network = Some("Socket".to_owned());
+    let socket = |facts: &mut Facts| facts.config.network = Some("Socket".to_owned());
     assert!(told(&policy(socket)).contains("NCCL_NET=Socket"));
-    assert!(told(&policy(|facts| facts.network = Some("spark".to_owned()))).starts_with("learned"));
+    assert!(told(&policy(|facts| facts.config.network = Some("spark".to_owned()))).starts_with("learned"));
 }
 
 #[test]
 fn a_table_of_another_machine_is_not_used_and_said() {
     let other = Fingerprint { nccl: "2.30.7".to_owned(), ..facts().host };
-    let (policy, warnings) = Policy::new(Facts { host: other, ..facts() });
+    let (policy, warnings) = Facts { host: other, ..facts() }.policy();
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
     let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
     assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
     // A host with a port down is the same machine: it must have the same hash as a peer with the
     // same table.
     let (fewer_rails, warnings) =
-        Policy::new(Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() });
-    assert_eq!(fewer_rails.hash(), Policy::new(facts()).0.hash());
+        Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() }.policy();
+    assert_eq!(fewer_rails.hash(), facts().policy().0.hash());
     assert!(warnings.len() == 1 && warnings[0].contains("used, although the rails differ"), "{warnings:?}");
-    let any = Facts { learned: Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap()), ..facts() };
-    assert!(Policy::new(any).1.is_empty());
+    let mut any = facts();
+    any.config.table = Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap());
+    assert!(any.policy().1.is_empty());
 }
 
 #[test]
@@ -117,7 +124,7 @@ fn a_row_holds_for_its_sizes_alone() {
 
 #[test]
 fn ll128_is_the_last_resort_where_it_is_not_wanted() {
-    let policy = policy(|facts| facts.ll128 = false);
+    let policy = policy(|facts| facts.config.ll128 = false);
     assert!(policy.to_string().contains("of 3 rows, no LL128"), "{policy}");
     let tuner = policy.tuner(2, 2, true);
     let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
@@ -137,16 +144,16 @@ fn ll128_is_the_last_resort_where_it_is_not_wanted() {
 fn hosts_that_decide_differently_have_other_hashes() {
     let mut hashes = vec![
         policy(|_| ()).hash(),
-        policy(|facts| facts.mode = Mode::Off).hash(),
-        policy(|facts| facts.ll128 = false).hash(),
+        policy(|facts| facts.config.mode = Mode::Off).hash(),
+        policy(|facts| facts.config.ll128 = false).hash(),
         policy(|facts| facts.ring_tcp = true).hash(),
         policy(|facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned())).hash(),
-        policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
-        policy(|facts| facts.learned = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
+        policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
+        policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
     ];
     // The same rules from another table have the same hash.
     let anywhere: Table = TABLE.replace("NVIDIA_GB10/4x224054/2.28.9", "*").parse().unwrap();
-    assert_eq!(policy(|facts| facts.learned = Some(anywhere)).hash(), hashes[0]);
+    assert_eq!(policy(|facts| facts.config.table = Some(anywhere)).hash(), hashes[0]);
     assert_eq!(hashes[1], 0);
     hashes.sort_unstable();
     hashes.dedup();
@@ -196,7 +203,7 @@ fn ring_is_all_that_is_left_where_some_peers_are_reached_by_tcp() {
 #[test]
 fn a_row_for_tree_does_not_hold_where_ring_alone_does() {
     let tree = "for=*;all_reduce@3:1-9=tree/simple/8;all_reduce@3:10-19=ring/simple/4";
-    let of = |ring_tcp| policy(|facts| (facts.learned, facts.ring_tcp) = (Some(tree.parse().unwrap()), ring_tcp));
+    let of = |ring_tcp| policy(|facts| (facts.config.table, facts.ring_tcp) = (Some(tree.parse().unwrap()), ring_tcp));
     let decide = |ring_tcp, bytes| {
         let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
         (of(ring_tcp).tuner(3, 3, true).decide(4, bytes, 1, &mut costs), costs[2])
@@ -211,8 +218,9 @@ fn ring_alone_needs_no_gb10_and_is_said_where_the_tuner_is_off() {
     let told = policy(elsewhere).to_string();
     assert!(told.starts_with("empty table of 0 rows, Ring only above two nodes"), "{told}");
     assert!(matches!(policy(elsewhere).tuner(2, 2, true), Tuner::Inert { .. }));
-    let off = Facts { mode: Mode::Off, ring_tcp: true, ..facts() };
-    let (policy, warnings) = Policy::new(off);
+    let mut off = Facts { ring_tcp: true, ..facts() };
+    off.config.mode = Mode::Off;
+    let (policy, warnings) = off.policy();
     assert_eq!(policy.hash(), 0);
     assert!(warnings.len() == 1 && warnings[0].contains("set NCCL_ALGO=Ring"), "{warnings:?}");
 }
@@ -238,10 +246,13 @@ proptest! {
         costs in prop::collection::vec(prop_oneof![Just(-1.0f32), 0.5..1000.0f32], ALGORITHMS * PROTOCOLS),
     ) {
         let Ok(table) = Table::new(None, rows) else { return Ok(()) };
-        let facts = || Facts { learned: Some(table.clone()), ll128, ring_tcp, ..facts() };
+        let facts = || {
+            let config = TunerConfig { table: Some(table.clone()), ll128, ..facts().config };
+            Facts { config, ring_tcp, ..facts() }
+        };
         let decide = || {
             let mut changed: Costs = costs.clone().try_into().unwrap();
-            (Policy::new(facts()).0.tuner(ranks, ranks, true).decide(collective, bytes, 1, &mut changed), changed)
+            (facts().policy().0.tuner(ranks, ranks, true).decide(collective, bytes, 1, &mut changed), changed)
         };
         let (channels, changed) = decide();
         prop_assert_eq!(decide(), (channels, changed));

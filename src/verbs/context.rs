@@ -14,7 +14,7 @@ pub struct Context {
     pub(super) library: &'static Library,
     pub(super) raw: NonNull<ibv_context>,
     name: String,
-    limits: Limits,
+    limits: DeviceLimits,
     ports: u8,
     /// Copied from the context when it is opened: the library fills them in then and never changes
     /// them.
@@ -26,7 +26,7 @@ pub struct Context {
 
 /// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Work requests on one work queue of a QP.
     pub max_qp_wr: u32,
     /// Entries of one CQ.
@@ -93,7 +93,7 @@ impl Context {
             library,
             raw,
             name: name.to_owned(),
-            limits: Limits {
+            limits: DeviceLimits {
                 max_qp_wr: count(attributes.max_qp_wr),
                 max_cqe: count(attributes.max_cqe),
                 max_qp: count(attributes.max_qp),
@@ -119,7 +119,7 @@ impl Context {
     }
 
     /// Returns the device's limits.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 

@@ -14,12 +14,12 @@ use verbs_sys::*;
 /// flag only for `ibv_start_poll`, not for `ibv_poll_cq`. And the queue's lock makes it safe to
 /// destroy a QP on one thread while another thread polls.
 pub struct Cq {
-    pub(super) queue: Arc<Queue>,
+    pub(super) queue: Arc<RawCq>,
     pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
 }
 
 /// The queue itself. It lives until its `Cq` and every QP on it are dropped.
-pub(super) struct Queue {
+pub(super) struct RawCq {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) context: Arc<Context>,
     /// Number of the queue, unique in this process.
@@ -27,9 +27,9 @@ pub(super) struct Queue {
 }
 
 // SAFETY: see `Context`; polling takes `&mut` of the one `Cq`.
-unsafe impl Send for Queue {}
+unsafe impl Send for RawCq {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for RawCq {}
 
 impl Cq {
     /// Creates a queue with room for at least `entries` completions.
@@ -49,7 +49,7 @@ impl Cq {
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
             Error::os(Call::CreateCq { device: context.name().to_owned(), entries, hint }, &error)
         })?;
-        let queue = Arc::new(Queue { raw, context: Arc::clone(context), number });
+        let queue = Arc::new(RawCq { raw, context: Arc::clone(context), number });
         Ok(Self { queue, poll_cq: context.operations.poll_cq })
     }
 
@@ -59,7 +59,7 @@ impl Cq {
     }
 }
 
-impl Drop for Queue {
+impl Drop for RawCq {
     fn drop(&mut self) {
         // SAFETY: created by this type; every QP on it held an `Arc` of this and has been dropped.
         let status = unsafe { (self.context.library.destroy_cq)(self.raw.as_ptr()) };

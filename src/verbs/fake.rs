@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use super::context::{Context, Pd};
 use super::library::Library;
-use super::{Cq, GidEntry, GidKind, Path, PortState, Qp, QpCaps, Timing};
+use super::{Cq, GidEntry, GidKind, Path, PortState, Qp, QpCaps};
+use crate::config::AcknowledgementConfig;
 use crate::error::Error;
 use verbs_sys::*;
 
@@ -125,8 +126,9 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
     };
     assert!(matches!(qp.ready_to_receive(&path), Err(Error::Argument(_))), "the index does not fit the struct");
     for (timeout, retry_count) in [(32, 7), (31, 8)] {
-        let timing = Timing { timeout, retry_count, send_psn: 0 };
-        assert!(matches!(qp.ready_to_send(&timing), Err(Error::Argument(_))), "{timing:?}");
+        let acknowledgement = AcknowledgementConfig { timeout, retry_count };
+        let refused = qp.ready_to_send(acknowledgement, 0);
+        assert!(matches!(refused, Err(Error::Argument(_))), "{acknowledgement:?}");
     }
     let too_much = QpCaps { send_requests: 5, ..caps };
     assert!(matches!(Qp::new(&pd, &cq, too_much), Err(Error::Os { errno: libc::EINVAL, .. })));

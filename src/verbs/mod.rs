@@ -25,7 +25,7 @@ mod qp;
 mod thread_domain;
 
 pub use barrier::{order_loads, order_stores};
-pub use context::{Context, Limits, Pd};
+pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
@@ -33,4 +33,4 @@ pub use fork::{forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};
 pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
-pub use qp::{Path, Qp, QpCaps, Timing};
+pub use qp::{Path, Qp, QpCaps};

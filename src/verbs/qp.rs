@@ -4,9 +4,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::{Operations, Pd, note_failure};
-use super::cq::{Cq, Queue};
+use super::cq::{Cq, RawCq};
 use super::library::Pointer;
 use super::thread_domain::{ThreadDomain, tell_doorbells};
+use crate::config::AcknowledgementConfig;
 use crate::error::{Argument, Call, Error, Result};
 use verbs_sys::*;
 
@@ -23,7 +24,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     // Fields drop in this order, after the QP itself.
     _thread_domain: Option<ThreadDomain>,
-    _queue: Arc<Queue>,
+    _queue: Arc<RawCq>,
 }
 
 /// A work request with its one segment.
@@ -70,17 +71,6 @@ pub struct Path {
     pub traffic_class: u8,
     /// Service level; its lower 3 bits are the priority in RoCE's VLAN tag.
     pub service_level: u8,
-}
-
-/// Retransmission settings of a QP, and its first sequence number.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    /// Acknowledgement timeout of 4.096 us x 2^timeout; 0 (infinite) to 31.
-    pub timeout: u8,
-    /// Number of retransmissions before the QP fails; 0 to 7.
-    pub retry_count: u8,
-    /// Sequence number (24 bits) of the first packet.
-    pub send_psn: u32,
 }
 
 /// Receiver-not-ready: wait 0.64 ms (value 12 in the InfiniBand specification) and retry without
@@ -179,21 +169,22 @@ impl Qp {
         self.modify("RTR", attributes, mask)
     }
 
-    /// Moves the QP from RTR to RTS. The QP can now also send.
+    /// Moves the QP from RTR to RTS. The QP can now also send. `send_psn` is the sequence number
+    /// (24 bits) of its first packet.
     ///
     /// # Errors
     /// [`Error::Argument`] for a timeout or retry count out of range, [`Error::Os`] if the device
     /// refuses.
-    pub fn ready_to_send(&mut self, timing: &Timing) -> Result<()> {
-        if timing.timeout > 31 || timing.retry_count > 7 {
-            let Timing { timeout, retry_count, .. } = *timing;
+    pub fn ready_to_send(&mut self, acknowledgement: AcknowledgementConfig, send_psn: u32) -> Result<()> {
+        let AcknowledgementConfig { timeout, retry_count } = acknowledgement;
+        if timeout > 31 || retry_count > 7 {
             return Err(Argument::Timing { timeout, retry_count }.into());
         }
         let mut attributes = attributes(IBV_QPS_RTS);
-        attributes.timeout = timing.timeout;
-        attributes.retry_cnt = timing.retry_count;
+        attributes.timeout = timeout;
+        attributes.retry_cnt = retry_count;
         attributes.rnr_retry = RNR_RETRY_FOREVER;
-        attributes.sq_psn = timing.send_psn;
+        attributes.sq_psn = send_psn;
         attributes.max_rd_atomic = MAX_READS;
         let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify("RTS", attributes, mask)

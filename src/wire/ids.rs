@@ -9,7 +9,7 @@ use std::fmt;
 /// Number of a lane within its connection, from 0 and below [`MAX_RAILS`]. A connection may have
 /// fewer lanes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct LaneId(Lane);
+pub struct LaneId(LaneIndex);
 
 /// An enumeration, so that the compiler knows the range and indexes arrays with an element per lane
 /// without a bounds check.
@@ -19,7 +19,7 @@ pub struct LaneId(Lane);
 /// look up the next lane. Of five measured forms of that look-up, this is the cheapest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
-enum Lane {
+enum LaneIndex {
     #[default]
     L0,
     L1,
@@ -32,14 +32,14 @@ enum Lane {
 }
 
 const LANES: &[LaneId; MAX_RAILS] = &[
-    LaneId(Lane::L0),
-    LaneId(Lane::L1),
-    LaneId(Lane::L2),
-    LaneId(Lane::L3),
-    LaneId(Lane::L4),
-    LaneId(Lane::L5),
-    LaneId(Lane::L6),
-    LaneId(Lane::L7),
+    LaneId(LaneIndex::L0),
+    LaneId(LaneIndex::L1),
+    LaneId(LaneIndex::L2),
+    LaneId(LaneIndex::L3),
+    LaneId(LaneIndex::L4),
+    LaneId(LaneIndex::L5),
+    LaneId(LaneIndex::L6),
+    LaneId(LaneIndex::L7),
 ];
 
 /// The lane that follows each lane.
@@ -59,14 +59,14 @@ impl LaneId {
     pub const fn new(number: usize) -> Option<Self> {
         // A match instead of an index into LANES: it compiles to one comparison.
         Some(Self(match number {
-            0 => Lane::L0,
-            1 => Lane::L1,
-            2 => Lane::L2,
-            3 => Lane::L3,
-            4 => Lane::L4,
-            5 => Lane::L5,
-            6 => Lane::L6,
-            7 => Lane::L7,
+            0 => LaneIndex::L0,
+            1 => LaneIndex::L1,
+            2 => LaneIndex::L2,
+            3 => LaneIndex::L3,
+            4 => LaneIndex::L4,
+            5 => LaneIndex::L5,
+            6 => LaneIndex::L6,
+            7 => LaneIndex::L7,
             _ => return None,
         }))
     }
@@ -82,7 +82,7 @@ impl LaneId {
     pub const fn next(self, count: usize) -> Self {
         // A table: computing the number plus one and checking it would take two comparisons.
         let after = AFTER[self.index()];
-        if after.index() < count { after } else { Self(Lane::L0) }
+        if after.index() < count { after } else { Self(LaneIndex::L0) }
     }
 
     /// Returns the number, as an index into arrays with an element per lane.

@@ -2,7 +2,7 @@
 //!
 //! Every frame is [`FRAME_BYTES`] long; the bytes of a chunk follow its data frame. Grants flow
 //! from the receiving to the sending side on the first stream, one for each part of a receive, in
-//! the order of the parts. Each side ends a stream with [`Frame::Bye`].
+//! the order of the parts. Each side ends a stream with [`StreamFrame::Bye`].
 
 use super::PARTS;
 use super::codec::{Malformed, Reader};
@@ -24,11 +24,11 @@ const MARK: u16 = 0x7453;
 
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
+pub enum StreamFrame {
     /// From the sending side: a chunk of a message follows.
     Data(Data),
     /// From the receiving side: one part of a receive may be sent.
-    Grant(Grant),
+    Grant(StreamGrant),
     /// Last frame of this side on the stream.
     Bye,
 }
@@ -51,7 +51,7 @@ pub struct Data {
 
 /// Permission to send one part of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grant {
+pub struct StreamGrant {
     /// Number of the receive on this connection, from 0.
     pub sequence: u64,
     /// Part of the receive.
@@ -68,12 +68,12 @@ const DATA: u8 = 1;
 const GRANT: u8 = 2;
 const BYE: u8 = 3;
 
-impl Frame {
+impl StreamFrame {
     /// Encodes the frame. Allocates nothing.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let (kind, part, word, sequence, first, second) = match *self {
             Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
-            Self::Grant(Grant { sequence, part, parts, tag, room }) => {
+            Self::Grant(StreamGrant { sequence, part, parts, tag, room }) => {
                 (GRANT, part, tag.cast_unsigned(), sequence, room, u64::from(parts))
             }
             Self::Bye => (BYE, 0, 0, 0, 0, 0),
@@ -105,7 +105,7 @@ impl Frame {
                 let parts = ranged("parts of a receive", second, 1, PARTS as u64)? as u8;
                 let part = ranged("part of a receive", u64::from(part), 0, u64::from(parts) - 1)? as u8;
                 let room = ranged("room of a receive", first, 0, MAX_RECEIVE_BYTES)?;
-                Ok(Self::Grant(Grant { sequence, part, parts, tag: word.cast_signed(), room }))
+                Ok(Self::Grant(StreamGrant { sequence, part, parts, tag: word.cast_signed(), room }))
             }
             BYE => {
                 for value in [u64::from(part), u64::from(word), sequence, first, second] {
@@ -137,25 +137,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn frames() -> impl Strategy<Value = Frame> {
+    fn frames() -> impl Strategy<Value = StreamFrame> {
         let data = (any::<u64>(), 0..8u8, 0..1u64 << 33, 1..=MAX_CHUNK_BYTES, 0..1u64 << 33).prop_map(
             |(sequence, part, line, bytes, more)| {
                 let offset = line / LINE_BYTES * LINE_BYTES;
-                Frame::Data(Data { sequence, part, offset, bytes, total: offset + u64::from(bytes) + more })
+                StreamFrame::Data(Data { sequence, part, offset, bytes, total: offset + u64::from(bytes) + more })
             },
         );
         let grant = (any::<u64>(), 1..=8u8, any::<u8>(), any::<i32>(), 0..=MAX_RECEIVE_BYTES).prop_map(
-            |(sequence, parts, part, tag, room)| Frame::Grant(Grant { sequence, part: part % parts, parts, tag, room }),
+            |(sequence, parts, part, tag, room)| {
+                StreamFrame::Grant(StreamGrant { sequence, part: part % parts, parts, tag, room })
+            },
         );
         let empty = (any::<u64>(), 0..8u8)
-            .prop_map(|(sequence, part)| Frame::Data(Data { sequence, part, offset: 0, bytes: 0, total: 0 }));
-        prop_oneof![data, grant, empty, Just(Frame::Bye)]
+            .prop_map(|(sequence, part)| StreamFrame::Data(Data { sequence, part, offset: 0, bytes: 0, total: 0 }));
+        prop_oneof![data, grant, empty, Just(StreamFrame::Bye)]
     }
 
     proptest! {
         #[test]
         fn a_frame_comes_back(frame in frames()) {
-            prop_assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+            prop_assert_eq!(StreamFrame::decode(&frame.encode()), Ok(frame));
         }
 
         /// Decoding is exact: every byte of an accepted frame is significant.
@@ -164,7 +166,7 @@ mod tests {
             let mut changed = frame.encode();
             changed[at] = other;
             for bytes in [changed, bytes] {
-                if let Ok(read) = Frame::decode(&bytes) {
+                if let Ok(read) = StreamFrame::decode(&bytes) {
                     prop_assert_eq!(read.encode(), bytes);
                 }
             }
@@ -174,8 +176,8 @@ mod tests {
     #[test]
     fn a_chunk_lies_within_its_message() {
         let data = Data { sequence: 0, part: 0, offset: 128, bytes: 72, total: 200 };
-        let read = |data: Data| Frame::decode(&Frame::Data(data).encode());
-        assert_eq!(read(data), Ok(Frame::Data(data)));
+        let read = |data: Data| StreamFrame::decode(&StreamFrame::Data(data).encode());
+        assert_eq!(read(data), Ok(StreamFrame::Data(data)));
         for wrong in [
             Data { bytes: 73, ..data },
             Data { bytes: 0, ..data },

@@ -75,7 +75,7 @@ impl Frozen {
         let context = Arc::new(PathContext {
             peer: Arc::new(Peer::new("nobody".to_owned())),
             registrations: Arc::clone(&process.registrations),
-            stall_warn: process.config.stall_warn,
+            stall_warn: process.config.data_path.stall_warn,
             log: Arc::clone(&process.log),
             waker: host.setup().service.clone(),
         });

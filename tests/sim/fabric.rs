@@ -139,12 +139,7 @@ impl Fabric {
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
-        let looks = hosts[0]
-            .process()
-            .rails
-            .iter()
-            .map(|rail| rail.look(&hosts[0].process().config, &interfaces).unwrap())
-            .collect();
+        let looks = hosts[0].process().rails.iter().map(|rail| rail.look(&interfaces).unwrap()).collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
         // SAFETY: both live as long as the fabric, which outlives every connection over them. One
         // thread drives the fabric, and it reads the written bytes only between steps.
@@ -208,7 +203,7 @@ impl Fabric {
         for side in [0, 1] {
             let process = Arc::clone(self.hosts[side].process());
             for rail in &process.rails {
-                rail.device.look(rail.info.port);
+                rail.device.query_presence(rail.info.port);
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1_000_000_000);
@@ -299,7 +294,7 @@ impl Fabric {
     /// Registers memory while a rail refuses it, then registers the same memory again without the
     /// fault.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
-        let is_there = |rail: &Arc<Rail>| rail.device.look(rail.info.port) == DevicePresence::Here;
+        let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
             return;
@@ -372,7 +367,7 @@ impl Fabric {
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
-        lanes[1][0].connect(Role::Receiver, &self.hosts[1].process().config, &route).unwrap();
+        lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.acknowledgement, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
@@ -387,7 +382,7 @@ impl Fabric {
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
                 let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
-                pair[side].connect(role, &self.hosts[side].process().config, &route).unwrap();
+                pair[side].connect(role, self.hosts[side].process().config.acknowledgement, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
             let [sender, receiver] = pair;
@@ -424,7 +419,7 @@ impl Fabric {
             Arc::new(PathContext {
                 peer: Arc::new(Peer::new(format!("end {}", 1 - side))),
                 registrations: Arc::clone(&process.registrations),
-                stall_warn: process.config.stall_warn,
+                stall_warn: process.config.data_path.stall_warn,
                 log: Arc::clone(&process.log),
                 waker: self.hosts[side].setup().service.clone(),
             })

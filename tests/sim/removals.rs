@@ -121,7 +121,7 @@ impl Removals {
                 self.unread[side][at] = false;
                 rail.device.fatal();
             }
-            if rail.device.look(rail.info.port) == DevicePresence::Here {
+            if rail.device.query_presence(rail.info.port) == DevicePresence::Here {
                 continue;
             }
             // The kernel's event. (The plugin decides by the entry in sysfs.)
@@ -129,7 +129,7 @@ impl Removals {
             let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
             if is_gone && dice.one_in(2) {
                 rail.device.fatal();
-                rail.device.look(rail.info.port);
+                rail.device.query_presence(rail.info.port);
             }
             if was_there {
                 changes.push((Arc::clone(rail), PortChange::Removed));

@@ -9,7 +9,7 @@ use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::handle::Handle;
 use nccl_net_spark::wire::message::{ByTcp, Header, Hello, Message, Stream, Streams};
-use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, Frame, Grant};
+use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, StreamFrame, StreamGrant};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -104,13 +104,13 @@ fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
 const HONEST: Data = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
 
 fn data(data: Data) -> Vec<u8> {
-    [&Frame::Data(data).encode()[..], &vec![7; data.bytes as usize]].concat()
+    [&StreamFrame::Data(data).encode()[..], &vec![7; data.bytes as usize]].concat()
 }
 
 #[test]
 fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
-    let grant = Frame::Grant(Grant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
-    let mut beyond = Frame::Data(Data { bytes: 300, ..HONEST }).encode();
+    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
+    let mut beyond = StreamFrame::Data(Data { bytes: 300, ..HONEST }).encode();
     beyond[4..8].copy_from_slice(&301_u32.to_le_bytes());
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("invalid mark of a stream's frame", vec![0xff; 64]),
@@ -122,7 +122,7 @@ fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
         ("message of 301 bytes, announced as 300", [data(HONEST), data(Data { total: 301, ..HONEST })].concat()),
         ("384 bytes of a message of 300 bytes", [data(HONEST), data(HONEST), data(HONEST)].concat()),
         ("a grant from the side that sends", grant),
-        ("a frame after its BYE", [Frame::Bye.encode().to_vec(), data(HONEST)].concat()),
+        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), data(HONEST)].concat()),
     ];
     for (words, bytes) in cases {
         for stream in [0, 3] {
@@ -144,18 +144,20 @@ fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
 
 #[test]
 fn a_receiver_that_lies_is_refused_in_words() {
-    let honest = Grant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
-    let all = |grants: &[Grant]| grants.iter().flat_map(|grant| Frame::Grant(*grant).encode()).collect::<Vec<u8>>();
-    let many: Vec<Grant> = (0..33).map(|sequence| Grant { sequence, ..honest }).collect();
-    let of_two = Grant { parts: 2, ..honest };
+    let honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
+    let all = |grants: &[StreamGrant]| {
+        grants.iter().flat_map(|grant| StreamFrame::Grant(*grant).encode()).collect::<Vec<u8>>()
+    };
+    let many: Vec<StreamGrant> = (0..33).map(|sequence| StreamGrant { sequence, ..honest }).collect();
+    let of_two = StreamGrant { parts: 2, ..honest };
     let cases = [
         ("invalid mark of a stream's frame", vec![0xff; 64]),
-        ("grant of part 0 of receive 1 out of order", all(&[Grant { sequence: 1, ..honest }])),
+        ("grant of part 0 of receive 1 out of order", all(&[StreamGrant { sequence: 1, ..honest }])),
         ("grant of part 0 of receive 0 out of order", all(&[honest, honest])),
         ("receive 32 granted while too many wait", all(&many)),
-        ("invalid group of 3 receives", all(&[of_two, Grant { part: 1, parts: 3, ..honest }])),
+        ("invalid group of 3 receives", all(&[of_two, StreamGrant { part: 1, parts: 3, ..honest }])),
         ("data to the side that sends", data(HONEST)),
-        ("a frame after its BYE", [Frame::Bye.encode().to_vec(), all(&[honest])].concat()),
+        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), all(&[honest])].concat()),
     ];
     for (words, bytes) in cases {
         let (send, mut streams) = lying_receiver(3);
@@ -186,7 +188,7 @@ fn honest_frames_arrive_however_they_are_cut_and_by_whatever_streams() {
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
             let (bytes, offset) = (chunk.len() as u32, from as u64);
-            let frame = Frame::Data(Data { sequence, part: 0, offset, bytes, total: total as u64 }).encode();
+            let frame = StreamFrame::Data(Data { sequence, part: 0, offset, bytes, total: total as u64 }).encode();
             for byte in frame.iter().chain(chunk) {
                 streams[stream].write_all(&[*byte]).unwrap();
                 if byte.is_multiple_of(16) && from > 0 {
@@ -240,7 +242,7 @@ fn one_stream_is_enough_and_none_may_be_missing() {
     let (send, mut streams) = lying_receiver(1);
     let from = Buffer::filled(300_000, 6);
     let out = send.register(from.memory()).unwrap();
-    let grant = Frame::Grant(Grant { sequence: 0, part: 0, parts: 1, tag: 0, room: 300_000 });
+    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 300_000 });
     streams[0].write_all(&grant.encode()).unwrap();
     let request = until(|| send.isend(from.addr(), 300_000, 0, &out).unwrap());
     let reader = std::thread::spawn(move || {
@@ -249,7 +251,9 @@ fn one_stream_is_enough_and_none_may_be_missing() {
         while came < message.len() {
             let mut frame = [0; FRAME_BYTES];
             streams[0].read_exact(&mut frame).unwrap();
-            let Ok(Frame::Data(Data { offset, bytes, total: 300_000, .. })) = Frame::decode(&frame) else { panic!() };
+            let Ok(StreamFrame::Data(Data { offset, bytes, total: 300_000, .. })) = StreamFrame::decode(&frame) else {
+                panic!()
+            };
             let at = offset as usize;
             streams[0].read_exact(&mut message[at..at + bytes as usize]).unwrap();
             came += bytes as usize;

@@ -2,14 +2,14 @@
 
 use crate::output;
 use anyhow::Result;
-use nccl_net_spark::config::{self, Row, Settings, Source};
+use nccl_net_spark::config::{self, SettingRow, Settings, Source};
 use nccl_net_spark::rails::wrapped;
 use std::io::Write;
 
 const INDENT: &str = "    ";
 
 /// Returns a setting's default as text: `unset` if the plugin chooses the value.
-pub fn default_text(row: &Row) -> &'static str {
+pub fn default_text(row: &SettingRow) -> &'static str {
     if row.default.is_empty() { "unset" } else { row.default }
 }
 

@@ -2,7 +2,7 @@
 
 use super::guard;
 use super::handles::{self, DeviceHandle, Subject};
-use crate::fabric::{About, Event, lock};
+use crate::fabric::{Event, EventObject, lock};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -59,13 +59,13 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
 fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
     const PORT: c_int = 1;
     let element = match event.about {
-        About::QueuePair(number) => {
+        EventObject::QueuePair(number) => {
             ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(got(&device.qps, number)?) }
         }
-        About::CompletionQueue(number) => {
+        EventObject::CompletionQueue(number) => {
             ibv_async_event__bindgen_ty_1 { cq: std::ptr::with_exposed_provenance_mut(got(&device.cqs, number)?) }
         }
-        About::Device | About::Port => ibv_async_event__bindgen_ty_1 { port_num: PORT },
+        EventObject::Device | EventObject::Port => ibv_async_event__bindgen_ty_1 { port_num: PORT },
     };
     Some(ibv_async_event { element, event_type: event.kind })
 }

@@ -155,12 +155,12 @@ impl RailMemory {
 
     /// True for a peer's address in the neighbour table. The kernel sends no request for an address
     /// whose entry is valid, however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
-    pub(crate) fn knows(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
+    pub(crate) fn is_neighbour(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
     }
 
-    pub(crate) fn learn(&self, node: usize, device: usize, is_ipv4: bool) {
+    pub(crate) fn add_neighbour(&self, node: usize, device: usize, is_ipv4: bool) {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
@@ -272,7 +272,7 @@ impl QpMemory {
         let mine = place as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => true,
-            Err(other) if other != mine && !memory.alive(other as usize - 1) => {
+            Err(other) if other != mine && !memory.is_alive(other as usize - 1) => {
                 self.holder.compare_exchange(other, mine, Ordering::Acquire, Ordering::Relaxed).is_ok()
             }
             Err(_) => false,
@@ -300,7 +300,7 @@ impl QpMemory {
 
 impl FabricMemory {
     /// True if the process with index `place` still runs.
-    pub(crate) fn alive(&self, place: usize) -> bool {
+    pub(crate) fn is_alive(&self, place: usize) -> bool {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))

@@ -81,7 +81,7 @@ fn every_request_number_has_its_own_place_that_names_its_comm() {
     let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();
     for (number, place) in places.iter().enumerate() {
         // SAFETY: these are requests of the open comm.
-        let request = unsafe { &*place.cast::<Request>() };
+        let request = unsafe { &*place.cast::<RequestHandle>() };
         assert_eq!((request.number as usize, request.endpoint.as_ptr()), (number, raw));
     }
     assert!(places.iter().all(|place| !place.is_null() && places.iter().filter(|other| *other == place).count() == 1));

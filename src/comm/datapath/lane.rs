@@ -5,16 +5,14 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::comm::threads;
-use crate::config::Config;
+use crate::config::AcknowledgementConfig;
 use crate::counters::Record;
 use crate::counters::layout::Word;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Missing, Network, Quick, Result, Violation};
 use crate::flow::pace::Moment;
-use crate::verbs::{
-    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Timing, Write,
-};
+use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
@@ -54,12 +52,12 @@ pub struct Lane {
     /// Path MTU of the queue pairs; 0 until they are connected.
     path_mtu_bytes: u32,
     /// Empty while the rail is lost.
-    queues: Vec<Queue>,
+    queues: Vec<LaneQueue>,
     inline_bytes: u32,
     /// Present as long as the queue pairs are.
     cq: Option<Cq>,
     /// Queue pairs of a device that was cut off. The device may still read and write memory.
-    set_aside_queues: Option<(Vec<Queue>, Cq)>,
+    set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
@@ -70,7 +68,7 @@ pub struct Lane {
     pub record: Record,
 }
 
-struct Queue {
+struct LaneQueue {
     qp: Qp,
     psn: u32,
     room: u32,
@@ -102,7 +100,7 @@ pub struct MailboxKeys {
 
 /// Room for one write on a queue pair of a lane.
 pub struct LaneSlot<'a> {
-    queue: &'a mut Queue,
+    queue: &'a mut LaneQueue,
     index: u8,
     pending: &'a mut u32,
 }
@@ -179,7 +177,7 @@ impl Lane {
             let mut qp = Qp::new(&pd, &cq, QpCaps { ..caps })?;
             qp.init(rail.info.port)?;
             let psn = random_psn()?;
-            queues.push(Queue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
+            queues.push(LaneQueue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
         }
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
         let mut lane = Self::not_yet(rail, String::new());
@@ -208,7 +206,7 @@ impl Lane {
             turn,
             pending,
             backlog_bytes,
-            record: Record::nowhere(),
+            record: Record::detached(),
         }
     }
 
@@ -265,7 +263,7 @@ impl Lane {
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
     /// [`Error::Network`] if the port no longer has the agreed address. [`Error::Protocol`] if the
     /// peer sent another number of queue pairs, or a larger path MTU than the port has.
-    pub fn connect(&mut self, role: Role, config: &Config, route: &Route<'_>) -> Result<()> {
+    pub fn connect(&mut self, role: Role, acknowledgement: AcknowledgementConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
             return Err(Violation::QueuePairs { theirs, ours }.into());
@@ -293,8 +291,7 @@ impl Lane {
                 traffic_class,
                 service_level,
             })?;
-            let (timeout, retry_count) = (config.timeout, config.retry_count);
-            queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
+            queue.qp.ready_to_send(acknowledgement, queue.psn)?;
         }
         Ok(())
     }
@@ -377,7 +374,7 @@ impl Lane {
             if let Err(error) = queue.qp.fail() {
                 // After any other error, destroying the queue pair stops it.
                 tracing::debug!("{error}");
-                self.rail.device.heard(&error, self.opening);
+                self.rail.device.record_error(&error, self.opening);
             }
         }
         // Check again even if no command failed: for a failed device the kernel reports success
@@ -389,7 +386,7 @@ impl Lane {
     /// the device answers or was removed.
     #[cold]
     pub fn set_aside(&mut self) -> Stopped {
-        self.rail.device.look(self.rail.info.port);
+        self.rail.device.query_presence(self.rail.info.port);
         match self.rail.device.presence_of(self.opening) {
             DevicePresence::Here => {
                 self.restore();

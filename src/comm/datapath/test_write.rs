@@ -100,7 +100,7 @@ impl LaneTest {
                 if self.was_narrow { self.unacknowledged(why) } else { Tested::Silent(why) }
             }
             Tested::UnderWay if self.again.is_some_and(|again| now >= again) => {
-                (self.again, self.was_narrow) = (None, self.has_small_alone());
+                (self.again, self.was_narrow) = (None, self.has_only_small_acknowledged());
                 self.write(mailboxes).map_or_else(|error| Tested::Failed(error.to_string()), |()| Tested::UnderWay)
             }
             tested => tested,
@@ -143,13 +143,13 @@ impl LaneTest {
 
     /// Returns true if a queue pair has only its first, small packet acknowledged, and none has
     /// more. Writes of a queue pair are acknowledged in order.
-    fn has_small_alone(&self) -> bool {
+    fn has_only_small_acknowledged(&self) -> bool {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }
 
     /// Result after the NIC has used up its retries of a lost packet, or after the time limit.
     fn unacknowledged(&self, why: String) -> Tested {
-        if self.has_small_alone() {
+        if self.has_only_small_acknowledged() {
             Tested::Narrow(format!("packets of {} bytes get lost, those of {SMALL_BYTES} bytes arrive", self.mtu_bytes))
         } else {
             Tested::Silent(why)

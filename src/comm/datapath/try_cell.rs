@@ -69,7 +69,7 @@ impl<T> TryCell<T> {
         // store in `TryCellGuard::give_back`.
         match self.word.swap(TAKEN, Ordering::Acquire) {
             found @ TAKEN.. => {
-                self.stay_out(found);
+                self.keep_out(found);
                 None
             }
             _ => Some(TryCellGuard(self, PhantomData)),
@@ -77,7 +77,7 @@ impl<T> TryCell<T> {
     }
 
     #[cold]
-    fn stay_out(&self, found: u8) {
+    fn keep_out(&self, found: u8) {
         if found == BROKEN {
             // Restore the word that the swap has overwritten. Since the swap every other thread has
             // found it taken, so none can have entered.

@@ -3,6 +3,7 @@
 //! Called while connections are made, by the service thread, and by a request that has not
 //! progressed for a minute, but never while messages run normally. Takes a lock.
 
+pub use crate::counters::layout::Direction;
 use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,15 +31,6 @@ pub enum Subject {
     Answered,
     /// The connection has failed.
     Failed,
-}
-
-/// The direction of a request that makes no progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Data to the peer.
-    Send,
-    /// Data from the peer.
-    Receive,
 }
 
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! NCCL opens many connections to a peer over the same rails (two for each channel), and a pulled
 //! cable affects all of them. The user has one problem to solve, so there is one line.
 //!
-//! [`Outages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
+//! [`RailOutages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
 //! - The first connection that loses the rail writes a WARN. The other connections in the same
 //!   outage write DEBUG lines.
 //! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
@@ -27,14 +27,14 @@ pub const SETTLED: Duration = Duration::from_secs(15);
 
 /// The present rail outages of this process's connections.
 #[derive(Debug, Default)]
-pub struct Outages {
+pub struct RailOutages {
     open: Mutex<Vec<Outage>>,
     members: AtomicU64,
 }
 
 /// A rail of this host and the peer's rail paired with it, for all processes of the peer's host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Path {
+struct RailPair {
     rail: String,
     peer_host: String,
     peer_rail: String,
@@ -42,7 +42,7 @@ struct Path {
 
 #[derive(Debug)]
 struct Outage {
-    path: Path,
+    path: RailPair,
     /// Name of the peer in the connection that lost the rail first.
     peer: String,
     since: Instant,
@@ -57,23 +57,23 @@ struct Outage {
 /// One connection's part in the outages of its rails.
 #[derive(Debug)]
 pub struct ConnectionOutages {
-    outages: Arc<Outages>,
+    outages: Arc<RailOutages>,
     id: u64,
     peer: String,
-    paths: Vec<Path>,
+    paths: Vec<RailPair>,
     /// Time without any rail until the connection fails.
     loss_timeout: Duration,
     is_without_one: bool,
 }
 
-impl Outages {
+impl RailOutages {
     /// Logs outages that only some connections have recovered from.
     pub fn tick(&self, now: Instant) {
         for outage in self.lock().iter_mut() {
             let is_over_for_some = !outage.recovered.is_empty() && !outage.is_settled;
             if is_over_for_some && now.saturating_duration_since(outage.last_recovery) >= SETTLED {
                 outage.is_settled = true;
-                let Outage { path: Path { rail, peer_rail, .. }, peer, without, recovered, .. } = &*outage;
+                let Outage { path: RailPair { rail, peer_rail, .. }, peer, without, recovered, .. } = &*outage;
                 let (back, all, left) = (recovered.len(), recovered.len() + without.len(), without.len());
                 tracing::warn!(
                     "rail {rail} to {peer} recovered for {back} of {all} connections (peer rail {peer_rail}); {left} still retrying"
@@ -89,7 +89,7 @@ impl Outages {
 }
 
 impl Outage {
-    fn new(path: Path, peer: String, connection: u64, now: Instant) -> Self {
+    fn new(path: RailPair, peer: String, connection: u64, now: Instant) -> Self {
         let (recovered, is_settled) = Default::default();
         Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, is_settled }
     }
@@ -123,14 +123,14 @@ impl Outage {
 impl ConnectionOutages {
     /// Adds a connection with `peer` over these pairs of rails, this host's first.
     pub fn new(
-        outages: &Arc<Outages>,
+        outages: &Arc<RailOutages>,
         peer: &str,
         loss_timeout: Duration,
         rails: impl Iterator<Item = (String, String)>,
     ) -> Self {
         // A peer's name is HOST:PID.
         let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
-        let path = |(rail, peer_rail)| Path { rail, peer_host: host.to_owned(), peer_rail };
+        let path = |(rail, peer_rail)| RailPair { rail, peer_host: host.to_owned(), peer_rail };
         let (paths, peer) = (rails.map(path).collect(), peer.to_owned());
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
         Self { outages: Arc::clone(outages), id, peer, paths, loss_timeout, is_without_one: false }
@@ -151,7 +151,7 @@ impl ConnectionOutages {
         };
         let (left, of) = (self.in_use(&open), self.paths.len());
         drop(open);
-        let (Path { rail, peer_rail, .. }, peer) = (path, &self.peer);
+        let (RailPair { rail, peer_rail, .. }, peer) = (path, &self.peer);
         if !is_new {
             tracing::debug!("rail {rail} to {peer} lost by one more connection: {why}");
             return;
@@ -186,7 +186,7 @@ impl ConnectionOutages {
         }
         outage.recovered.push(self.id);
         outage.last_recovery = now;
-        let (Path { rail, peer_rail, .. }, left) = (path, outage.without.len());
+        let (RailPair { rail, peer_rail, .. }, left) = (path, outage.without.len());
         if left > 0 {
             tracing::debug!("rail {rail} to {} recovered by one connection; {left} without it", self.peer);
             return;
@@ -216,7 +216,7 @@ impl ConnectionOutages {
         }
         drop(open);
         for outage in over.iter().filter(|outage| !outage.recovered.is_empty()) {
-            let (Path { rail, peer_rail, .. }, peer, seconds) = (&outage.path, &outage.peer, outage.seconds());
+            let (RailPair { rail, peer_rail, .. }, peer, seconds) = (&outage.path, &outage.peer, outage.seconds());
             tracing::warn!(
                 "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); the connections still without it are closed"
             );
@@ -226,7 +226,7 @@ impl ConnectionOutages {
     /// Returns the number of rails that this connection has not lost. Outages of other connections
     /// do not count.
     fn in_use(&self, open: &[Outage]) -> usize {
-        let is_lost = |path: &Path| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
+        let is_lost = |path: &RailPair| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
         self.paths.iter().filter(|path| !is_lost(path)).count()
     }
 }

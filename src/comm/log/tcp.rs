@@ -25,12 +25,12 @@ pub const SETTLED: Duration = Duration::from_secs(5);
 /// The peers to which connections of this process have lost TCP.
 #[derive(Debug, Default)]
 pub struct TcpOutages {
-    open: Mutex<Vec<Outage>>,
+    open: Mutex<Vec<TcpOutage>>,
     members: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Outage {
+struct TcpOutage {
     peer: String,
     since: Instant,
     /// The connections without TCP.
@@ -64,13 +64,13 @@ impl TcpOutages {
         open.retain(|outage| !outage.is_over(now));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Outage>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<TcpOutage>> {
         // No holder panics with an outage half-changed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Outage {
+impl TcpOutage {
     fn new(peer: String, since: Instant) -> Self {
         let (without, last_return, was_logged) = Default::default();
         Self { peer, since, without, last_return, was_logged }
@@ -125,7 +125,7 @@ impl ConnectionTcpOutages {
         tracing::debug!("{why}; a connection with {} is without TCP", self.peer);
         let mut open = self.outages.lock();
         let at = open.iter().position(|outage| outage.peer == self.peer).unwrap_or_else(|| {
-            open.push(Outage::new(self.peer.clone(), now));
+            open.push(TcpOutage::new(self.peer.clone(), now));
             open.len() - 1
         });
         let outage = &mut open[at];
@@ -158,7 +158,7 @@ impl Drop for ConnectionTcpOutages {
         self.ended();
         // The service thread may end with this connection, so no later `tick` might log the end.
         let mut open = self.outages.lock();
-        let is_over = |outage: &Outage| outage.peer == self.peer && outage.without.is_empty();
+        let is_over = |outage: &TcpOutage| outage.peer == self.peer && outage.without.is_empty();
         open.iter()
             .filter(|outage| is_over(outage))
             .filter_map(|outage| Some((outage, outage.last_return?)))

@@ -54,7 +54,7 @@ pub struct PathId {
 
 /// Finding that a new connection needs about a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum Requirement {
     /// The peer's address resolves. Enough for the connecting side, which only connects its queue
     /// pairs.
     Address,
@@ -105,7 +105,7 @@ struct Dead {
 }
 
 #[derive(Debug)]
-struct Path {
+struct KnownPath {
     id: PathId,
     finding: Finding,
     /// Largest path MTU in bytes, where larger packets were seen to get lost.
@@ -115,27 +115,27 @@ struct Path {
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    paths: Vec<Path>,
+struct KnownPaths {
+    paths: Vec<KnownPath>,
     trials: u64,
 }
 
 /// Findings about paths, shared by all connections. Each call locks: it serves connection set-up
 /// and the service thread, never a message.
 #[derive(Debug, Default)]
-pub struct Backoff(Arc<Mutex<Known>>);
+pub struct Backoff(Arc<Mutex<KnownPaths>>);
 
 /// Right of one connection to try a path while the others wait. Dropping it lets the others go on.
 #[derive(Debug)]
 pub struct Trial {
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KnownPaths>>,
     id: PathId,
     number: u64,
 }
 
 impl Backoff {
     /// Advises a new connection with path MTU `mtu_bytes` about a path. A trial ends after `limit`.
-    pub fn ask(&self, id: PathId, need: Need, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
+    pub fn ask(&self, id: PathId, need: Requirement, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
         let mut known = lock(&self.0);
         let path = known.path(id, now);
         if let Some(largest) = path.largest_mtu.filter(|largest| *largest < mtu_bytes) {
@@ -144,7 +144,7 @@ impl Backoff {
         match &path.finding {
             Finding::Dead(dead) if now < dead.until => return Advice::LeaveOut(dead.text(now)),
             Finding::Carried(at) if now < *at + FRESH => return Advice::Use,
-            Finding::Resolved(at) if need == Need::Address && now < *at + FRESH => return Advice::Use,
+            Finding::Resolved(at) if need == Requirement::Address && now < *at + FRESH => return Advice::Use,
             _ => {}
         }
         if path.is_tried(now) {
@@ -165,7 +165,7 @@ impl Backoff {
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         let known = lock(&self.0);
         match known.paths.iter().find(|path| path.id == id) {
-            Some(Path { finding: Finding::Dead(dead), .. }) if now < dead.until => {
+            Some(KnownPath { finding: Finding::Dead(dead), .. }) if now < dead.until => {
                 Err(Network::DeadPath(dead.text(now)).into())
             }
             Some(path) if path.is_suspect() && path.is_tried(now) => Err(Network::PathOnTrial.into()),
@@ -219,7 +219,7 @@ impl Backoff {
         lock(&self.0).paths.retain(|path| path.id.rail != rail.id);
     }
 
-    fn begin(&self, known: &mut Known, id: PathId, limit: Duration, now: Instant) -> Trial {
+    fn begin(&self, known: &mut KnownPaths, id: PathId, limit: Duration, now: Instant) -> Trial {
         known.trials += 1;
         let number = known.trials;
         known.path(id, now).trial = Some((number, now + limit));
@@ -245,22 +245,22 @@ impl Drop for Trial {
     }
 }
 
-impl Known {
+impl KnownPaths {
     /// Returns a path's entry, which is empty where no connection has asked for a long time.
-    fn path(&mut self, id: PathId, now: Instant) -> &mut Path {
+    fn path(&mut self, id: PathId, now: Instant) -> &mut KnownPath {
         self.paths.retain(|path| path.id == id || path.is_worth_keeping(now));
         let at = self.paths.iter().position(|path| path.id == id).unwrap_or_else(|| {
             if self.paths.len() >= MOST_PATHS {
                 self.paths.swap_remove(0);
             }
-            self.paths.push(Path { id, finding: Finding::Nothing, largest_mtu: None, trial: None });
+            self.paths.push(KnownPath { id, finding: Finding::Nothing, largest_mtu: None, trial: None });
             self.paths.len() - 1
         });
         &mut self.paths[at]
     }
 
     fn dead(&self, id: PathId) -> Option<&Dead> {
-        self.paths.iter().filter(|path| path.id == id).find_map(Path::death)
+        self.paths.iter().filter(|path| path.id == id).find_map(KnownPath::death)
     }
 
     fn connected(&mut self, id: PathId, error: Option<&Error>, now: Instant) {
@@ -296,7 +296,7 @@ impl Known {
     }
 }
 
-impl Path {
+impl KnownPath {
     fn death(&self) -> Option<&Dead> {
         if let Finding::Dead(dead) = &self.finding { Some(dead) } else { None }
     }
@@ -327,7 +327,7 @@ impl Dead {
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock(known: &Mutex<KnownPaths>) -> MutexGuard<'_, KnownPaths> {
     // A panic of a holder leaves the list of paths complete.
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -57,7 +57,7 @@ pub struct RailDevice {
     /// The device's entry in sysfs.
     entry: PathBuf,
     library: &'static Library,
-    state: Mutex<State>,
+    state: Mutex<DeviceState>,
     /// Number of kernel errors that report the device as removed or failed.
     doubts: AtomicU64,
     questions: Questions,
@@ -68,7 +68,7 @@ pub struct RailDevice {
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
-enum State {
+enum DeviceState {
     Here(Opening),
     /// A question has no answer, and may never get one. The device may still access memory.
     Stuck(Opening),
@@ -96,7 +96,7 @@ struct Opening {
 
 /// State of the device when a question was asked.
 #[derive(Clone, Copy)]
-struct Asked {
+struct DeviceQuery {
     opening: u32,
     doubts: u64,
 }
@@ -131,7 +131,16 @@ impl RailDevice {
         let library = pd.context().library();
         let (doubts, questions, asked, looked_for) = Default::default();
         let opening = Opening { pd, number: 0, entry: inode(&entry) };
-        Self { name, entry, library, state: Mutex::new(State::Here(opening)), doubts, questions, asked, looked_for }
+        Self {
+            name,
+            entry,
+            library,
+            state: Mutex::new(DeviceState::Here(opening)),
+            doubts,
+            questions,
+            asked,
+            looked_for,
+        }
     }
 
     /// Returns the protection domain.
@@ -147,7 +156,7 @@ impl RailDevice {
     /// # Errors
     /// [`Error::Missing`] while the device is not on the bus.
     pub fn opened(&self) -> Result<(Arc<Pd>, u32)> {
-        if let State::Here(Opening { pd, number, .. }) = &*self.lock() {
+        if let DeviceState::Here(Opening { pd, number, .. }) = &*self.lock() {
             return Ok((Arc::clone(pd), *number));
         }
         Err(self.missing())
@@ -156,14 +165,14 @@ impl RailDevice {
     /// Returns the reason why the device cannot be used, even if its cable is plugged in.
     pub fn why_away(&self) -> &'static str {
         match &*self.lock() {
-            State::Stuck(_) | State::Behind(_) => "its device does not answer",
+            DeviceState::Stuck(_) | DeviceState::Behind(_) => "its device does not answer",
             _ => "its device was removed",
         }
     }
 
     fn missing(&self) -> Error {
         let missing = match &*self.lock() {
-            State::Stuck(_) | State::Behind(_) => Missing::Silent,
+            DeviceState::Stuck(_) | DeviceState::Behind(_) => Missing::Silent,
             _ => Missing::Removed,
         };
         missing(self.name.clone()).into()
@@ -171,25 +180,29 @@ impl RailDevice {
 
     /// Returns true while a command to the device may never return.
     pub fn is_stuck(&self) -> bool {
-        matches!(&*self.lock(), State::Stuck(_))
+        matches!(&*self.lock(), DeviceState::Stuck(_))
     }
 
     /// Like [`RailDevice::opened`], for registrations. A returning device gets them before its
     /// first use.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
-            State::Here(it) | State::Behind(it) | State::Returning(it) => Some((Arc::clone(&it.pd), it.number)),
-            State::Stuck(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
+            DeviceState::Here(it) | DeviceState::Behind(it) | DeviceState::Returning(it) => {
+                Some((Arc::clone(&it.pd), it.number))
+            }
+            DeviceState::Stuck(_) | DeviceState::Failed(_) | DeviceState::CutOff(_) | DeviceState::Gone(_) => None,
         }
     }
 
     /// Returns the protection domain as the source of events, or `None` once the device is removed.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
-            State::Gone(_) | State::Returning(_) => None,
-            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
-                Some(Arc::clone(&it.pd))
-            }
+            DeviceState::Gone(_) | DeviceState::Returning(_) => None,
+            DeviceState::Here(it)
+            | DeviceState::Stuck(it)
+            | DeviceState::Behind(it)
+            | DeviceState::Failed(it)
+            | DeviceState::CutOff(it) => Some(Arc::clone(&it.pd)),
         }
     }
 
@@ -207,7 +220,7 @@ impl RailDevice {
 
     /// Records an error of a call on an object of one opening. Returns true if the error means that
     /// the device has failed, was cut off or is removed.
-    pub fn heard(&self, error: &Error, opening: u32) -> bool {
+    pub fn record_error(&self, error: &Error, opening: u32) -> bool {
         if !error.is_removal() && !error.is_failed_device() {
             return false;
         }
@@ -215,14 +228,16 @@ impl RailDevice {
         self.doubts.fetch_add(1, Ordering::Relaxed);
         match &*state {
             _ if state.number() != opening => {}
-            State::Here(it) | State::Stuck(it) | State::Behind(it) if error.is_failed_device() => {
-                *state = State::Failed(it.clone());
+            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Behind(it) if error.is_failed_device() => {
+                *state = DeviceState::Failed(it.clone());
             }
-            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) if error.is_removal() => {
-                *state = State::CutOff(it.clone());
+            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Behind(it) | DeviceState::Failed(it)
+                if error.is_removal() =>
+            {
+                *state = DeviceState::CutOff(it.clone());
             }
             // It only has registrations, which no peer knows.
-            State::Returning(opening) => *state = State::Gone(opening.number),
+            DeviceState::Returning(opening) => *state = DeviceState::Gone(opening.number),
             _ => {}
         }
         true
@@ -232,10 +247,12 @@ impl RailDevice {
     /// if its sysfs entry changed or the device has failed.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
-            State::Here(Opening { entry, .. }) | State::Behind(Opening { entry, .. }) => *entry == inode(&self.entry),
-            State::Stuck(_) => true,
-            State::Gone(_) | State::Returning(_) => return false,
-            State::Failed(_) | State::CutOff(_) => false,
+            DeviceState::Here(Opening { entry, .. }) | DeviceState::Behind(Opening { entry, .. }) => {
+                *entry == inode(&self.entry)
+            }
+            DeviceState::Stuck(_) => true,
+            DeviceState::Gone(_) | DeviceState::Returning(_) => return false,
+            DeviceState::Failed(_) | DeviceState::CutOff(_) => false,
         };
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         !is_as_before || asked.is_none_or(|last| now.saturating_duration_since(last) >= ASK_EVERY)
@@ -252,7 +269,7 @@ impl RailDevice {
 
     /// Queries the state of a port, waits for the answer as [`Self::query`] does, and returns the
     /// resulting presence.
-    pub fn look(self: &Arc<Self>, port: u8) -> DevicePresence {
+    pub fn query_presence(self: &Arc<Self>, port: u8) -> DevicePresence {
         // Only the change of state by the answer is of interest.
         drop(self.query(move |context| context.port(port)));
         self.presence()
@@ -260,37 +277,41 @@ impl RailDevice {
 
     /// Returns the protection domain to question, and the present state, to compare with later.
     /// `None` for a removed device.
-    fn to_be_asked(&self) -> Option<(Arc<Pd>, Asked)> {
+    fn to_be_asked(&self) -> Option<(Arc<Pd>, DeviceQuery)> {
         match &*self.lock() {
-            State::Here(it) | State::Stuck(it) | State::Behind(it) | State::Failed(it) | State::CutOff(it) => {
+            DeviceState::Here(it)
+            | DeviceState::Stuck(it)
+            | DeviceState::Behind(it)
+            | DeviceState::Failed(it)
+            | DeviceState::CutOff(it) => {
                 // Relaxed: counted and read under the lock.
                 let doubts = self.doubts.load(Ordering::Relaxed);
-                Some((Arc::clone(&it.pd), Asked { opening: it.number, doubts }))
+                Some((Arc::clone(&it.pd), DeviceQuery { opening: it.number, doubts }))
             }
-            State::Gone(_) | State::Returning(_) => None,
+            DeviceState::Gone(_) | DeviceState::Returning(_) => None,
         }
     }
 
     /// Processes the answer to a question; `error` is `None` for success.
-    fn conclude(&self, error: Option<&Error>, asked: Asked) {
+    fn conclude(&self, error: Option<&Error>, asked: DeviceQuery) {
         if let Some(error) = error {
-            self.heard(error, asked.opening);
+            self.record_error(error, asked.opening);
         }
         let mut state = self.lock();
         match &*state {
             // A new device of the same name has another entry.
-            State::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
-                *state = State::Gone(*number);
+            DeviceState::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
+                *state = DeviceState::Gone(*number);
             }
             // A device that has failed or was cut off stays so. If it answers, it had not failed:
             // its firmware had only refused one command. An answer to a question older than the
             // last such error proves nothing.
-            State::Stuck(it) | State::Failed(it) | State::CutOff(it)
+            DeviceState::Stuck(it) | DeviceState::Failed(it) | DeviceState::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
                     && self.doubts.load(Ordering::Relaxed) == asked.doubts =>
             {
-                *state = State::Behind(it.clone());
+                *state = DeviceState::Behind(it.clone());
             }
             _ => {}
         }
@@ -300,16 +321,16 @@ impl RailDevice {
     pub fn fatal(&self) {
         let mut state = self.lock();
         // For a device without an entry in sysfs there is no better proof.
-        if let State::CutOff(Opening { number, entry: None, .. }) = *state {
-            *state = State::Gone(number);
+        if let DeviceState::CutOff(Opening { number, entry: None, .. }) = *state {
+            *state = DeviceState::Gone(number);
         }
     }
 
     /// Returns true if [`RailDevice::look_for_return`] would do something now.
     pub fn is_return_due(&self, now: Instant) -> bool {
         let is_gone = match &*self.lock() {
-            State::Gone(_) => true,
-            State::Behind(_) => false,
+            DeviceState::Gone(_) => true,
+            DeviceState::Behind(_) => false,
             _ => return false,
         };
         // Locked while another thread is in `look_for_return`.
@@ -326,8 +347,8 @@ impl RailDevice {
         // Locked to the end, so that only one thread opens the device.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
         let (behind, last) = match &*self.lock() {
-            State::Gone(last) => (None, *last),
-            State::Behind(it) => (Some(it.clone()), it.number),
+            DeviceState::Gone(last) => (None, *last),
+            DeviceState::Behind(it) => (Some(it.clone()), it.number),
             _ => return Ok(false),
         };
         if !is_time(*looked_for, behind.is_none(), now) {
@@ -343,18 +364,18 @@ impl RailDevice {
         let registered = register();
         let mut state = self.lock();
         match &*state {
-            State::Returning(it) | State::Behind(it) if it.number == opening.number => {}
+            DeviceState::Returning(it) | DeviceState::Behind(it) if it.number == opening.number => {}
             _ => return Ok(false),
         }
         if let Err(error) = registered {
             looked_for.1 = failures + 1;
-            if matches!(*state, State::Returning(_)) {
-                *state = State::Gone(opening.number);
+            if matches!(*state, DeviceState::Returning(_)) {
+                *state = DeviceState::Gone(opening.number);
             }
             return Err(error);
         }
         looked_for.1 = 0;
-        *state = State::Here(opening);
+        *state = DeviceState::Here(opening);
         Ok(true)
     }
 
@@ -363,11 +384,11 @@ impl RailDevice {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
         let opening = Opening { pd: Pd::new(&device.open()?)?, number: last + 1, entry: inode(&self.entry) };
-        *self.lock() = State::Returning(opening.clone());
+        *self.lock() = DeviceState::Returning(opening.clone());
         Ok(Some(opening))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DeviceState> {
         // No holder panics with the state half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -397,7 +418,7 @@ impl RailDevice {
             return None;
         }
         self.asked(now);
-        self.put(since, now, move |context| context.port(port))
+        self.ask_on_thread(since, now, move |context| context.port(port))
     }
 
     /// Asks the device a question and waits for the answer.
@@ -420,7 +441,7 @@ impl RailDevice {
             let waited = self.questions.answered.wait_timeout(since, left);
             (since, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        let answer = self.put(since, Instant::now(), question).ok_or_else(|| self.missing())?;
+        let answer = self.ask_on_thread(since, Instant::now(), question).ok_or_else(|| self.missing())?;
         match answer.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -436,8 +457,8 @@ impl RailDevice {
         let waited = since.map(|put| now.saturating_duration_since(put)).filter(|waited| *waited >= PATIENCE);
         let Some(waited) = waited else { return };
         let mut state = self.lock();
-        let (State::Here(opening) | State::Behind(opening)) = &*state else { return };
-        *state = State::Stuck(opening.clone());
+        let (DeviceState::Here(opening) | DeviceState::Behind(opening)) = &*state else { return };
+        *state = DeviceState::Stuck(opening.clone());
         drop(state);
         tracing::warn!(
             "device {} has not answered for {:.0} s: its rails count as lost until it does; see dmesg",
@@ -447,7 +468,7 @@ impl RailDevice {
     }
 
     /// Asks a question on a thread of its own. `None` for a removed device.
-    fn put<T: Send + 'static>(
+    fn ask_on_thread<T: Send + 'static>(
         self: &Arc<Self>,
         mut since: MutexGuard<'_, Option<Instant>>,
         now: Instant,
@@ -472,7 +493,7 @@ impl RailDevice {
     }
 }
 
-impl State {
+impl DeviceState {
     fn number(&self) -> u32 {
         match self {
             Self::Here(it)

@@ -1,6 +1,6 @@
 //! Choice of the network interface on which the bootstrap listens.
 
-use crate::config::{Config, NameFilter, SocketFamily};
+use crate::config::{SetupConfig, SocketFamily};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Result};
@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// One address of one interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterfaceAddress {
+pub struct BootstrapCandidate {
     /// Interface name.
     pub interface: String,
     /// The address, with port 0 and, for IPv6, its scope.
@@ -24,10 +24,10 @@ pub struct InterfaceAddress {
 ///
 /// # Errors
 /// As [`interfaces::all`].
-pub fn addresses() -> Result<Vec<InterfaceAddress>> {
+pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     let mut found = Vec::new();
     for up in interfaces::all()?.into_iter().filter(|interface| interface.is_up) {
-        found.extend(up.addresses.iter().map(|each| InterfaceAddress {
+        found.extend(up.addresses.iter().map(|each| BootstrapCandidate {
             interface: up.name.clone(),
             address: each.address,
             loopback: up.is_loopback,
@@ -43,17 +43,13 @@ pub fn addresses() -> Result<Vec<InterfaceAddress>> {
 ///
 /// # Errors
 /// [`Error::Missing`] with a list of the interfaces.
-pub fn bootstrap_address(
-    addresses: &[InterfaceAddress],
-    filter: &NameFilter,
-    family: SocketFamily,
-) -> Result<SocketAddr> {
-    let rank = |each: &&InterfaceAddress| {
+pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig) -> Result<SocketAddr> {
+    let rank = |each: &&BootstrapCandidate| {
         let awkward = match each.address.ip() {
             IpAddr::V4(v4) => u8::from(v4.is_link_local()),
             IpAddr::V6(v6) => 2 + u8::from(v6.is_unicast_link_local()),
         };
-        let last_resort = match (filter.names_something(), each.loopback) {
+        let last_resort = match (config.interfaces.names_something(), each.loopback) {
             (true, _) => 0,
             (false, true) => 2,
             (false, false) => u8::from(each.interface.starts_with("docker")),
@@ -61,15 +57,15 @@ pub fn bootstrap_address(
         (last_resort, awkward)
     };
     let admitted = addresses.iter().filter(|each| {
-        let right_family = match family {
+        let right_family = match config.family {
             SocketFamily::Any => true,
             SocketFamily::V4 => each.address.is_ipv4(),
             SocketFamily::V6 => each.address.is_ipv6(),
         };
-        right_family && each.running && filter.admits(&each.interface, None)
+        right_family && each.running && config.interfaces.admits(&each.interface, None)
     });
     admitted.min_by_key(rank).map(|each| each.address).ok_or_else(|| {
-        let one = |a: &InterfaceAddress| {
+        let one = |a: &BootstrapCandidate| {
             let carrier = if a.running { "" } else { ", no carrier" };
             format!("{} ({}{carrier})", a.interface, a.address.ip())
         };
@@ -83,10 +79,10 @@ pub fn bootstrap_address(
 ///
 /// # Errors
 /// As [`bootstrap_address`].
-pub fn in_own_scope(address: SocketAddr, config: &Config) -> Result<SocketAddr> {
+pub fn in_own_scope(address: SocketAddr, config: &SetupConfig) -> Result<SocketAddr> {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
-            let own = bootstrap_address(&addresses()?, &config.socket_interfaces, config.socket_family)?;
+            let own = bootstrap_address(&addresses()?, config)?;
             let scope = if let SocketAddr::V6(own) = own { own.scope_id() } else { v6.scope_id() };
             Ok(SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope)))
         }
@@ -97,9 +93,10 @@ pub fn in_own_scope(address: SocketAddr, config: &Config) -> Result<SocketAddr> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
-    fn host() -> Vec<InterfaceAddress> {
-        let one = |interface: &str, address: &str| InterfaceAddress {
+    fn host() -> Vec<BootstrapCandidate> {
+        let one = |interface: &str, address: &str| BootstrapCandidate {
             interface: interface.into(),
             address: address.parse().unwrap(),
             loopback: interface == "lo",
@@ -118,7 +115,7 @@ mod tests {
     fn chosen(name: &str, family: &str) -> Result<SocketAddr> {
         let variables = [("NCCL_SOCKET_IFNAME", name), ("NCCL_SOCKET_FAMILY", family)];
         let config = Config::from_variables(&variables.map(|(n, v)| (n.to_owned(), v.to_owned()))).unwrap();
-        bootstrap_address(&host(), &config.socket_interfaces, config.socket_family)
+        bootstrap_address(&host(), &config.setup)
     }
 
     #[test]

@@ -174,8 +174,8 @@ impl Registration {
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
             };
             let (first, relaxed) = match register() {
-                Err(error) if rail.device.heard(&error, opening) => {
-                    if rail.device.look(rail.info.port) != DevicePresence::Here {
+                Err(error) if rail.device.record_error(&error, opening) => {
+                    if rail.device.query_presence(rail.info.port) != DevicePresence::Here {
                         // The memory has no valid key there until the device is back, and the rail
                         // is not used meanwhile.
                         continue;
@@ -233,13 +233,13 @@ impl Regions {
 /// All registrations in use.
 #[derive(Default)]
 pub struct Registrations {
-    list: Mutex<Vec<Known>>,
+    list: Mutex<Vec<CacheEntry>>,
     made: AtomicU32,
 }
 
 /// A registration with its search keys. The search holds no reference to others under the lock: one
 /// of them could turn out to be the last.
-struct Known {
+struct CacheEntry {
     id: u32,
     range: Range<usize>,
     purpose: Purpose,
@@ -300,7 +300,7 @@ impl Registrations {
         if first.is_none() {
             list.retain(|known| known.held.strong_count() > 0);
             let (held, renewal) = (Arc::downgrade(&made), Arc::clone(&made.renewal));
-            list.push(Known { id: made.id, range, purpose, held, renewal });
+            list.push(CacheEntry { id: made.id, range, purpose, held, renewal });
         }
         drop(list);
         // If another thread has registered the same bytes in the meantime, its registration is
@@ -313,7 +313,7 @@ impl Registrations {
         self.lock().iter().find(|known| known.id == id)?.held.upgrade()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Known>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<CacheEntry>> {
         // A panic under the lock leaves the list unchanged or one entry longer, both valid.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -324,7 +324,7 @@ impl Registrations {
     }
 }
 
-impl Known {
+impl CacheEntry {
     /// Returns the registration if it has this range, serves this purpose and is in use.
     fn of(&self, range: &Range<usize>, purpose: Purpose) -> Option<Arc<Registration>> {
         let serves = self.purpose == Purpose::Receive || purpose == Purpose::Send;

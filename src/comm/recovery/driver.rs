@@ -97,7 +97,7 @@ impl Driver {
         mut rails: Vec<ManagedRail>,
     ) -> Self {
         let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
-        let config = &process.config;
+        let config = &process.config.recovery;
         let mut outages = ConnectionOutages::new(&process.outages, &context.peer.name, config.loss_timeout, names);
         let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
         let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
@@ -517,7 +517,7 @@ impl Driver {
 
     /// Ends a connection that recovery has given up.
     fn fail(&mut self, failure: &Failure) {
-        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.loss_timeout.as_secs());
+        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.recovery.loss_timeout.as_secs());
         let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
         let error = match failure {
             Failure::Protocol(why) => broken_protocol(&peer, why).into(),

@@ -35,7 +35,7 @@ impl Admission {
 
     /// Accepts connections and reads their first messages. Returns the first one with the token,
     /// once, with its HELLO.
-    pub fn look(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
+    pub fn poll(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
         admitted.into_iter().find_map(|admitted| match admitted.message {
             Message::Hello(hello) => Some((admitted.channel, hello)),
@@ -43,7 +43,7 @@ impl Admission {
         })
     }
 
-    /// Like [`look`](Self::look), for the other streams of the admitted peer, which send `token`.
+    /// Like [`poll`](Self::poll), for the other streams of the admitted peer, which send `token`.
     pub fn look_for_streams(
         &mut self,
         descriptors: &DescriptorWarning,

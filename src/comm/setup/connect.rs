@@ -2,9 +2,9 @@
 
 use super::Setup;
 use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
-use super::join::{Joining, NewRoute, Step as JoinStep};
-use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive, understood};
-use super::streams::Opening;
+use super::join::{JoinStep, Joining, NewRoute};
+use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive, understood};
+use super::streams::OpeningStreams;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
@@ -39,11 +39,11 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// A connection being made.
 struct Connecting {
     started: Instant,
-    progress: Progress,
+    progress: ConnectProgress,
 }
 
-enum Progress {
-    Shaking(Box<Handshake>),
+enum ConnectProgress {
+    Handshaking(Box<Handshake>),
     /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<SendPath>),
 }
@@ -53,22 +53,22 @@ struct Handshake {
     started: Instant,
     priority: Priority,
     handle: Handle,
-    stage: Stage,
+    stage: ConnectStage,
 }
 
-enum Stage {
+enum ConnectStage {
     /// The peer is dialled again at this time.
     Redialling(Instant),
     Dialling,
-    AwaitingOffer(Rails),
-    Joining(Box<Connected>),
-    AwaitingGo(Box<Connected>),
+    AwaitingOffer(LocalRails),
+    Joining(Box<AcceptedOffer>),
+    AwaitingGo(Box<AcceptedOffer>),
     /// No rail reaches the peer, so TCP streams are being opened.
-    Opening(Box<Opening>),
+    Opening(Box<OpeningStreams>),
 }
 
 /// This side's queue pairs, connected or being connected.
-struct Connected {
+struct AcceptedOffer {
     peer: String,
     chunk_bytes: u32,
     priority: Priority,
@@ -85,11 +85,11 @@ struct OfferedPair {
     peer_rail: String,
     queue_count: u8,
     way: Way,
-    made: Made,
+    made: LaneProgress,
 }
 
 /// A lane of this side, with its key of the mailbox.
-enum Made {
+enum LaneProgress {
     Joining(Joining),
     Lane(Lane),
     /// This side cannot use the lane now.
@@ -121,7 +121,7 @@ impl PendingConnections {
         traffic_class: Option<u8>,
     ) -> Result<Option<SendComm>> {
         let decoded = Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
-        let config = &setup.process.config;
+        let config = &setup.process.config.setup;
         let ticket = match Handle::ticket(handle) {
             0 => {
                 let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -135,8 +135,8 @@ impl PendingConnections {
             return Err(Network::ConnectAgain.into());
         };
         match connecting.step(setup)? {
-            Step::Done(comm) => Ok(Some(*comm)),
-            Step::Waiting(connecting) => {
+            ConnectStep::Done(comm) => Ok(Some(*comm)),
+            ConnectStep::Waiting(connecting) => {
                 self.keep(ticket, connecting);
                 Ok(None)
             }
@@ -163,120 +163,129 @@ impl PendingConnections {
     }
 }
 
-enum Step {
+enum ConnectStep {
     Done(Box<SendComm>),
     Waiting(Connecting),
 }
 
 impl Connecting {
     fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
-        let channel = Channel::dial(interfaces::in_own_scope(handle.address, &process.config)?)?;
+        let channel = dial(process, &handle)?;
         let (started, priority) = (Instant::now(), process.priority(traffic_class));
-        let handshake = Handshake { channel, started, priority, handle, stage: Stage::Dialling };
-        Ok(Self { started, progress: Progress::Shaking(Box::new(handshake)) })
+        let handshake = Handshake { channel, started, priority, handle, stage: ConnectStage::Dialling };
+        Ok(Self { started, progress: ConnectProgress::Handshaking(Box::new(handshake)) })
     }
 
-    fn step(self, setup: &Setup) -> Result<Step> {
+    fn step(self, setup: &Setup) -> Result<ConnectStep> {
         let started = self.started;
-        let waiting = |progress| Step::Waiting(Self { started, progress });
+        let waiting = |progress| ConnectStep::Waiting(Self { started, progress });
         let mut awaiting = match self.progress {
-            Progress::AwaitingRail(awaiting) => awaiting,
-            Progress::Shaking(handshake) => match handshake.step(setup)? {
-                Shaken::Waiting(handshake) => return Ok(waiting(Progress::Shaking(handshake))),
-                Shaken::ByStreams(comm) => return Ok(Step::Done(comm)),
-                Shaken::ByRails(awaiting) => awaiting,
+            ConnectProgress::AwaitingRail(awaiting) => awaiting,
+            ConnectProgress::Handshaking(handshake) => match handshake.step(setup)? {
+                HandshakeStep::Waiting(handshake) => return Ok(waiting(ConnectProgress::Handshaking(handshake))),
+                HandshakeStep::ByStreams(comm) => return Ok(ConnectStep::Done(comm)),
+                HandshakeStep::ByRails(awaiting) => awaiting,
             },
         };
         Ok(match awaiting.step()? {
-            Some(comm) => Step::Done(Box::new(SendComm::Rails(Box::new(comm)))),
-            None => waiting(Progress::AwaitingRail(awaiting)),
+            Some(comm) => ConnectStep::Done(Box::new(SendComm::Rails(Box::new(comm)))),
+            None => waiting(ConnectProgress::AwaitingRail(awaiting)),
         })
     }
 }
 
 /// Result of a step of the handshake.
-enum Shaken {
+enum HandshakeStep {
     Waiting(Box<Handshake>),
     ByRails(AwaitingRail<SendPath>),
     ByStreams(Box<SendComm>),
 }
 
 impl Handshake {
-    fn step(mut self: Box<Self>, setup: &Setup) -> Result<Shaken> {
+    fn step(mut self: Box<Self>, setup: &Setup) -> Result<HandshakeStep> {
         let process = &*setup.process;
         loop {
             let waiting_for = match self.stage {
-                Stage::Redialling(when) if Instant::now() >= when => {
-                    self.channel = Channel::dial(interfaces::in_own_scope(self.handle.address, &process.config)?)?;
-                    self.stage = Stage::Dialling;
+                ConnectStage::Redialling(when) if Instant::now() >= when => {
+                    self.channel = dial(process, &self.handle)?;
+                    self.stage = ConnectStage::Dialling;
                     continue;
                 }
-                Stage::Redialling(_) => "room in the listen queue",
-                Stage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
+                ConnectStage::Redialling(_) => "room in the listen queue",
+                ConnectStage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
                     Some(stage) => {
                         self.stage = stage;
                         continue;
                     }
                     None => "the TCP handshake",
                 },
-                Stage::AwaitingOffer(rails) => match self.channel.receive()? {
+                ConnectStage::AwaitingOffer(rails) => match self.channel.receive()? {
                     Received::Closed => {
                         self.stage = redial(self.handle.address);
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        self.stage = Stage::Joining(Connected::from_offer(process, &rails, offer, self.priority)?);
+                        self.stage = ConnectStage::Joining(AcceptedOffer::new(process, &rails, offer, self.priority)?);
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
-                        self.stage = Stage::Opening(Box::new(Opening::new(process, streams, self.handle.address)?));
+                        let opening = OpeningStreams::new(process, streams, self.handle.address)?;
+                        self.stage = ConnectStage::Opening(Box::new(opening));
                         continue;
                     }
                     other => match understood(&self.channel, other)? {
                         Some(message) => return Err(out_of_turn(&self.channel, &message)),
                         None => {
-                            self.stage = Stage::AwaitingOffer(rails);
+                            self.stage = ConnectStage::AwaitingOffer(rails);
                             "the OFFER message"
                         }
                     },
                 },
-                Stage::Joining(mut connected) => {
+                ConnectStage::Joining(mut connected) => {
                     if connected.join(&setup.process) {
                         self.channel.send(&Message::Ready(connected.answer()))?;
-                        self.stage = Stage::AwaitingGo(connected);
+                        self.stage = ConnectStage::AwaitingGo(connected);
                         continue;
                     }
-                    self.stage = Stage::Joining(connected);
+                    self.stage = ConnectStage::Joining(connected);
                     "the addresses"
                 }
-                Stage::AwaitingGo(connected) => match receive(&mut self.channel)? {
+                ConnectStage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
-                        return connected.finish(setup, self.channel, self.started, go).map(Shaken::ByRails);
+                        return connected.finish(setup, self.channel, self.started, go).map(HandshakeStep::ByRails);
                     }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
-                        self.stage = Stage::AwaitingGo(connected);
+                        self.stage = ConnectStage::AwaitingGo(connected);
                         "the rail test"
                     }
                 },
-                Stage::Opening(mut opening) => {
+                ConnectStage::Opening(mut opening) => {
                     if opening.step(&mut self.channel)? {
-                        return opening.finish(setup, self.channel).map(|comm| Shaken::ByStreams(Box::new(comm)));
+                        let comm = opening.finish(setup, self.channel)?;
+                        return Ok(HandshakeStep::ByStreams(Box::new(comm)));
                     }
-                    self.stage = Stage::Opening(opening);
+                    self.stage = ConnectStage::Opening(opening);
                     "the CARRIES message"
                 }
             };
             in_time(process, self.started, &format!("{waiting_for} of the peer at {}", self.handle.address))?;
-            return Ok(Shaken::Waiting(self));
+            return Ok(HandshakeStep::Waiting(self));
         }
     }
 }
 
 /// Returns the next stage once the TCP connection is established.
-fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<Option<Stage>> {
+fn dialled(
+    process: &Process,
+    channel: &mut Channel,
+    handle: &Handle,
+    priority: Priority,
+) -> Result<Option<ConnectStage>> {
     match channel.connected() {
-        Ok(true) => say_hello(process, channel, handle, priority).map(|rails| Some(Stage::AwaitingOffer(rails))),
+        Ok(true) => {
+            send_hello(process, channel, handle, priority).map(|rails| Some(ConnectStage::AwaitingOffer(rails)))
+        }
         Ok(false) => Ok(None),
         Err(error) if is_dropped(&error) => Ok(Some(redial(handle.address))),
         Err(error) => Err(Network::Unreachable { address: handle.address, why: error.to_string() }.into()),
@@ -284,9 +293,9 @@ fn dialled(process: &Process, channel: &mut Channel, handle: &Handle, priority: 
 }
 
 /// Returns the stage after the peer has dropped this side's connection without reading HELLO.
-fn redial(address: SocketAddr) -> Stage {
+fn redial(address: SocketAddr) -> ConnectStage {
     tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
-    Stage::Redialling(Instant::now() + REDIAL)
+    ConnectStage::Redialling(Instant::now() + REDIAL)
 }
 
 /// True if the peer accepted the connection and then dropped it, which shows that the peer is
@@ -296,17 +305,21 @@ fn is_dropped(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
 }
 
-fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<Rails> {
-    let rails = Rails::look(process)?;
+fn dial(process: &Process, handle: &Handle) -> Result<Channel> {
+    Channel::dial(interfaces::in_own_scope(handle.address, &process.config.setup)?)
+}
+
+fn send_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<LocalRails> {
+    let rails = LocalRails::query(process)?;
     let said = channel.send(&Message::Hello(Hello {
         token: handle.token,
         name: process.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
-        qps_per_rail: negotiate::qps_wanted(&process.config),
+        qps_per_rail: negotiate::qps_wanted(&process.config.setup),
         tuner_hash: process.tuner.hash,
         gpu: process.tuner.gpu.clone(),
         priority,
-        by_tcp: rails.by_tcp(&process.config),
+        by_tcp: rails.by_tcp(&process.config.setup),
         rails: rails.adverts.clone(),
     }));
     if let Err(unsent) = said {
@@ -316,8 +329,8 @@ fn say_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority
     Ok(rails)
 }
 
-impl Connected {
-    fn from_offer(process: &Process, rails: &Rails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
+impl AcceptedOffer {
+    fn new(process: &Process, rails: &LocalRails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
         if offer.pairs.is_empty() {
             return Err(Violation::NoPairs { peer: offer.name.clone() }.into());
         }
@@ -334,16 +347,16 @@ impl Connected {
             let way = Way { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
             let made = match &pair.queue_pairs {
                 Offered::Later(_) => {
-                    let passing = |why| Made::NotYet(NotYet { why, may_pass: true });
-                    known.problem.clone().map_or(Made::Later, passing)
+                    let passing = |why| LaneProgress::NotYet(NotYet { why, may_pass: true });
+                    known.problem.clone().map_or(LaneProgress::Later, passing)
                 }
                 Offered::Now(ends) => {
                     let KnownRail { look, .. } = known;
                     let route =
                         NewRoute { look: look.clone(), gid: pair.connector_gid, way, ends: ends.clone(), priority };
                     match open_lane(known, pair, &region) {
-                        Ok(lane) => Made::Joining(Joining::new(process, Role::Sender, lane, route)),
-                        Err(not_yet) => Made::NotYet(not_yet),
+                        Ok(lane) => LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route)),
+                        Err(not_yet) => LaneProgress::NotYet(not_yet),
                     }
                 }
             };
@@ -363,25 +376,27 @@ impl Connected {
     /// Continues connecting the lanes. Returns true when every lane has its result.
     fn join(&mut self, process: &Arc<Process>) -> bool {
         for pair in &mut self.pairs {
-            let before = std::mem::replace(&mut pair.made, Made::Later);
+            let before = std::mem::replace(&mut pair.made, LaneProgress::Later);
             pair.made = match before {
-                Made::Joining(joining) => match joining.step(process) {
-                    JoinStep::Waiting(joining) => Made::Joining(joining),
-                    JoinStep::Joined(lane, _) => Made::Lane(lane),
-                    JoinStep::LeftOut(not_yet) => Made::NotYet(not_yet),
+                LaneProgress::Joining(joining) => match joining.step(process) {
+                    JoinStep::Waiting(joining) => LaneProgress::Joining(joining),
+                    JoinStep::Joined(lane, _) => LaneProgress::Lane(lane),
+                    JoinStep::LeftOut(not_yet) => LaneProgress::NotYet(not_yet),
                 },
                 decided => decided,
             };
         }
-        !self.pairs.iter().any(|pair| matches!(pair.made, Made::Joining(_)))
+        !self.pairs.iter().any(|pair| matches!(pair.made, LaneProgress::Joining(_)))
     }
 
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            Made::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
-            Made::NotYet(not_yet) => PairReady::NotYet(not_yet.clone()),
-            Made::Later => PairReady::NotYet(NotYet { why: String::new(), may_pass: true }),
-            Made::Joining(_) => PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), may_pass: false }),
+            LaneProgress::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
+            LaneProgress::NotYet(not_yet) => PairReady::NotYet(not_yet.clone()),
+            LaneProgress::Later => PairReady::NotYet(NotYet { why: String::new(), may_pass: true }),
+            LaneProgress::Joining(_) => {
+                PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), may_pass: false })
+            }
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
     }
@@ -395,18 +410,18 @@ impl Connected {
         let mut pairs = Vec::new();
         for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, word) in offered.into_iter().zip(go.pairs) {
             let lane = match (made, word) {
-                (Made::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
                     let path = PathId { rail: rail.id, peer_gid: way.peer_gid };
                     setup.process.backoff.carried(path, Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (Made::NotYet(_) | Made::Later, PairGo::Carries { .. }) => {
+                (LaneProgress::NotYet(_) | LaneProgress::Later, PairGo::Carries { .. }) => {
                     return Err(Violation::NotConnected { peer }.into());
                 }
-                (Made::Lane(_) | Made::Later, PairGo::NotYet(why))
-                | (Made::NotYet(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
-                (Made::Joining(_), _) => return Err(Internal::NotConnected.into()),
+                (LaneProgress::Lane(_) | LaneProgress::Later, PairGo::NotYet(why))
+                | (LaneProgress::NotYet(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
+                (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
             };
             pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
         }

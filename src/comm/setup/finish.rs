@@ -164,7 +164,7 @@ pub fn finish<P: Shareable + 'static>(
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),
-        stall_warn: process.config.stall_warn,
+        stall_warn: process.config.data_path.stall_warn,
         log: Arc::clone(&process.log),
         waker: setup.service.clone(),
     });
@@ -172,7 +172,7 @@ pub fn finish<P: Shareable + 'static>(
     let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
-    let first_rail = process.config.connect_timeout.saturating_sub(started.elapsed());
+    let first_rail = process.config.setup.connect_timeout.saturating_sub(started.elapsed());
     let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
     let terms = Terms { role, priority, first_rail };
     let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);

@@ -14,7 +14,7 @@ use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::process::Process;
 use crate::comm::rail::Look;
-use crate::comm::rail::backoff::{Advice, Need, PathId, SEARCH, Trial};
+use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
 use crate::comm::recovery::attempt::Way;
 use crate::comm::threads;
 use crate::error::Result;
@@ -45,30 +45,30 @@ pub struct Joining {
     role: Role,
     /// Limit of the current stage.
     until: Instant,
-    stage: Stage,
+    stage: JoinStage,
 }
 
-enum Stage {
+enum JoinStage {
     /// Asks for permission to use the path.
-    Asking(Box<New>),
+    Asking(Box<NewLane>),
     /// A thread connects the queue pairs.
-    Connecting(Receiver<Connected>),
+    Connecting(Receiver<ConnectResult>),
 }
 
 /// A lane whose queue pairs are not connected yet.
-struct New {
+struct NewLane {
     lane: Lane,
     route: NewRoute,
 }
 
-struct Connected {
+struct ConnectResult {
     lane: Lane,
     trial: Option<Trial>,
     outcome: Result<()>,
 }
 
 /// Result of a step.
-pub enum Step {
+pub enum JoinStep {
     /// Call again.
     Waiting(Joining),
     /// The queue pairs are connected. An accepting side that holds the trial of the path keeps it
@@ -83,21 +83,21 @@ impl Joining {
     pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute) -> Self {
         let path = PathId { rail: lane.rail.id, peer_gid: route.way.peer_gid };
         let (mtu_bytes, until) = (route.way.mtu_bytes, Instant::now() + limit(process));
-        Self { path, mtu_bytes, role, until, stage: Stage::Asking(Box::new(New { lane, route })) }
+        Self { path, mtu_bytes, role, until, stage: JoinStage::Asking(Box::new(NewLane { lane, route })) }
     }
 
     /// Continues without blocking.
-    pub fn step(mut self, process: &Arc<Process>) -> Step {
+    pub fn step(mut self, process: &Arc<Process>) -> JoinStep {
         let now = Instant::now();
-        let left_out = |why: String| Step::LeftOut(NotYet { why, may_pass: true });
+        let left_out = |why: String| JoinStep::LeftOut(NotYet { why, may_pass: true });
         let new = match self.stage {
-            Stage::Asking(new) => new,
-            Stage::Connecting(answer) => {
+            JoinStage::Asking(new) => new,
+            JoinStage::Connecting(answer) => {
                 return match answer.try_recv() {
                     Ok(connected) => connected.step(),
                     Err(TryRecvError::Empty) if now < self.until => {
-                        self.stage = Stage::Connecting(answer);
-                        Step::Waiting(self)
+                        self.stage = JoinStage::Connecting(answer);
+                        JoinStep::Waiting(self)
                     }
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => {
                         left_out("the kernel does not connect its queue pairs".to_owned())
@@ -106,20 +106,20 @@ impl Joining {
             }
         };
         let need = match self.role {
-            Role::Sender => Need::Address,
-            Role::Receiver => Need::Acknowledgement,
+            Role::Sender => Requirement::Address,
+            Role::Receiver => Requirement::Acknowledgement,
         };
         match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
                 // The connection may have waited for another connection's trial before.
                 self.until = now + limit(process);
-                self.stage = Stage::Connecting(new.start(process, self.role, self.path, trial));
-                Step::Waiting(self)
+                self.stage = JoinStage::Connecting(new.start(process, self.role, self.path, trial));
+                JoinStep::Waiting(self)
             }
             Advice::Wait if now < self.until => {
-                self.stage = Stage::Asking(new);
-                Step::Waiting(self)
+                self.stage = JoinStage::Asking(new);
+                JoinStep::Waiting(self)
             }
             Advice::Wait => left_out("the test of this path by another connection takes too long".to_owned()),
             Advice::LeaveOut(why) => left_out(why),
@@ -127,9 +127,15 @@ impl Joining {
     }
 }
 
-impl New {
+impl NewLane {
     /// Connects the lane on a thread of its own.
-    fn start(self: Box<Self>, process: &Arc<Process>, role: Role, path: PathId, trial: Trial) -> Receiver<Connected> {
+    fn start(
+        self: Box<Self>,
+        process: &Arc<Process>,
+        role: Role,
+        path: PathId,
+        trial: Trial,
+    ) -> Receiver<ConnectResult> {
         let (answer, answers) = sync_channel(1);
         let process = Arc::clone(process);
         threads::detach("spark-connect", move || {
@@ -139,25 +145,31 @@ impl New {
         answers
     }
 
-    fn connect(mut self: Box<Self>, process: &Process, role: Role, path: PathId, trial: Option<Trial>) -> Connected {
+    fn connect(
+        mut self: Box<Self>,
+        process: &Process,
+        role: Role,
+        path: PathId,
+        trial: Option<Trial>,
+    ) -> ConnectResult {
         let NewRoute { look, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
         let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
-        let outcome = self.lane.connect(role, &process.config, &route);
+        let outcome = self.lane.connect(role, process.config.acknowledgement, &route);
         match &trial {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
             None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),
         }
         // The connecting side only needs the address, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());
-        Connected { lane: self.lane, trial, outcome }
+        ConnectResult { lane: self.lane, trial, outcome }
     }
 }
 
-impl Connected {
-    fn step(self) -> Step {
+impl ConnectResult {
+    fn step(self) -> JoinStep {
         match self.outcome {
-            Ok(()) => Step::Joined(self.lane, self.trial),
-            Err(error) => Step::LeftOut(negotiate::not_yet(&error)),
+            Ok(()) => JoinStep::Joined(self.lane, self.trial),
+            Err(error) => JoinStep::LeftOut(negotiate::not_yet(&error)),
         }
     }
 }
@@ -165,5 +177,5 @@ impl Connected {
 /// Limit for a trial of a path, and for waiting for one: the kernel's search for the address, with
 /// time to spare on a busy machine, and the test writes.
 fn limit(process: &Process) -> Duration {
-    3 * SEARCH + process.config.probe_timeout
+    3 * SEARCH + process.config.recovery.probe_timeout
 }

@@ -3,8 +3,8 @@
 use super::Setup;
 use super::admission::Admission;
 use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
-use super::join::{Joining, NewRoute, Step as JoinStep};
-use super::negotiate::{self, KnownRail, Rails, in_time, out_of_turn, receive};
+use super::join::{JoinStep, Joining, NewRoute};
+use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive};
 use super::streams::{self, Gathering};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, Role};
@@ -41,15 +41,15 @@ pub struct ListenComm {
 struct Listening {
     admission: Admission,
     waiting_since: Option<Instant>,
-    progress: Progress,
+    progress: AcceptProgress,
 }
 
 /// Progress of the connection that this listener is making.
-enum Progress {
+enum AcceptProgress {
     /// No peer has shown the token yet.
     Idle,
     /// Handshake with the peer that has shown the token.
-    Shaking(Box<Accepting>),
+    Handshaking(Box<Accepting>),
     /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<RecvPath>),
 }
@@ -59,10 +59,10 @@ struct Accepting {
     channel: Channel,
     started: Instant,
     peer: String,
-    stage: Stage,
+    stage: AcceptStage,
 }
 
-enum Stage {
+enum AcceptStage {
     /// The peer has shown the token, and waits for an offer.
     AwaitingOffer(Hello),
     AwaitingReady(OfferMade),
@@ -72,14 +72,14 @@ enum Stage {
 }
 
 /// Answer to a HELLO.
-enum Answer {
+enum HelloAnswer {
     Rails(OfferMade, Offer),
     Streams(Gathering, Streams),
 }
 
 /// Queue pairs that were offered and are not connected yet.
 struct OfferMade {
-    rails: Rails,
+    rails: LocalRails,
     /// The peer's rails.
     theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
@@ -130,16 +130,15 @@ enum Probed {
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
 pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
-    let config = &setup.process.config;
-    let address =
-        interfaces::bootstrap_address(&interfaces::addresses()?, &config.socket_interfaces, config.socket_family)?;
+    let config = &setup.process.config.setup;
+    let address = interfaces::bootstrap_address(&interfaces::addresses()?, config)?;
     let trouble = |e: std::io::Error| Error::os(Call::Listen(address), &e);
     let listener = TcpListener::bind(address).map_err(trouble)?;
     listener.set_nonblocking(true).map_err(trouble)?;
     let mut token = [0; TOKEN_BYTES];
     getrandom::fill(&mut token)?;
     let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
-    let progress = Progress::Idle;
+    let progress = AcceptProgress::Idle;
     let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, progress };
     Ok((ListenComm { setup: Arc::clone(setup), state: Mutex::new(listening) }, handle.encode()))
 }
@@ -156,33 +155,33 @@ impl ListenComm {
         let Listening { admission, waiting_since, progress } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
         let stage = match progress {
-            Progress::Shaking(peer) => Some(&mut peer.stage),
-            Progress::Idle | Progress::AwaitingRail(_) => None,
+            AcceptProgress::Handshaking(peer) => Some(&mut peer.stage),
+            AcceptProgress::Idle | AcceptProgress::AwaitingRail(_) => None,
         };
         match stage {
             // The peer waits for descriptors, which unauthenticated connections must not take.
-            Some(Stage::AwaitingOffer(_)) => admission.clear(),
-            Some(Stage::Gathering(gathering)) => gathering.look(admission, &self.setup.descriptors),
+            Some(AcceptStage::AwaitingOffer(_)) => admission.clear(),
+            Some(AcceptStage::Gathering(gathering)) => gathering.poll(admission, &self.setup.descriptors),
             _ => {
-                if let Some((channel, hello)) = admission.look(&self.setup.descriptors) {
-                    *progress = Progress::Shaking(Box::new(Accepting::begin(channel, hello)));
+                if let Some((channel, hello)) = admission.poll(&self.setup.descriptors) {
+                    *progress = AcceptProgress::Handshaking(Box::new(Accepting::begin(channel, hello)));
                 }
             }
         }
-        let comm = match std::mem::replace(progress, Progress::Idle) {
-            Progress::Idle => {
+        let comm = match std::mem::replace(progress, AcceptProgress::Idle) {
+            AcceptProgress::Idle => {
                 let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
                 in_time(&self.setup.process, since, &format!("the peer to connect{short}"))?;
                 None
             }
-            Progress::AwaitingRail(awaiting) => progress.await_rail(awaiting)?,
-            Progress::Shaking(peer) => match peer.step(&self.setup)? {
-                Step::Waiting(peer) => {
-                    *progress = Progress::Shaking(peer);
+            AcceptProgress::AwaitingRail(awaiting) => progress.await_rail(awaiting)?,
+            AcceptProgress::Handshaking(peer) => match peer.step(&self.setup)? {
+                AcceptStep::Waiting(peer) => {
+                    *progress = AcceptProgress::Handshaking(peer);
                     None
                 }
-                Step::ByStreams(comm) => Some(*comm),
-                Step::ByRails(awaiting) => progress.await_rail(awaiting)?,
+                AcceptStep::ByStreams(comm) => Some(*comm),
+                AcceptStep::ByRails(awaiting) => progress.await_rail(awaiting)?,
             },
         };
         if comm.is_some() {
@@ -192,7 +191,7 @@ impl ListenComm {
     }
 }
 
-impl Progress {
+impl AcceptProgress {
     fn await_rail(&mut self, mut awaiting: AwaitingRail<RecvPath>) -> Result<Option<RecvComm>> {
         let comm = awaiting.step()?;
         if comm.is_none() {
@@ -202,7 +201,7 @@ impl Progress {
     }
 }
 
-enum Step {
+enum AcceptStep {
     Waiting(Box<Accepting>),
     ByRails(AwaitingRail<RecvPath>),
     ByStreams(Box<RecvComm>),
@@ -210,65 +209,67 @@ enum Step {
 
 impl Accepting {
     fn begin(channel: Channel, hello: Hello) -> Self {
-        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: Stage::AwaitingOffer(hello) }
+        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: AcceptStage::AwaitingOffer(hello) }
     }
 
-    fn step(mut self, setup: &Setup) -> Result<Step> {
+    fn step(mut self, setup: &Setup) -> Result<AcceptStep> {
         let process = &*setup.process;
-        if let Stage::AwaitingOffer(hello) = self.stage {
+        if let AcceptStage::AwaitingOffer(hello) = self.stage {
             self.stage = answer(setup, &mut self.channel, hello, self.started)?;
-            if let Stage::AwaitingOffer(_) = self.stage {
-                return Ok(Step::Waiting(Box::new(self)));
+            if let AcceptStage::AwaitingOffer(_) = self.stage {
+                return Ok(AcceptStep::Waiting(Box::new(self)));
             }
         }
-        if let Stage::AwaitingReady(offered) = self.stage {
+        if let AcceptStage::AwaitingReady(offered) = self.stage {
             match receive(&mut self.channel)? {
                 Some(Message::Ready(ready)) => {
-                    self.stage = Stage::Probing(offered.connect(process, &self.peer, ready)?);
+                    self.stage = AcceptStage::Probing(offered.connect(process, &self.peer, ready)?);
                 }
                 Some(other) => return Err(out_of_turn(&self.channel, &other)),
                 None => {
                     in_time(process, self.started, &format!("{} to connect its queue pairs", self.peer))?;
-                    self.stage = Stage::AwaitingReady(offered);
-                    return Ok(Step::Waiting(Box::new(self)));
+                    self.stage = AcceptStage::AwaitingReady(offered);
+                    return Ok(AcceptStep::Waiting(Box::new(self)));
                 }
             }
         }
-        if let Stage::Gathering(mut gathering) = self.stage {
+        if let AcceptStage::Gathering(mut gathering) = self.stage {
             if let Some(other) = receive(&mut self.channel)? {
                 return Err(out_of_turn(&self.channel, &other));
             }
             if gathering.is_complete(&mut self.channel)? {
-                return gathering.finish(setup, self.channel, self.peer).map(|comm| Step::ByStreams(Box::new(comm)));
+                return gathering
+                    .finish(setup, self.channel, self.peer)
+                    .map(|comm| AcceptStep::ByStreams(Box::new(comm)));
             }
             in_time(process, self.started, &format!("{} to open its TCP streams", self.peer))?;
-            self.stage = Stage::Gathering(gathering);
-            return Ok(Step::Waiting(Box::new(self)));
+            self.stage = AcceptStage::Gathering(gathering);
+            return Ok(AcceptStep::Waiting(Box::new(self)));
         }
-        let Stage::Probing(mut probing) = self.stage else {
+        let AcceptStage::Probing(mut probing) = self.stage else {
             return Err(Internal::NoStage.into());
         };
         // Checked first: a peer that has left acknowledges nothing, and the paths are not at fault.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
-        if probing.look(&setup.process, &self.peer) {
-            return probing.finish(setup, self.channel, self.started, self.peer).map(Step::ByRails);
+        if probing.poll(&setup.process, &self.peer) {
+            return probing.finish(setup, self.channel, self.started, self.peer).map(AcceptStep::ByRails);
         }
-        self.stage = Stage::Probing(probing);
-        Ok(Step::Waiting(Box::new(self)))
+        self.stage = AcceptStage::Probing(probing);
+        Ok(AcceptStep::Waiting(Box::new(self)))
     }
 }
 
 /// Answers a HELLO. Returns the next stage, or the same one while descriptors are short.
-fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<Stage> {
+fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<AcceptStage> {
     let process = &*setup.process;
-    let mut error = match Answer::to(process, &hello) {
-        Ok(Answer::Rails(offered, offer)) => {
-            return channel.send(&Message::Offer(offer)).map(|()| Stage::AwaitingReady(offered));
+    let mut error = match HelloAnswer::to(process, &hello) {
+        Ok(HelloAnswer::Rails(offered, offer)) => {
+            return channel.send(&Message::Offer(offer)).map(|()| AcceptStage::AwaitingReady(offered));
         }
-        Ok(Answer::Streams(gathering, streams)) => {
-            return channel.send(&Message::Streams(streams)).map(|()| Stage::Gathering(gathering));
+        Ok(HelloAnswer::Streams(gathering, streams)) => {
+            return channel.send(&Message::Streams(streams)).map(|()| AcceptStage::Gathering(gathering));
         }
         Err(error) => error,
     };
@@ -276,7 +277,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
     if let Some(why) = waits_for_descriptors(&error) {
         setup.descriptors.tell(&format!("cannot answer {peer}"), &why);
         match in_time(process, started, &format!("resources to answer {peer} ({why})")) {
-            Ok(()) => return Ok(Stage::AwaitingOffer(hello)),
+            Ok(()) => return Ok(AcceptStage::AwaitingOffer(hello)),
             Err(late) => error = late,
         }
     }
@@ -288,11 +289,11 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
     Err(error)
 }
 
-impl Answer {
+impl HelloAnswer {
     fn to(process: &Process, hello: &Hello) -> Result<Self> {
         negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
-        let rails = Rails::look(process)?;
+        let rails = LocalRails::query(process)?;
         let mut pairs = pairing::pair(&hello.rails, &rails.adverts);
         for pair in &mut pairs {
             let path = PathId { rail: rails.known[pair.acceptor].rail.id, peer_gid: pair.connector_gid };
@@ -308,11 +309,13 @@ impl Answer {
 }
 
 impl OfferMade {
-    fn new(process: &Process, rails: Rails, pairs: Vec<Pair>, hello: &Hello) -> Result<(Self, Offer)> {
+    fn new(process: &Process, rails: LocalRails, pairs: Vec<Pair>, hello: &Hello) -> Result<(Self, Offer)> {
         let ends: Vec<[End; 2]> =
             pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
-        let queue_pairs =
-            negotiate::queue_pairs(negotiate::qps_wanted(&process.config).max(hello.qps_per_rail), &Paths::new(&ends));
+        let queue_pairs = negotiate::queue_pairs(
+            negotiate::qps_wanted(&process.config.setup).max(hello.qps_per_rail),
+            &Paths::new(&ends),
+        );
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
@@ -430,13 +433,13 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 impl ProbedPair {
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
         let Way { peer_gid, mtu_bytes } = way(&self.pair);
-        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.probe_timeout);
+        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
         LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
     }
 
     /// Checks a running test and returns the pair's new state.
-    fn look(
+    fn poll(
         &self,
         process: &Process,
         (mailboxes, theirs): (&Mailboxes, &[RailAdvert]),
@@ -449,7 +452,9 @@ impl ProbedPair {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
             // Writes also fail on a device that is removed during the test and may return.
-            Tested::Failed(why) => not_yet(why, self.rail.device.look(self.rail.info.port) != DevicePresence::Here),
+            Tested::Failed(why) => {
+                not_yet(why, self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here)
+            }
             Tested::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
                 let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
@@ -466,7 +471,7 @@ impl ProbedPair {
 
 impl Probing {
     /// Continues connecting and testing. Returns true when every pair has its result.
-    fn look(&mut self, process: &Arc<Process>, peer: &str) -> bool {
+    fn poll(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
             let undecided = Probed::NotYet(NotYet { why: String::new(), may_pass: true });
@@ -479,7 +484,7 @@ impl Probing {
                 other => other,
             };
             pair.state = match after {
-                Probed::Testing(test) => pair.look(process, (&self.mailboxes, &self.theirs), test, peer, &mut buffer),
+                Probed::Testing(test) => pair.poll(process, (&self.mailboxes, &self.theirs), test, peer, &mut buffer),
                 other => other,
             };
         }

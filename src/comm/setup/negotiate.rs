@@ -8,7 +8,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Look, Rail};
-use crate::config::Config;
+use crate::config::SetupConfig;
 use crate::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
 use crate::flow::pairing;
 use crate::flow::paths::{End, Paths, is_cable_full};
@@ -59,7 +59,7 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
 /// # Errors
 /// [`Error::Usage`].
 pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
-    let (ours, theirs) = (process.config.ring_tcp, hello.by_tcp != ByTcp::Off);
+    let (ours, theirs) = (process.config.setup.ring_tcp, hello.by_tcp != ByTcp::Off);
     if ours == theirs {
         return Ok(());
     }
@@ -68,7 +68,7 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 }
 
 /// This host's rails, usable and lost ones.
-pub struct Rails {
+pub struct LocalRails {
     /// The rails whose addresses are known, in the order of the adverts.
     pub known: Vec<KnownRail>,
     /// Adverts of the known rails, for the peer.
@@ -87,17 +87,17 @@ pub struct KnownRail {
     pub problem: Option<String>,
 }
 
-impl Rails {
+impl LocalRails {
     /// Queries every rail.
     ///
     /// # Errors
     /// [`Error::Os`] if the interfaces cannot be listed.
-    pub fn look(process: &Process) -> Result<Self> {
+    pub fn query(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
         let interfaces = interfaces::all()?;
         let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
-            let (look, problem) = match rail.look(&process.config, &interfaces) {
+            let (look, problem) = match rail.look(&interfaces) {
                 Ok(look) => (look, None),
                 Err(error) => match rail.last_look() {
                     Some(last) => (last, Some(error.to_string())),
@@ -138,7 +138,7 @@ impl Rails {
     }
 
     /// Returns this side's offer of connections by TCP, for HELLO.
-    pub fn by_tcp(&self, config: &Config) -> ByTcp {
+    pub fn by_tcp(&self, config: &SetupConfig) -> ByTcp {
         match self.why_not_by_tcp() {
             _ if !config.ring_tcp => ByTcp::Off,
             Some(why) => ByTcp::Withheld(why),
@@ -163,7 +163,7 @@ impl Rails {
 
 /// Returns the number of queue pairs per rail that the settings ask for; 0 leaves the choice to
 /// [`queue_pairs`].
-pub fn qps_wanted(config: &Config) -> u8 {
+pub fn qps_wanted(config: &SetupConfig) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
@@ -177,8 +177,8 @@ pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
 }
 
 /// Returns the largest number of queue pairs that a connection gets on a rail of this kind.
-pub fn most_queue_pairs(config: &Config, attachment: &Attachment) -> u8 {
-    config.qps_per_rail.unwrap_or_else(|| {
+pub fn most_queue_pairs(qps_per_rail: Option<u8>, attachment: &Attachment) -> u8 {
+    qps_per_rail.unwrap_or_else(|| {
         let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
         qps_for(f64::from(attachment.port_mbps.min(link_mbps)))
     })
@@ -190,7 +190,7 @@ fn qps_for(mbps: f64) -> u8 {
 
 /// Creates the striping for one direction of a new connection.
 pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
-    Striping::new(&Paths::new(paths), process.config.min_share_bytes)
+    Striping::new(&Paths::new(paths), process.config.data_path.min_share_bytes)
 }
 
 /// Logs the rails of a connection that has its first one. Logged once for all connections with the
@@ -257,7 +257,7 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
 }
 
 /// Returns the rails without a pair, each with the reason.
-pub fn unpaired(rails: &Rails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
+pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
     for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
         if !paired.contains(&place) {
@@ -303,7 +303,7 @@ pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String
 /// # Errors
 /// [`Error::TimedOut`] names `waiting_for`.
 pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
-    let (waited, limit) = (started.elapsed(), process.config.connect_timeout);
+    let (waited, limit) = (started.elapsed(), process.config.setup.connect_timeout);
     if waited < limit {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 
 use super::Setup;
 use super::admission::Admission;
-use super::negotiate::{self, Rails};
+use super::negotiate::{self, LocalRails};
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::descriptors::DescriptorWarning;
@@ -15,14 +15,13 @@ use crate::comm::streams::context::StreamContext;
 use crate::comm::streams::recv::StreamRecvPath;
 use crate::comm::streams::send::StreamSendPath;
 use crate::comm::streams::sockets::Sockets;
-use crate::error::{Error, Network, Result, Tcp, Usage, Violation};
+use crate::error::{Error, Network, Result, TcpPath, Usage, Violation};
 use crate::interfaces;
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{ByTcp, Hello, Message, Stream, Streams};
 use crate::wire::stream::MAX_STREAMS;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,8 +40,8 @@ const REDIAL: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// [`Error::Usage`] if they do not, with the remedy.
-pub fn allow(process: &Process, rails: &Rails, hello: &Hello) -> Result<()> {
-    let by_tcp = rails.by_tcp(&process.config);
+pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
+    let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
     // `check_ring_tcp` has made sure that both sides have the same setting.
     let (host, why) = match (by_tcp, &hello.by_tcp) {
@@ -78,7 +77,7 @@ impl Gathering {
 
     /// Adds streams that have connected. A stream that connects again replaces the earlier one,
     /// which the peer has given up.
-    pub fn look(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
+    pub fn poll(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
         for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
             if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
                 *place = Some(channel);
@@ -113,24 +112,24 @@ impl Gathering {
 }
 
 /// The connecting side: opens the other streams of a connection.
-pub struct Opening {
+pub struct OpeningStreams {
     /// The peer, for log lines.
     peer: String,
     token: [u8; TOKEN_BYTES],
     address: SocketAddr,
-    lines: Vec<Line>,
+    opening: Vec<OpeningStream>,
 }
 
 /// A stream that is being opened.
-enum Line {
+enum OpeningStream {
     /// To be dialled at this time.
     Waiting(Instant),
     Dialling(Channel),
     /// STREAM has been sent.
-    Said(Channel),
+    Sent(Channel),
 }
 
-impl Opening {
+impl OpeningStreams {
     /// Prepares as many streams as the accepting side asks for, to the address of its handle.
     ///
     /// # Errors
@@ -138,8 +137,8 @@ impl Opening {
     pub fn new(process: &Process, streams: Streams, address: SocketAddr) -> Result<Self> {
         let Streams { name: peer, count, token } = streams;
         let now = Instant::now();
-        let lines = (1..count).map(|_| Line::Waiting(now)).collect();
-        Ok(Self { peer, token, address: in_own_scope(address, &process.config)?, lines })
+        let opening = (1..count).map(|_| OpeningStream::Waiting(now)).collect();
+        Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, opening })
     }
 
     /// Continues with all streams. Returns true once the peer has confirmed them.
@@ -148,10 +147,10 @@ impl Opening {
     /// [`Error::Network`] if the peer cannot be reached, [`Error::Protocol`] if it sends another
     /// message; [`Error::Os`].
     pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
-        let Self { token, address, lines, .. } = self;
-        for (number, line) in (1..).zip(lines) {
-            let before = std::mem::replace(line, Line::Waiting(Instant::now() + REDIAL));
-            *line = before.step(*address, Stream { token: *token, number })?;
+        let Self { token, address, opening, .. } = self;
+        for (number, stream) in (1..).zip(opening) {
+            let before = std::mem::replace(stream, OpeningStream::Waiting(Instant::now() + REDIAL));
+            *stream = before.step(*address, Stream { token: *token, number })?;
         }
         match negotiate::receive(first)? {
             Some(Message::Carries) => Ok(true),
@@ -167,10 +166,10 @@ impl Opening {
     /// if a socket cannot be set up.
     pub fn finish(self, setup: &Setup, first: Channel) -> Result<SendComm> {
         let mut channels = vec![first];
-        for line in self.lines {
-            match line {
-                Line::Said(channel) => channels.push(channel),
-                Line::Waiting(_) | Line::Dialling(_) => {
+        for stream in self.opening {
+            match stream {
+                OpeningStream::Sent(channel) => channels.push(channel),
+                OpeningStream::Waiting(_) | OpeningStream::Dialling(_) => {
                     return Err(Violation::NotOpen { peer: self.peer }.into());
                 }
             }
@@ -180,7 +179,7 @@ impl Opening {
     }
 }
 
-impl Line {
+impl OpeningStream {
     fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
         let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
         let cannot = |error: std::io::Error| Network::Unreachable { address, why: error.to_string() }.into();
@@ -190,7 +189,7 @@ impl Line {
             Self::Dialling(mut channel) => match channel.connected() {
                 Ok(false) => Ok(Self::Dialling(channel)),
                 Ok(true) => match channel.send(&Message::Stream(stream)) {
-                    Ok(()) => Ok(Self::Said(channel)),
+                    Ok(()) => Ok(Self::Sent(channel)),
                     Err(Error::PeerGone(_)) => again(),
                     Err(error) => Err(error),
                 },
@@ -199,8 +198,8 @@ impl Line {
             },
             // The peer may have dropped the stream before it read STREAM, or the last bytes of
             // STREAM may still have to be sent.
-            Self::Said(mut channel) => match channel.receive()? {
-                Received::Nothing => Ok(Self::Said(channel)),
+            Self::Sent(mut channel) => match channel.receive()? {
+                Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),
                 Received::Unreachable(network) => Err(network.into()),
                 Received::Message(message) => Err(negotiate::out_of_turn(&channel, &message)),
@@ -223,11 +222,11 @@ fn finish<P>(
     let process = Arc::clone(&setup.process);
     let local = channels.first().and_then(|first| first.addresses().ok()).map(|[own, _]| own.ip());
     let interface = local.map_or_else(|| "an unknown interface".to_owned(), interface_with);
-    let (sockets, read) = Sockets::new(channels, Tcp { peer, interface })?;
+    let (sockets, read) = Sockets::new(channels, TcpPath { peer, interface })?;
     report(&process, &sockets);
     let context = StreamContext {
         sockets: Arc::new(sockets),
-        stall_warn: process.config.stall_warn,
+        stall_warn: process.config.data_path.stall_warn,
         log: Arc::clone(&process.log),
         totals: Arc::clone(&process.by_streams),
     };
@@ -248,7 +247,7 @@ fn interface_with(ip: IpAddr) -> String {
 
 /// Logs the new connection: at INFO the first time for this peer, later at DEBUG.
 fn report(process: &Process, sockets: &Sockets) {
-    let Tcp { peer, interface } = &sockets.tcp;
+    let TcpPath { peer, interface } = &sockets.tcp;
     let line = format!(
         "connected with {peer} by TCP over {interface}, {} streams, because no rail reaches it (NCCL_SPARK_RING_TCP)",
         sockets.count()
@@ -258,8 +257,7 @@ fn report(process: &Process, sockets: &Sockets) {
     } else {
         tracing::debug!("{line}");
     }
-    if interfaces::is_wireless(Path::new(&process.config.sysfs), interface)
-        && process.log.is_first(peer, Subject::Wireless)
+    if interfaces::is_wireless(&process.config.rails.sysfs, interface) && process.log.is_first(peer, Subject::Wireless)
     {
         tracing::warn!(
             "TCP with {peer} goes over {interface}, which is Wi-Fi: set NCCL_SOCKET_IFNAME to a wired interface on every node"

@@ -27,41 +27,41 @@ pub trait FinalBytes {
 /// The streams of a closed connection.
 pub struct StreamClose {
     sockets: Arc<Sockets>,
-    stages: Vec<Stage>,
+    stages: Vec<CloseStage>,
     until: Instant,
 }
 
-enum Stage {
+enum CloseStage {
     /// Sends these bytes, then the end of the stream.
-    Saying(Vec<u8>),
+    Sending(Vec<u8>),
     /// Waits for the peer's end of the stream.
     Draining,
-    Over,
+    Ended,
 }
 
 impl StreamClose {
     /// Closes streams regularly, each with its last bytes.
     pub fn new(sockets: Arc<Sockets>, words: Vec<Vec<u8>>, now: Instant) -> Self {
-        Self { sockets, stages: words.into_iter().map(Stage::Saying).collect(), until: now + LINGER }
+        Self { sockets, stages: words.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
     }
 
     /// Continues without blocking. Returns true when it is finished.
     pub fn poll(&mut self, now: Instant) -> bool {
         for (number, stage) in self.stages.iter_mut().enumerate() {
-            if let Err(error) = stage.go_on(&self.sockets, number) {
+            if let Err(error) = stage.poll(&self.sockets, number) {
                 // The peer has closed its end or has failed, so nothing more can be sent.
                 tracing::debug!("{}: closing stream {number}: {error}", self.sockets);
-                *stage = Stage::Over;
+                *stage = CloseStage::Ended;
             }
         }
-        now >= self.until || self.stages.iter().all(|stage| matches!(stage, Stage::Over))
+        now >= self.until || self.stages.iter().all(|stage| matches!(stage, CloseStage::Ended))
     }
 }
 
-impl Stage {
-    fn go_on(&mut self, sockets: &Sockets, number: usize) -> Result<()> {
+impl CloseStage {
+    fn poll(&mut self, sockets: &Sockets, number: usize) -> Result<()> {
         let mut stream = sockets.stream(number);
-        if let Self::Saying(words) = self {
+        if let Self::Sending(words) = self {
             while !words.is_empty() {
                 match stream.write(words) {
                     Ok(count) => drop(words.drain(..count)),
@@ -80,7 +80,7 @@ impl Stage {
         let mut dropped = [0; 16 << 10];
         for _ in 0..READS {
             match stream.read(&mut dropped) {
-                Ok(0) if matches!(self, Self::Draining) => *self = Self::Over,
+                Ok(0) if matches!(self, Self::Draining) => *self = Self::Ended,
                 Ok(0) => {}
                 Ok(_) => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}

@@ -12,7 +12,7 @@ use crate::flow::NotInFlight;
 use crate::flow::streams::inbound::{Inbound, Landing};
 use crate::verbs::HostMemory;
 use crate::wire::ids::Slot;
-use crate::wire::stream::{FRAME_BYTES, Frame, LINE_BYTES};
+use crate::wire::stream::{FRAME_BYTES, LINE_BYTES, StreamFrame};
 use crate::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -56,7 +56,7 @@ struct Incoming {
     unused: std::ops::Range<usize>,
     /// The chunk being received.
     chunk: Option<Arriving>,
-    end: End,
+    end: StreamEnd,
 }
 
 /// A chunk and the destination of its remaining bytes.
@@ -67,7 +67,7 @@ struct Arriving {
     is_watched: bool,
 }
 
-enum End {
+enum StreamEnd {
     Open,
     /// Ended by BYE.
     Closed,
@@ -76,7 +76,7 @@ enum End {
 
 /// Result of polling a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum Polled {
     Nothing,
     /// Bytes, but no end of a message: the rest may arrive on other streams.
     InPart,
@@ -114,10 +114,10 @@ impl StreamRecvPath {
         check_parts(parts)?;
         let outbox = &mut self.outbox;
         let granted = self.inbound.grant(parts.iter().map(|part| (part.tag, part.bytes as u64)), |grant| {
-            outbox.extend_from_slice(&Frame::Grant(grant).encode());
+            outbox.extend_from_slice(&StreamFrame::Grant(grant).encode());
         });
         let Some(slot) = granted else {
-            self.go_on(context, "a receive without a free slot")?;
+            self.progress_or_wait(context, "a receive without a free slot")?;
             return Ok(None);
         };
         let buffers = &mut self.buffers[slot.index()];
@@ -142,7 +142,7 @@ impl StreamRecvPath {
             return Ok(true);
         }
         self.check()?;
-        self.go_on(context, "a receive")?;
+        self.progress_or_wait(context, "a receive")?;
         self.inbound.test(slot, tell).map_err(not_in_flight)
     }
 
@@ -154,13 +154,13 @@ impl StreamRecvPath {
     }
 
     /// Receives available bytes. If there are none, checks what the connection waits for.
-    fn go_on(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
+    fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         self.say(context)?;
         if self.progress(context)? {
             self.stall.moved();
             return Ok(());
         }
-        if self.streams.iter().any(|stream| !matches!(stream.end, End::Open)) {
+        if self.streams.iter().any(|stream| !matches!(stream.end, StreamEnd::Open)) {
             return self.ended(context, what);
         }
         self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
@@ -174,22 +174,22 @@ impl StreamRecvPath {
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
-            if self.take_in(context, stream)? != Found::Nothing {
+            if self.take_in(context, stream)? != Polled::Nothing {
                 self.stall.moved();
                 return Ok(());
             }
         }
         let waited = self.waiting(what).after(self.stall.elapsed());
         let broken = self.streams.iter().find_map(|stream| match &stream.end {
-            End::Broken(error) => Some(error.clone()),
-            End::Open | End::Closed => None,
+            StreamEnd::Broken(error) => Some(error.clone()),
+            StreamEnd::Open | StreamEnd::Closed => None,
         });
         let error = match broken {
             Some(Error::PeerGone(gone)) => PeerGone::While(Box::new(gone), waited).into(),
             Some(Error::Network(network)) => Network::While(Box::new(network), waited).into(),
             Some(other) => other,
             // Some streams have ended with BYE, and the ends of the others are still in transit.
-            None if self.streams.iter().any(|stream| matches!(stream.end, End::Open)) => {
+            None if self.streams.iter().any(|stream| matches!(stream.end, StreamEnd::Open)) => {
                 return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error));
             }
             None => PeerGone::StreamsClosed { tcp: context.sockets.tcp.clone(), waited }.into(),
@@ -221,31 +221,31 @@ impl StreamRecvPath {
     /// streams for the rest.
     fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
-        if found == Found::Nothing && self.streams.len() > 1 {
+        if found == Polled::Nothing && self.streams.len() > 1 {
             self.cold = (self.cold + 1) % self.streams.len();
             if self.cold != self.hot {
                 found = self.take_in(context, self.cold)?;
-                if found != Found::Nothing {
+                if found != Polled::Nothing {
                     self.hot = self.cold;
                 }
             }
         }
-        if found == Found::InPart {
+        if found == Polled::InPart {
             let (first, count) = (self.hot, self.streams.len());
             for stream in (first + 1..first + count).map(|stream| stream % count) {
-                if self.take_in(context, stream)? != Found::Nothing {
+                if self.take_in(context, stream)? != Polled::Nothing {
                     self.hot = stream;
                 }
             }
         }
-        Ok(found != Found::Nothing)
+        Ok(found != Polled::Nothing)
     }
 
     /// Receives the available bytes of one stream.
-    fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Found> {
+    fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Polled> {
         let Self { inbound, buffers, streams, .. } = self;
         let stream = &mut streams[number];
-        let mut found = Found::Nothing;
+        let mut found = Polled::Nothing;
         for _ in 0..READS {
             match stream.use_inbox(inbound, buffers, &mut found) {
                 Ok(()) => {}
@@ -253,13 +253,13 @@ impl StreamRecvPath {
                     return Err(self.fail(context, broken_protocol(&context.sockets.tcp.peer, &why).into()));
                 }
             }
-            if !matches!(stream.end, End::Open) {
+            if !matches!(stream.end, StreamEnd::Open) {
                 break;
             }
             match stream.read(context.sockets.stream(number), inbound, &mut found) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => stream.end = End::Broken(context.sockets.failed(number, &error)),
+                Err(error) => stream.end = StreamEnd::Broken(context.sockets.failed(number, &error)),
             }
         }
         Ok(found)
@@ -280,7 +280,7 @@ impl Incoming {
     fn new(read: &[u8]) -> Self {
         let mut inbox = vec![0; INBOX_BYTES.max(read.len())].into_boxed_slice();
         inbox[..read.len()].copy_from_slice(read);
-        Self { inbox, unused: 0..read.len(), chunk: None, end: End::Open }
+        Self { inbox, unused: 0..read.len(), chunk: None, end: StreamEnd::Open }
     }
 
     /// Processes the bytes in the inbox as far as possible.
@@ -288,7 +288,7 @@ impl Incoming {
         &mut self,
         inbound: &mut Inbound,
         buffers: &[Buffers; SLOTS],
-        found: &mut Found,
+        found: &mut Polled,
     ) -> std::result::Result<(), String> {
         loop {
             let unused = &self.inbox[self.unused.clone()];
@@ -302,13 +302,13 @@ impl Incoming {
                 continue;
             }
             let Some(frame) = unused.first_chunk::<FRAME_BYTES>() else { return Ok(()) };
-            let frame = Frame::decode(frame).map_err(|malformed| malformed.to_string())?;
-            if !matches!(self.end, End::Open) {
+            let frame = StreamFrame::decode(frame).map_err(|malformed| malformed.to_string())?;
+            if !matches!(self.end, StreamEnd::Open) {
                 return Err("a frame after its BYE".to_owned());
             }
             self.unused.start += FRAME_BYTES;
             match frame {
-                Frame::Data(data) => {
+                StreamFrame::Data(data) => {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
@@ -316,17 +316,17 @@ impl Incoming {
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
-                Frame::Bye => self.end = End::Closed,
-                Frame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
+                StreamFrame::Bye => self.end = StreamEnd::Closed,
+                StreamFrame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
             }
         }
     }
 
     /// Records that bytes of the chunk have been stored.
-    fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Found) {
+    fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Polled) {
         let Some(chunk) = &mut self.chunk else { return };
         let is_last = inbound.landed(chunk.slot, chunk.part, count as u32);
-        *found = if is_last { Found::Whole } else { Found::InPart };
+        *found = if is_last { Polled::Whole } else { Polled::InPart };
         if chunk.to.is_empty() {
             self.chunk = None;
         }
@@ -334,7 +334,7 @@ impl Incoming {
 
     /// Reads available bytes of the socket: those of the current chunk to their destination, others
     /// to the inbox. Returns true if there may be more.
-    fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Found) -> std::io::Result<bool> {
+    fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Polled) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
         let (to, most) = match &self.chunk {
@@ -389,7 +389,7 @@ impl FinalBytes for StreamRecvPath {
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
         let mut words = vec![Vec::new(); self.streams.len()];
         words[0] = std::mem::take(&mut self.outbox);
-        words.iter_mut().for_each(|word| word.extend_from_slice(&Frame::Bye.encode()));
+        words.iter_mut().for_each(|word| word.extend_from_slice(&StreamFrame::Bye.encode()));
         (!is_cut).then_some(words)
     }
 }

@@ -13,7 +13,7 @@ use crate::flow::sends::REQUESTS;
 use crate::flow::streams::outbound::{Chunk, Outbound};
 use crate::verbs::HostMemory;
 use crate::wire::cts::MAX_RECEIVE_BYTES;
-use crate::wire::stream::{FRAME_BYTES, Frame};
+use crate::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
@@ -90,7 +90,7 @@ impl StreamSendPath {
             return Err(outside("isend", addr, bytes, memory).into());
         };
         if !self.outbound.has_room() {
-            self.go_on(context, "a send", bytes)?;
+            self.progress_or_wait(context, "a send", bytes)?;
             return Ok(None);
         }
         let found = match self.find(context, tag)? {
@@ -125,7 +125,7 @@ impl StreamSendPath {
             return Ok(Some(bytes));
         }
         self.check()?;
-        self.go_on(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
+        self.progress_or_wait(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
         self.outbound.test(request).map_err(not_in_flight)
     }
 
@@ -144,7 +144,7 @@ impl StreamSendPath {
     }
 
     /// Sends what the streams accept. If that is nothing, checks what the connection waits for.
-    fn go_on(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
+    fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
             return Ok(());
@@ -177,7 +177,7 @@ impl StreamSendPath {
             // The next message starts on the stream where this one ends. The next chunk of this
             // message uses another stream.
             self.turn = if chunk.is_last { stream } else { stream + 1 };
-            self.begun[stream] = Some(Begun { frame: Frame::Data(chunk.data).encode(), chunk, sent: 0 });
+            self.begun[stream] = Some(Begun { frame: StreamFrame::Data(chunk.data).encode(), chunk, sent: 0 });
             moved |= self.push_stream(context, stream)?;
         }
         Ok(moved)
@@ -241,14 +241,16 @@ impl StreamSendPath {
         let count = frames.len();
         let mut outcome = Ok(());
         for frame in frames {
-            outcome = match Frame::decode(frame) {
+            outcome = match StreamFrame::decode(frame) {
                 _ if self.peer_has_closed => Err("a frame after its BYE".to_owned()),
-                Ok(Frame::Grant(grant)) => self.outbound.granted(&grant).map_err(|violation| violation.to_string()),
-                Ok(Frame::Bye) => {
+                Ok(StreamFrame::Grant(grant)) => {
+                    self.outbound.granted(&grant).map_err(|violation| violation.to_string())
+                }
+                Ok(StreamFrame::Bye) => {
                     self.peer_has_closed = true;
                     Ok(())
                 }
-                Ok(Frame::Data(_)) => Err("data to the side that sends".to_owned()),
+                Ok(StreamFrame::Data(_)) => Err("data to the side that sends".to_owned()),
                 Err(malformed) => Err(malformed.to_string()),
             };
             if outcome.is_err() {
@@ -294,7 +296,7 @@ impl FinalBytes for StreamSendPath {
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
         let is_cut = self.failed.is_some() || self.outbound.is_running();
         self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
-        let bye = || Frame::Bye.encode().to_vec();
+        let bye = || StreamFrame::Bye.encode().to_vec();
         (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::caller_memory;
 use crate::comm::channel::Channel;
-use crate::error::{Error, Network, PeerGone, Result, Tcp};
+use crate::error::{Error, Network, PeerGone, Result, TcpPath};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct Sockets {
     streams: Vec<TcpStream>,
     /// The peer and this host's interface, for log lines.
-    pub tcp: Tcp,
+    pub tcp: TcpPath,
 }
 
 /// The streams of one connection, with the bytes received on each after the handshake.
@@ -24,7 +24,7 @@ impl Sockets {
     ///
     /// # Errors
     /// [`Error::Os`] if an option of a socket cannot be set.
-    pub fn new(channels: Vec<Channel>, tcp: Tcp) -> Result<Opened> {
+    pub fn new(channels: Vec<Channel>, tcp: TcpPath) -> Result<Opened> {
         let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
         for channel in channels {
             let (stream, rest) = channel.into_stream()?;

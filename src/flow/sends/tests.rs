@@ -1,5 +1,5 @@
 use super::*;
-use crate::flow::plan::{Lane, divide};
+use crate::flow::plan::{LaneLoad, divide};
 use crate::wire::cts::Epoch;
 use crate::wire::cts::{Entry, RING_WORDS, Terms, entry_word};
 use crate::wire::ids::lane;
@@ -93,7 +93,7 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
     grant(&ring, 0, &[0]);
     let bytes = 40_000;
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
-    let shares = divide(bytes, &[Lane { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096, 0.0);
+    let shares = divide(bytes, &[LaneLoad { bytes_per_us: 1e4, backlog_bytes: 0 }; 2], 4096, 0.0);
     let request = start(&mut sends, &head, 0x5000, shares.as_slice(), 8192).unwrap();
     let mut total = 0;
     for share in 0..2 {

@@ -1,11 +1,11 @@
 //! The receiving side: granted receives, and the bytes of each that were announced and received.
 
-use super::Violation;
+use super::StreamViolation;
 use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Receives};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
-use crate::wire::stream::{Data, Grant};
+use crate::wire::stream::{Data, StreamGrant};
 use crate::wire::{PARTS, SLOTS};
 
 /// Unit in which a message's size is reported to [`Receives`]: the largest size of one completion
@@ -23,11 +23,11 @@ pub struct Inbound {
 #[derive(Debug, Clone, Copy, Default)]
 struct Receive {
     sequence: u64,
-    parts: [Part; PARTS],
+    parts: [InboundPart; PARTS],
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-enum Part {
+enum InboundPart {
     /// No bytes are expected: the part was not granted, or is complete.
     #[default]
     Closed,
@@ -74,16 +74,16 @@ impl Inbound {
     pub fn grant(
         &mut self,
         parts: impl ExactSizeIterator<Item = (i32, u64)> + Clone,
-        mut tell: impl FnMut(Grant),
+        mut tell: impl FnMut(StreamGrant),
     ) -> Option<Slot> {
         let count = parts.len().min(PARTS) as u8;
         let granted = self.receives.grant(parts.clone().map(|(_, room)| room), false, LaneId::default())?;
         let sequence = granted.sequence;
         let receive = &mut self.slots[granted.slot.index()];
-        *receive = Receive { sequence, parts: [Part::Closed; PARTS] };
+        *receive = Receive { sequence, parts: [InboundPart::Closed; PARTS] };
         for ((part, place), (tag, room)) in (0..count).zip(&mut receive.parts).zip(parts) {
-            *place = Part::Granted { room };
-            tell(Grant { sequence, part, parts: count, tag, room });
+            *place = InboundPart::Granted { room };
+            tell(StreamGrant { sequence, part, parts: count, tag, room });
         }
         Some(granted.slot)
     }
@@ -91,33 +91,33 @@ impl Inbound {
     /// Accepts the header of a chunk and returns the place for its bytes.
     ///
     /// # Errors
-    /// A [`Violation`]; the state is unchanged then.
-    pub fn announced(&mut self, data: &Data) -> Result<Landing, Violation> {
+    /// A [`StreamViolation`]; the state is unchanged then.
+    pub fn announced(&mut self, data: &Data) -> Result<Landing, StreamViolation> {
         let Data { sequence, part, offset, bytes, total } = *data;
         let slot = Slot::of(sequence);
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
-        let not_granted = Violation::NotGranted { sequence, part };
+        let not_granted = StreamViolation::NotGranted { sequence, part };
         if receive.sequence != sequence || usize::from(part) >= PARTS {
             return Err(not_granted);
         }
         let (known, so_far, landed) = match *place {
-            Part::Closed => return Err(not_granted),
-            Part::Granted { room } if total > room => return Err(Violation::Overrun { total, room }),
-            Part::Granted { .. } => (total, 0, 0),
+            InboundPart::Closed => return Err(not_granted),
+            InboundPart::Granted { room } if total > room => return Err(StreamViolation::Overrun { total, room }),
+            InboundPart::Granted { .. } => (total, 0, 0),
             // An empty message has one chunk.
-            Part::Arriving { .. } if bytes == 0 => return Err(not_granted),
-            Part::Arriving { total, announced, landed } => (total, announced, landed),
+            InboundPart::Arriving { .. } if bytes == 0 => return Err(not_granted),
+            InboundPart::Arriving { total, announced, landed } => (total, announced, landed),
         };
         if known != total {
-            return Err(Violation::Total { before: known, now: total });
+            return Err(StreamViolation::Total { before: known, now: total });
         }
         let announced = so_far + u64::from(bytes);
         // Decoding the frame has checked that the chunk lies within its message.
         if announced > total {
-            return Err(Violation::Surplus { announced, total });
+            return Err(StreamViolation::Surplus { announced, total });
         }
-        *place = Part::Arriving { total, announced, landed };
+        *place = InboundPart::Arriving { total, announced, landed };
         Ok(Landing { slot, part, offset, bytes })
     }
 
@@ -126,13 +126,13 @@ impl Inbound {
     pub fn landed(&mut self, slot: Slot, part: u8, bytes: u32) -> bool {
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
-        let Part::Arriving { total, landed, .. } = place else { return false };
+        let InboundPart::Arriving { total, landed, .. } = place else { return false };
         *landed += u64::from(bytes);
         if *landed < *total {
             return false;
         }
         let (leads, rest) = ((*total / UNIT_BYTES) as u16, (*total % UNIT_BYTES) as u32);
-        *place = Part::Closed;
+        *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
         // The grant had room for this message, so `arrived` has nothing to refuse.

@@ -1,13 +1,13 @@
 //! The sending side: the receiver's grants, the running sends, and their next chunks.
 
-use super::{CHUNK_BYTES, Violation};
+use super::{CHUNK_BYTES, StreamViolation};
 use crate::flow::NotInFlight;
 use crate::flow::next::{Head, Peek};
 use crate::flow::sends::{REQUESTS, Sends};
 use crate::wire::SLOTS;
 use crate::wire::cts::{self, Entry, Epoch, RING_WORDS, Terms, entry_word};
 use crate::wire::ids::LaneId;
-use crate::wire::stream::{Data, Grant};
+use crate::wire::stream::{Data, StreamGrant};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// All sends of one connection.
@@ -18,14 +18,14 @@ pub struct Outbound {
     ring: Box<[AtomicU64]>,
     /// Receive and part that the next grant must be for.
     next_grant: (u64, u8),
-    messages: Box<[Message; REQUESTS]>,
+    messages: Box<[OutboundMessage; REQUESTS]>,
     /// Messages with bytes that no stream has taken, in order.
-    queue: Queue,
+    queue: RequestQueue,
 }
 
 /// A running send.
 #[derive(Debug, Clone, Copy, Default)]
-struct Message {
+struct OutboundMessage {
     sequence: u64,
     part: u8,
     total: u64,
@@ -53,23 +53,23 @@ impl Outbound {
             sends: Sends::new(),
             ring: std::iter::repeat_with(AtomicU64::default).take(RING_WORDS).collect(),
             next_grant: (0, 0),
-            messages: Box::new([Message::default(); REQUESTS]),
-            queue: Queue::default(),
+            messages: Box::new([OutboundMessage::default(); REQUESTS]),
+            queue: RequestQueue::default(),
         }
     }
 
     /// Records a grant of one part of a receive.
     ///
     /// # Errors
-    /// A [`Violation`]; the state is unchanged then.
-    pub fn granted(&mut self, grant: &Grant) -> Result<(), Violation> {
-        let Grant { sequence, part, parts, tag, room } = *grant;
+    /// A [`StreamViolation`]; the state is unchanged then.
+    pub fn granted(&mut self, grant: &StreamGrant) -> Result<(), StreamViolation> {
+        let StreamGrant { sequence, part, parts, tag, room } = *grant;
         if (sequence, part) != self.next_grant {
-            return Err(Violation::GrantOrder { sequence, part });
+            return Err(StreamViolation::GrantOrder { sequence, part });
         }
         let (_, next) = self.sends.span();
         if sequence >= next + SLOTS as u64 {
-            return Err(Violation::GrantAhead(sequence));
+            return Err(StreamViolation::GrantAhead(sequence));
         }
         // A sender over TCP does not write to the receiver's memory, so the entry needs no address
         // and no keys.
@@ -107,7 +107,8 @@ impl Outbound {
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
         let (request, _) = self.sends.start_whole(head, (0, 0), bytes, LaneId::default())?;
-        self.messages[usize::from(request) % REQUESTS] = Message { sequence, part, total: bytes, taken: 0, written: 0 };
+        self.messages[usize::from(request) % REQUESTS] =
+            OutboundMessage { sequence, part, total: bytes, taken: 0, written: 0 };
         self.queue.push(request);
         Some(request)
     }
@@ -117,7 +118,7 @@ impl Outbound {
         let request = self.queue.first()?;
         let message = &mut self.messages[usize::from(request) % REQUESTS];
         let bytes = (message.total - message.taken).min(u64::from(CHUNK_BYTES));
-        let Message { sequence, part, total, taken: offset, .. } = *message;
+        let OutboundMessage { sequence, part, total, taken: offset, .. } = *message;
         message.taken += bytes;
         let is_last = message.taken == total;
         if is_last {
@@ -164,13 +165,13 @@ impl Default for Outbound {
 
 /// Request numbers in order of arrival, each at most once.
 #[derive(Debug)]
-struct Queue {
+struct RequestQueue {
     places: Box<[u16; REQUESTS]>,
     first: usize,
     count: usize,
 }
 
-impl Queue {
+impl RequestQueue {
     fn push(&mut self, request: u16) {
         self.places[(self.first + self.count) % REQUESTS] = request;
         self.count += 1;
@@ -186,7 +187,7 @@ impl Queue {
     }
 }
 
-impl Default for Queue {
+impl Default for RequestQueue {
     fn default() -> Self {
         Self { places: Box::new([0; REQUESTS]), first: 0, count: 0 }
     }

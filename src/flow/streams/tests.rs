@@ -3,24 +3,24 @@ use super::outbound::{Chunk, Outbound};
 use super::*;
 use crate::wire::SLOTS;
 use crate::wire::ids::Slot;
-use crate::wire::stream::{Data, Frame, Grant};
+use crate::wire::stream::{Data, StreamFrame, StreamGrant};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
 /// Both ends of a connection, and the frames under way between them.
-struct Pair {
+struct StreamPair {
     inbound: Inbound,
     outbound: Outbound,
-    grants: VecDeque<Grant>,
+    grants: VecDeque<StreamGrant>,
     streams: [VecDeque<Chunk>; 4],
 }
 
-fn pair() -> Pair {
+fn pair() -> StreamPair {
     let (inbound, outbound, grants, streams) = Default::default();
-    Pair { inbound, outbound, grants, streams }
+    StreamPair { inbound, outbound, grants, streams }
 }
 
-impl Pair {
+impl StreamPair {
     fn irecv(&mut self, parts: &[(i32, u64)]) -> Option<Slot> {
         let grants = &mut self.grants;
         self.inbound.grant(parts.iter().copied(), |grant| grants.push_back(grant))
@@ -28,7 +28,9 @@ impl Pair {
 
     fn isend(&mut self, tag: i32, bytes: u64) -> Option<u16> {
         while let Some(grant) = self.grants.pop_front() {
-            let Ok(Frame::Grant(read)) = Frame::decode(&Frame::Grant(grant).encode()) else { panic!("{grant:?}") };
+            let Ok(StreamFrame::Grant(read)) = StreamFrame::decode(&StreamFrame::Grant(grant).encode()) else {
+                panic!("{grant:?}")
+            };
             self.outbound.granted(&read).unwrap();
         }
         let head = self.outbound.find(tag).unwrap()?;
@@ -46,7 +48,9 @@ impl Pair {
 
     fn land(&mut self, stream: usize) -> Option<Landing> {
         let Chunk { data, .. } = self.streams[stream].pop_front()?;
-        let Ok(Frame::Data(read)) = Frame::decode(&Frame::Data(data).encode()) else { panic!("{data:?}") };
+        let Ok(StreamFrame::Data(read)) = StreamFrame::decode(&StreamFrame::Data(data).encode()) else {
+            panic!("{data:?}")
+        };
         let landing = self.inbound.announced(&read).unwrap();
         self.inbound.landed(landing.slot, landing.part, landing.bytes);
         Some(landing)
@@ -103,7 +107,7 @@ fn an_empty_message_is_announced_once() {
     let slot = pair.irecv(&[(0, 8)]).unwrap();
     let empty = Data { sequence: 0, part: 0, offset: 0, bytes: 0, total: 0 };
     assert!(pair.inbound.announced(&empty).is_ok());
-    assert_eq!(pair.inbound.announced(&empty), Err(Violation::NotGranted { sequence: 0, part: 0 }));
+    assert_eq!(pair.inbound.announced(&empty), Err(StreamViolation::NotGranted { sequence: 0, part: 0 }));
     assert!(pair.inbound.landed(slot, 0, 0) && !pair.inbound.landed(slot, 0, 0));
 }
 
@@ -125,19 +129,25 @@ fn a_lying_sender_is_caught() {
     let slot = pair.irecv(&[(0, 1000), (1, 8)]).unwrap();
     let honest = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
     let inbound = &mut pair.inbound;
-    let not_granted = |sequence, part| Err(Violation::NotGranted { sequence, part });
+    let not_granted = |sequence, part| Err(StreamViolation::NotGranted { sequence, part });
     assert_eq!(inbound.announced(&Data { sequence: 1, ..honest }), not_granted(1, 0));
     assert_eq!(inbound.announced(&Data { sequence: 32, ..honest }), not_granted(32, 0));
     assert_eq!(inbound.announced(&Data { part: 2, ..honest }), not_granted(0, 2));
     assert_eq!(inbound.announced(&Data { part: 8, ..honest }), not_granted(0, 8));
-    assert_eq!(inbound.announced(&Data { total: 1001, ..honest }), Err(Violation::Overrun { total: 1001, room: 1000 }));
+    assert_eq!(
+        inbound.announced(&Data { total: 1001, ..honest }),
+        Err(StreamViolation::Overrun { total: 1001, room: 1000 })
+    );
     assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
     assert_eq!(inbound.announced(&honest), Ok(Landing { slot, part: 0, offset: 0, bytes: 128 }));
-    assert_eq!(inbound.announced(&Data { total: 301, ..honest }), Err(Violation::Total { before: 300, now: 301 }));
+    assert_eq!(
+        inbound.announced(&Data { total: 301, ..honest }),
+        Err(StreamViolation::Total { before: 300, now: 301 })
+    );
     // Repeated bytes use up the message's size: the rest is refused as surplus, and the receive is
     // never done before everything announced has landed.
     assert!(inbound.announced(&honest).is_ok());
-    assert_eq!(inbound.announced(&honest), Err(Violation::Surplus { announced: 384, total: 300 }));
+    assert_eq!(inbound.announced(&honest), Err(StreamViolation::Surplus { announced: 384, total: 300 }));
     assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
     assert!(!inbound.landed(slot, 0, 256) && inbound.landed(slot, 0, 44));
     assert_eq!(inbound.announced(&honest), not_granted(0, 0));
@@ -146,22 +156,22 @@ fn a_lying_sender_is_caught() {
 
 #[test]
 fn a_lying_receiver_is_caught() {
-    let grant = Grant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
-    let order = |sequence, part| Err(Violation::GrantOrder { sequence, part });
+    let grant = StreamGrant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
+    let order = |sequence, part| Err(StreamViolation::GrantOrder { sequence, part });
     let mut outbound = Outbound::new();
-    assert_eq!(outbound.granted(&Grant { sequence: 1, ..grant }), order(1, 0));
-    assert_eq!(outbound.granted(&Grant { part: 1, ..grant }), order(0, 1));
+    assert_eq!(outbound.granted(&StreamGrant { sequence: 1, ..grant }), order(1, 0));
+    assert_eq!(outbound.granted(&StreamGrant { part: 1, ..grant }), order(0, 1));
     outbound.granted(&grant).unwrap();
     assert_eq!(outbound.granted(&grant), order(0, 0));
     assert_eq!(outbound.find(0), Ok(None), "half a group");
-    outbound.granted(&Grant { part: 1, parts: 3, ..grant }).unwrap();
+    outbound.granted(&StreamGrant { part: 1, parts: 3, ..grant }).unwrap();
     assert_eq!(outbound.find(0), Err(cts::Violation::Parts(3)));
     let mut outbound = Outbound::new();
-    let alone = |sequence| Grant { sequence, parts: 1, ..grant };
+    let alone = |sequence| StreamGrant { sequence, parts: 1, ..grant };
     for sequence in 0..SLOTS as u64 {
         outbound.granted(&alone(sequence)).unwrap();
     }
-    assert_eq!(outbound.granted(&alone(SLOTS as u64)), Err(Violation::GrantAhead(SLOTS as u64)));
+    assert_eq!(outbound.granted(&alone(SLOTS as u64)), Err(StreamViolation::GrantAhead(SLOTS as u64)));
     let head = outbound.find(0).unwrap().unwrap();
     outbound.start(head, 8).unwrap();
     outbound.granted(&alone(SLOTS as u64)).unwrap();

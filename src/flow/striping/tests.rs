@@ -18,7 +18,7 @@ pub(super) fn rails(mbps: &[u32]) -> Paths {
 
 /// A share in a rail's queue.
 #[derive(Clone)]
-struct Write {
+struct QueuedShare {
     message: u64,
     bytes: u64,
     timed: bool,
@@ -32,10 +32,10 @@ struct Run {
     /// Rails that share a PCIe link, and the link's capacity in bytes per microsecond.
     links: Vec<(Vec<usize>, f64)>,
     /// Queue of each rail: the writes and their bytes left.
-    queues: Vec<VecDeque<(Write, f64)>>,
+    queues: Vec<VecDeque<(QueuedShare, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
     /// Confirmations under way to the sender: time of arrival in microseconds, lane, write.
-    confirmations: VecDeque<(f64, LaneId, Write)>,
+    confirmations: VecDeque<(f64, LaneId, QueuedShare)>,
     latency_us: f64,
     now_us: f64,
     next: u64,
@@ -91,7 +91,7 @@ impl Run {
             let lane = share.lane;
             let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
             self.striping.given(lane, share.bytes, timed.then_some(moment));
-            let write = Write { message: self.next, bytes: share.bytes, timed };
+            let write = QueuedShare { message: self.next, bytes: share.bytes, timed };
             self.queues[lane.index()].push_back((write, share.bytes as f64));
         }
         self.unfinished.push_back((self.next, shares.as_slice().len()));

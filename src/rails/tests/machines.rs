@@ -1,7 +1,7 @@
 //! Machines that owners cable with each other, by what was read on them: Sparks, a workstation,
 //! pods.
 
-use crate::rails::testbed::{Function, Host, SPARK_GUID, spark, spark_function};
+use crate::rails::testbed::{Function, SPARK_GUID, TestHost, spark, spark_function};
 use std::net::IpAddr;
 
 /// The functions of p0 and p1, on each PCIe link.
@@ -34,12 +34,12 @@ fn address_of(function: &mut Function, address: &str) {
 }
 
 /// A host on which each interface answers ARP for its own addresses alone.
-pub(super) fn host(functions: &[Function]) -> Host {
+pub(super) fn host(functions: &[Function]) -> TestHost {
     with_arp(functions, 1, 2)
 }
 
-pub(super) fn with_arp(functions: &[Function], arp_ignore: u32, rp_filter: u32) -> Host {
-    let host = Host::new(functions);
+pub(super) fn with_arp(functions: &[Function], arp_ignore: u32, rp_filter: u32) -> TestHost {
+    let host = TestHost::new(functions);
     let visible = functions.iter().filter(|f| f.is_visible).filter_map(|f| f.netdev);
     visible.chain(["all"]).for_each(|netdev| host.set_arp(netdev, arp_ignore, rp_filter));
     host

@@ -5,7 +5,7 @@
 use super::machines::{F0, F1, P2F0, P2F1, by_netplan, host, of_pod, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths, is_cable_full};
-use crate::rails::testbed::{Function, Host};
+use crate::rails::testbed::{Function, TestHost};
 use crate::rails::{Rail, Survey, report};
 use crate::wire::fields::{Address, Priority, RailAdvert};
 use crate::wire::ids::RailId;
@@ -43,7 +43,7 @@ struct Meeting {
 
 /// Pairs the rails of two hosts, whichever of them connects.
 #[track_caller]
-fn meet(one: &Host, other: &Host) -> Meeting {
+fn meet(one: &TestHost, other: &TestHost) -> Meeting {
     let (ours, theirs) = (told(&one.survey("")), told(&other.survey("")));
     let pairs = pairing::pair(&ours, &theirs);
     let text = |[c, a]: [&[RailAdvert]; 2], pair: &Pair| -> [String; 2] {
@@ -92,7 +92,7 @@ fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
 }
 
 #[track_caller]
-fn assert_pairs(one: &Host, other: &Host, rails: &[String], mbps: u64) {
+fn assert_pairs(one: &TestHost, other: &TestHost, rails: &[String], mbps: u64) {
     let found = meet(one, other);
     assert_eq!(found.rails, rails);
     assert_eq!(found.mbps, mbps, "{:?}", found.rails);
@@ -100,7 +100,7 @@ fn assert_pairs(one: &Host, other: &Host, rails: &[String], mbps: u64) {
 
 /// `one` and `other` are of a whole topology: nothing to warn of.
 #[track_caller]
-fn assert_quiet(hosts: &[&Host]) {
+fn assert_quiet(hosts: &[&TestHost]) {
     hosts.iter().for_each(|host| assert_eq!(host.survey("").warnings, []));
 }
 
@@ -236,7 +236,7 @@ fn both_twins_in_one_subnet() {
                 "{said:#?}"
             );
         }
-        let said = Host::new(&functions(1, ours)).survey("").warnings;
+        let said = TestHost::new(&functions(1, ours)).survey("").warnings;
         assert!(said.len() == 1 && said[0].text.contains("are in one subnet"), "{said:#?}");
     }
 }
@@ -335,7 +335,7 @@ fn sparse_gid_tables() {
 }
 
 /// Three Sparks, each port to another one: p0 of each to p1 of the next.
-fn triangle(addresses: [&[(&str, &str)]; 3]) -> [Host; 3] {
+fn triangle(addresses: [&[(&str, &str)]; 3]) -> [TestHost; 3] {
     let mut n = 0;
     addresses.map(|addresses| {
         n += 1;
@@ -565,7 +565,7 @@ fn functions_that_are_absent_because_their_port_has_no_cable() {
 /// The guide's examples are what it says they are.
 #[test]
 fn the_guides_netplan_files() {
-    let hosts = |kind: &str, count: u8| -> Vec<Host> {
+    let hosts = |kind: &str, count: u8| -> Vec<TestHost> {
         (1..=count)
             .map(|n| {
                 host(&by_netplan(n, &format!("{}/docs/guide/netplan/{kind}-{n}.yaml", env!("CARGO_MANIFEST_DIR"))))

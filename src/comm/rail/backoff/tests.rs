@@ -13,12 +13,12 @@ fn unanswered() -> Error {
 }
 
 /// Findings about paths, and a time that the tests advance.
-struct Stage {
+struct Bed {
     backoff: Backoff,
     now: Instant,
 }
 
-impl Stage {
+impl Bed {
     fn new() -> Self {
         Self { backoff: Backoff::default(), now: Instant::now() }
     }
@@ -28,27 +28,27 @@ impl Stage {
         lock(&self.backoff.0).dead(PATH).is_some()
     }
 
-    fn ask(&self, need: Need) -> Advice {
+    fn ask(&self, need: Requirement) -> Advice {
         self.backoff.ask(PATH, need, 4096, LIMIT, self.now)
     }
 
-    fn trial(&self, need: Need) -> Trial {
+    fn trial(&self, need: Requirement) -> Trial {
         match self.ask(need) {
             Advice::Try(trial) => trial,
             other => panic!("{other:?}"),
         }
     }
 
-    fn waits(&self, need: Need) -> bool {
+    fn waits(&self, need: Requirement) -> bool {
         matches!(self.ask(need), Advice::Wait)
     }
 
-    fn uses(&self, need: Need) -> bool {
+    fn uses(&self, need: Requirement) -> bool {
         matches!(self.ask(need), Advice::Use)
     }
 
     fn why(&self) -> String {
-        match self.ask(Need::Address) {
+        match self.ask(Requirement::Address) {
             Advice::LeaveOut(why) => why,
             other => panic!("{other:?}"),
         }
@@ -61,39 +61,39 @@ impl Stage {
 
 #[test]
 fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
-    let stage = Stage::new();
-    let trial = stage.trial(Need::Acknowledgement);
-    assert!(stage.waits(Need::Address) && stage.waits(Need::Acknowledgement));
+    let stage = Bed::new();
+    let trial = stage.trial(Requirement::Acknowledgement);
+    assert!(stage.waits(Requirement::Address) && stage.waits(Requirement::Acknowledgement));
     // The address resolves, which is enough for the connecting side.
     trial.connected(None, stage.now);
-    assert!(stage.uses(Need::Address) && stage.waits(Need::Acknowledgement));
+    assert!(stage.uses(Requirement::Address) && stage.waits(Requirement::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
     drop(trial);
-    assert!(stage.uses(Need::Acknowledgement));
+    assert!(stage.uses(Requirement::Acknowledgement));
     // Findings do not apply to other paths.
     let other = PathId { peer_gid: [8; 16], ..PATH };
-    assert!(matches!(stage.backoff.ask(other, Need::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
+    assert!(matches!(stage.backoff.ask(other, Requirement::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
 }
 
 #[test]
 fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
-    let mut stage = Stage::new();
-    drop(stage.trial(Need::Address));
-    let kept = stage.trial(Need::Address);
-    assert!(stage.waits(Need::Address));
+    let mut stage = Bed::new();
+    drop(stage.trial(Requirement::Address));
+    let kept = stage.trial(Requirement::Address);
+    assert!(stage.waits(Requirement::Address));
     stage.pass(4000);
-    let next = stage.trial(Need::Address);
+    let next = stage.trial(Requirement::Address);
     // The end of an overdue trial does not end the next one.
     drop(kept);
-    assert!(stage.waits(Need::Address));
+    assert!(stage.waits(Requirement::Address));
     drop(next);
-    drop(stage.trial(Need::Address));
+    drop(stage.trial(Requirement::Address));
 }
 
 #[test]
 fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
-    let mut stage = Stage::new();
-    let trial = stage.trial(Need::Address);
+    let mut stage = Bed::new();
+    let trial = stage.trial(Requirement::Address);
     trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
     assert_eq!(
@@ -105,23 +105,23 @@ fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
     stage.pass(1999);
     assert!(stage.why().contains("timed out"));
     stage.pass(1);
-    let trial = stage.trial(Need::Address);
-    assert!(stage.waits(Need::Address));
+    let trial = stage.trial(Requirement::Address);
+    assert!(stage.waits(Requirement::Address));
     trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
     assert!(stage.why().ends_with("next attempt in 4s"), "{}", stage.why());
     stage.pass(4000);
-    let trial = stage.trial(Need::Address);
+    let trial = stage.trial(Requirement::Address);
     trial.connected(None, stage.now);
-    assert!(stage.uses(Need::Address));
+    assert!(stage.uses(Requirement::Address));
 }
 
 #[test]
 fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_up_again() {
-    let mut stage = Stage::new();
+    let mut stage = Bed::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.backoff.set_largest_mtu(PATH, 1024, stage.now);
-    let ask = |stage: &Stage, mtu_bytes| stage.backoff.ask(PATH, Need::Address, mtu_bytes, LIMIT, stage.now);
+    let ask = |stage: &Bed, mtu_bytes| stage.backoff.ask(PATH, Requirement::Address, mtu_bytes, LIMIT, stage.now);
     let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
     assert_eq!(why, "packets above 1024 bytes get lost on the way");
     assert!(matches!(ask(&stage, 1024), Advice::Use));
@@ -133,23 +133,23 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
 
 #[test]
 fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
-    let mut stage = Stage::new();
+    let mut stage = Bed::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.backoff.connected(PATH, None, stage.now);
     assert_eq!(stage.why(), "test write lost; next attempt in 2s");
     stage.pass(2000);
-    drop(stage.trial(Need::Acknowledgement));
+    drop(stage.trial(Requirement::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
-    assert!(stage.uses(Need::Acknowledgement));
+    assert!(stage.uses(Requirement::Acknowledgement));
     // A successful attempt proves nothing after a while.
     stage.pass(10_000);
-    drop(stage.trial(Need::Address));
+    drop(stage.trial(Requirement::Address));
 }
 
 #[test]
 fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
-    let mut stage = Stage::new();
-    let retry = |stage: &Stage| stage.backoff.retry(PATH, LIMIT, stage.now);
+    let mut stage = Bed::new();
+    let retry = |stage: &Bed| stage.backoff.retry(PATH, LIMIT, stage.now);
     for _ in 0..3 {
         assert!(retry(&stage).unwrap().is_none());
     }
@@ -159,7 +159,7 @@ fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
     let trial = retry(&stage).unwrap();
     assert!(trial.is_some());
     assert_eq!(retry(&stage).unwrap_err().to_string(), "another connection tests this path");
-    assert!(stage.backoff.is_due(PATH, stage.now).is_err() && stage.waits(Need::Acknowledgement));
+    assert!(stage.backoff.is_due(PATH, stage.now).is_err() && stage.waits(Requirement::Acknowledgement));
     stage.backoff.carried(PATH, stage.now);
     drop(trial);
     assert!(retry(&stage).unwrap().is_none());
@@ -167,14 +167,14 @@ fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
 
 #[test]
 fn a_dead_path_rests_for_15_s_at_most_and_is_forgotten_a_minute_after() {
-    let mut stage = Stage::new();
+    let mut stage = Bed::new();
     for _ in 0..9 {
         stage.backoff.connected(PATH, Some(&unanswered()), stage.now);
         stage.pass(15_000);
     }
     assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && stage.is_dead());
     let other = PathId { peer_gid: [8; 16], ..PATH };
-    let knows_after = |stage: &mut Stage, ms: u64| {
+    let knows_after = |stage: &mut Bed, ms: u64| {
         stage.pass(ms);
         stage.backoff.carried(other, stage.now);
         stage.is_dead()
@@ -185,7 +185,7 @@ fn a_dead_path_rests_for_15_s_at_most_and_is_forgotten_a_minute_after() {
 
 #[test]
 fn a_failure_that_is_not_the_paths_leaves_it_usable() {
-    let stage = Stage::new();
+    let stage = Bed::new();
     let refused = failed(libc::EINVAL);
     stage.backoff.connected(PATH, Some(&refused), stage.now);
     assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && !stage.is_dead());

@@ -40,7 +40,7 @@ impl Driver {
         let seconds = due.as_secs();
         let peer = &self.context.peer.name;
         if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
-            let (tries, limit) = (self.tries_text(), self.process.config.connect_timeout.as_secs());
+            let (tries, limit) = (self.tries_text(), self.process.config.setup.connect_timeout.as_secs());
             tracing::warn!(
                 "no rail to {peer} carries after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
             );
@@ -56,7 +56,7 @@ impl Driver {
 
     /// Returns the error of a connection on which no rail has carried within the limit.
     pub(super) fn no_first_rail(&self) -> Error {
-        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.connect_timeout.as_secs());
+        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.setup.connect_timeout.as_secs());
         Network::NoFirstRail { peer, limit, tries: self.tries_text() }.into()
     }
 

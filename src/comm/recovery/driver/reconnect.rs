@@ -178,7 +178,7 @@ impl Driver {
             Done::Connected { lane: new, way, trial, outcome } => {
                 let path = managed.path(way);
                 self.process.backoff.connected(path, outcome.as_ref().err(), now);
-                let (limit, mailboxes) = (self.process.config.probe_timeout, &self.mailboxes);
+                let (limit, mailboxes) = (self.process.config.recovery.probe_timeout, &self.mailboxes);
                 let test =
                     outcome.and_then(|()| LaneTest::start(*new, path, mailboxes, way.mtu_bytes, limit, trial, now));
                 let outcome = test.map_err(|error| error.to_string());
@@ -271,7 +271,7 @@ impl Job {
         };
         let joined = self.open().and_then(|mut new| {
             new.peer_mailbox_rkey = end.mailbox_rkey;
-            new.connect(self.role, &self.process.config, &route)?;
+            new.connect(self.role, self.process.config.acknowledgement, &route)?;
             Ok(new)
         });
         let outcome = joined.map(|new| {
@@ -293,7 +293,7 @@ impl Job {
             priority: self.priority,
         };
         lane.peer_mailbox_rkey = answer.end.mailbox_rkey;
-        let outcome = lane.connect(self.role, &self.process.config, &route);
+        let outcome = lane.connect(self.role, self.process.config.acknowledgement, &route);
         (lane, outcome)
     }
 
@@ -309,7 +309,7 @@ impl Job {
 
     /// Returns the current state of the rail.
     fn look(&self) -> Result<(Look, RailAdvert)> {
-        let look = self.rail.look(&self.process.config, &interfaces::all()?)?;
+        let look = self.rail.look(&interfaces::all()?)?;
         let advert = self.rail.advert(&look);
         Ok((look, advert))
     }
@@ -324,5 +324,5 @@ impl Job {
 
 /// Returns the right to test a path on behalf of all connections, if the path was dead until now.
 fn right_to_try(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
-    process.backoff.retry(path, SEARCH + process.config.probe_timeout, now)
+    process.backoff.retry(path, SEARCH + process.config.recovery.probe_timeout, now)
 }

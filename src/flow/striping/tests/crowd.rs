@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 const MIN: u64 = 16 * 1024;
 
 /// State shared by all connections, by rail; see [`Crowd`].
-struct Shared<'a> {
+struct CrowdState<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
     kept: &'a [Cell<f64>],
 }
 
-impl OtherConnections for Shared<'_> {
+impl OtherConnections for CrowdState<'_> {
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         self.waiting[lane.index()]
     }
@@ -34,7 +34,7 @@ impl OtherConnections for Shared<'_> {
 }
 
 /// A share in a rail's queue.
-struct Write {
+struct CrowdShare {
     connection: usize,
     message: u64,
     bytes: u64,
@@ -46,7 +46,7 @@ struct Crowd {
     stripings: Vec<Striping>,
     /// Bytes per microsecond.
     rates: Vec<f64>,
-    queues: Vec<VecDeque<Write>>,
+    queues: Vec<VecDeque<CrowdShare>>,
     /// By rail: bytes under way, bytes given since the rail was last idle, and the average fraction
     /// of its promise that the connections measured.
     waiting: Vec<u64>,
@@ -119,7 +119,7 @@ impl Crowd {
 
     fn send(&mut self, connection: usize, bytes: u64) {
         let now_ns = (self.now_us * 1000.0) as u64;
-        let others = Shared { waiting: &self.waiting, busy: &self.busy, kept: &self.kept };
+        let others = CrowdState { waiting: &self.waiting, busy: &self.busy, kept: &self.kept };
         let striping = &mut self.stripings[connection];
         let shares = if bytes > striping.whole_bytes() {
             striping.cut(bytes, now_ns, &others)
@@ -137,7 +137,7 @@ impl Crowd {
             let busy = if self.waiting[lane.index()] == 0 { 0 } else { self.busy[lane.index()] };
             self.busy[lane.index()] = busy + share.bytes;
             self.waiting[lane.index()] += share.bytes;
-            let write = Write { connection, message: self.next, bytes: share.bytes, left: share.bytes as f64 };
+            let write = CrowdShare { connection, message: self.next, bytes: share.bytes, left: share.bytes as f64 };
             self.queues[lane.index()].push_back(write);
         }
         self.messages += 1;
@@ -158,7 +158,7 @@ impl Crowd {
             if head.left > 1e-3 {
                 continue;
             }
-            let Write { connection, message, bytes: share, .. } = self.queues[lane.index()].pop_front().unwrap();
+            let CrowdShare { connection, message, bytes: share, .. } = self.queues[lane.index()].pop_front().unwrap();
             self.waiting[lane.index()] -= share;
             self.carried[lane.index()] += share;
             let carried_bytes = self.carried[lane.index()];
@@ -232,7 +232,7 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
 fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
     let kept = [const { Cell::new(0.0) }; 4];
-    let shared = |waiting| Shared { waiting, busy: &[1 << 30; 4], kept: &kept };
+    let shared = |waiting| CrowdState { waiting, busy: &[1 << 30; 4], kept: &kept };
     let shares = striping.cut(128 * 1024, 0, &shared(&[0, 0, 0, 1 << 30]));
     assert_eq!(shares.as_slice().len(), 3, "the other rails are free");
     let shares = striping.cut((1 << 17) + 128, 0, &shared(&[0, 0, 0, 1 << 30]));

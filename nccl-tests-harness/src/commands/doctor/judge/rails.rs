@@ -200,7 +200,7 @@ fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else { return };
     let usable: Vec<&Interface> =
         facts.interfaces.iter().filter(|one| one.is_up && !one.addresses.is_empty()).collect();
-    if facts.interfaces.is_empty() || usable.iter().any(|one| config.socket_interfaces.admits(&one.name, None)) {
+    if facts.interfaces.is_empty() || usable.iter().any(|one| config.setup.interfaces.admits(&one.name, None)) {
         return;
     }
     let names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();

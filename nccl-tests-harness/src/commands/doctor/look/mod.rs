@@ -29,10 +29,9 @@ pub use profiles::AutomaticProfile;
 use crate::commands::doctor::environment::Variable;
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::config::Config;
+use nccl_net_spark::config::{Config, RailConfig};
 use nccl_net_spark::interfaces::Interface;
 use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
-use std::path::PathBuf;
 
 /// The facts of a machine.
 #[derive(Debug)]
@@ -62,10 +61,10 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         not_seen.push(NotSeen::new("network interfaces and their addresses", why));
         Vec::new()
     });
-    let config = config(variables);
+    let config = config(variables).rails;
     let (ports, verbs) = ports(place, &config, not_seen);
     // The software fabric has a sysfs of its own.
-    let sysfs = if place.is_live() { PathBuf::from(&config.sysfs) } else { place.path("/sys") };
+    let sysfs = if place.is_live() { config.sysfs.clone() } else { place.path("/sys") };
     let survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
     let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
     if let Err(why) = &cuda {
@@ -106,7 +105,7 @@ fn config(variables: &[Variable]) -> Config {
 }
 
 /// Reads the ports by verbs, or by sysfs where verbs fails.
-fn ports(place: &Place, config: &Config, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
+fn ports(place: &Place, config: &RailConfig, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
     let by_sysfs = || rails::ports_from_sysfs(&place.path("/sys"));
     if !place.is_live() {
         return (by_sysfs(), Ok(()));

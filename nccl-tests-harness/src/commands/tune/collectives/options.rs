@@ -135,7 +135,7 @@ impl Options {
         let named = lookup(keep::SETTINGS_FILE);
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
         let file = keep::place(output.clone(), None)?;
-        let before = if file.exists() { keep::check(&file)?.tuner_table } else { None };
+        let before = if file.exists() { keep::check(&file)?.tuner.table } else { None };
         let settings = keep::settings(named.as_deref())?;
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
         let algorithms = unique(self.algorithms);

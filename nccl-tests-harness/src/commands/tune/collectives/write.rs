@@ -107,7 +107,7 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
 /// Writes one file; `before` is the table that the launching machine had.
 fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
     // A file that is not usable is reported by `keep`.
-    let old = keep::check(file).ok().and_then(|settings| settings.tuner_table);
+    let old = keep::check(file).ok().and_then(|settings| settings.tuner.table);
     let pair = table.map(|table| (keep::TUNER_TABLE, table.to_string()));
     let mut lines = keep::keep(file, &keep::TABLE, pair.as_slice(), remark)?;
     if let Some(old) = old.filter(|old| ![before, table].contains(&Some(old))) {
