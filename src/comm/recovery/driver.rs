@@ -405,7 +405,8 @@ impl Driver {
             Fenced::Now => Some(path.received()),
             Fenced::NotYet => None,
         });
-        if let Some(received) = fenced.unwrap_or_else(|| Some(Received::default())) {
+        // A panic in the data path has stopped nothing, so the peer gets no FENCED.
+        if let Some(received) = fenced.flatten() {
             self.recovery.fenced(lane, received, at);
         }
     }
