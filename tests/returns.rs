@@ -7,13 +7,16 @@
 mod common;
 mod sim;
 
+use common::heard::Heard;
 use nccl_net_spark::comm::datapath::lane::Stopped;
+use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
+use nccl_net_spark::wire::ids::LaneId;
 use sim::fabric::{Fabric, Pair, RAILS};
 use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
@@ -184,6 +187,22 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
+}
+
+#[test]
+fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
+    let (mut stage, heard, lane) = (Stage::new(1, 2), Heard::default(), LaneId::new(1).unwrap());
+    stage.fabric().move_to(1, Phase::Cut);
+    let pair = &stage.pairs[0];
+    pair.send.enter().unwrap().lose_by(&pair.contexts[0], lane, "a write failed".to_owned());
+    heard.by(|| stage.talk(20, |_| {}));
+    let lines = heard.take();
+    let expected = "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";
+    assert!(lines.iter().any(|(_, line)| line.starts_with(expected)), "{lines:?}");
+    stage.fabric().move_to(1, Phase::Gone);
+    stage.fabric().show(1, false);
+    drop(std::mem::take(&mut stage.pairs));
+    stage.fabric().plug_all();
 }
 
 #[test]

@@ -350,8 +350,8 @@ impl Driver {
             match fenced {
                 Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
                 Fenced::NotYet => {
-                    let why = self.rails[lane.index()].rail.device.why_away();
-                    self.recovery.rail_down(lane, why, at);
+                    let away = self.rails[lane.index()].rail.device.why_away();
+                    self.recovery.rail_down(lane, &format!("{away}: {why}"), at);
                 }
             }
         }
