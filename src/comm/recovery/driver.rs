@@ -313,12 +313,14 @@ impl Driver {
 
     /// Writes a control frame into the peer's mailbox over every rail that carries.
     fn mail(&mut self, frame: &ControlFrame) {
-        let bytes = self.mailboxes.put_frame(frame);
-        let Some(mut path) = self.path.borrow() else { return };
-        for lane in self.recovery.rails_up() {
-            let write = self.mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
-            path.post(&self.context, lane, &write);
-        }
+        let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
+        let up: Vec<_> = self.recovery.rails_up().collect();
+        self.on_path(|path, context| {
+            for lane in up {
+                let write = mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
+                path.post(context, lane, &write);
+            }
+        });
     }
 
     /// Takes in arrivals and losses of the data path. Returns true if anything arrived.
