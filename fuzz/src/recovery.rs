@@ -124,8 +124,9 @@ impl Caller {
             has_carried: false,
             now: 0,
         };
-        for lane in LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1) {
-            caller.recovery.begins_without(lane);
+        let missing: Vec<_> = LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1).collect();
+        caller.recovery.begins_without(&missing);
+        for lane in missing {
             caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
         }
         caller.has_carried = caller.rails.contains(&Rail::Used);

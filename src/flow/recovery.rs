@@ -120,13 +120,16 @@ impl Recovery {
         }
     }
 
-    /// Marks a rail of a new connection as not carrying yet. Nothing was posted on it, so no fence
-    /// is needed. The handshake was its first attempt, and the connecting side tries again later.
-    pub fn begins_without(&mut self, lane: LaneId) {
-        if let Some(rail) = self.rails.get_mut(lane.index()) {
+    /// Marks rails of a new connection as not carrying yet. Nothing was posted on them, so no fence
+    /// is needed. The handshake was their first attempt, and the connecting side tries again later.
+    pub fn begins_without(&mut self, lanes: &[LaneId]) {
+        for lane in lanes {
+            let rail = &mut self.rails[lane.index()];
             (rail.attempts, rail.has_carried) = (1, false);
-            let retry_at = self.pause(lane);
-            self.rails[lane.index()].state = State::Down { retry_at };
+        }
+        // The pauses are shorter if no rail carries, so every rail has to be marked by now.
+        for lane in lanes {
+            self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
         }
     }
 

@@ -103,11 +103,11 @@ impl Driver {
         let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
-        for (lane, managed) in LaneId::all(rails.len()).zip(&mut rails).filter(|(_, managed)| managed.opening.is_none())
-        {
-            recovery.begins_without(lane);
+        let missing: Vec<_> = LaneId::all(rails.len()).filter(|lane| rails[lane.index()].opening.is_none()).collect();
+        recovery.begins_without(&missing);
+        for lane in missing {
             outages.begins_without(lane, now);
-            managed.outages.lost(now);
+            rails[lane.index()].outages.lost(now);
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let (origin, is_owing, warnings, asked_at) = Default::default();

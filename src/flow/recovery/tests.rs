@@ -186,7 +186,7 @@ fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
 #[test]
 fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     let mut end = End::new(Role::Sender);
-    end.recovery.begins_without(lane(1));
+    end.recovery.begins_without(&[lane(1)]);
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0)]);
     end.recovery.tick(0);
     assert_eq!(end.actions(), []);
@@ -194,6 +194,16 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
     // Nothing was posted on that rail, so no FENCED is needed.
     assert_eq!(end.says(2 * RETRY), None);
+}
+
+#[test]
+fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
+    let mut end = End::new(Role::Sender);
+    end.recovery.begins_without(&[lane(0), lane(1)]);
+    end.recovery.tick(RETRY - 1);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(RETRY);
+    assert_eq!(end.actions(), [Action::OpenQps(lane(0)), Action::OpenQps(lane(1))]);
 }
 
 #[test]

@@ -218,10 +218,8 @@ impl World {
         let mut used = [[Some(0); RAILS]; 2];
         let mut end = |role| {
             let mut end = Recovery::new(role, LIMITS, RAILS);
-            for lane in &missing {
-                end.begins_without(*lane);
-                used[role as usize][lane.index()] = None;
-            }
+            end.begins_without(&missing);
+            missing.iter().for_each(|lane| used[role as usize][lane.index()] = None);
             end
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
