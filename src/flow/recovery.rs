@@ -83,7 +83,8 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Losses and failed attempts since the rail was last in use for [`STEADY`].
+    /// Losses and failed attempts since the rail was last in use for [`STEADY`], and the attempt
+    /// under way.
     attempts: u32,
     /// Number of the last JOIN that was sent or received.
     request: u8,
@@ -456,7 +457,11 @@ impl Recovery {
         match (&rail.state, &to) {
             (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
             (State::Up { .. }, _) | (_, State::Opening) => rail.attempts += 1,
-            (_, State::Up { .. }) => (rail.has_carried, self.dark_since) = (true, None),
+            (_, State::Up { .. }) => {
+                (rail.has_carried, self.dark_since) = (true, None);
+                // The attempt that has succeeded does not count.
+                rail.attempts = rail.attempts.saturating_sub(1);
+            }
             _ => {}
         }
         let from = std::mem::replace(&mut rail.state, to.clone());

@@ -207,6 +207,30 @@ fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
 }
 
 #[test]
+fn each_loss_soon_after_a_return_doubles_the_pause() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let losses = [(0, RETRY), (STEADY, 2 * RETRY), (STEADY, 4 * RETRY), (STEADY, 4 * RETRY), (STEADY + 1, RETRY)];
+    for (attempt, (used, pause)) in (1..).zip(losses) {
+        now += used;
+        end.loses_a_rail(now);
+        end.recovery.tick(now + pause - 1);
+        assert_eq!(end.actions(), [], "loss {attempt}");
+        now += pause;
+        end.recovery.tick(now);
+        assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+        end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
+        assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
+        end.hears(&joined(0, attempt), now);
+        end.recovery.connected(lane(0), Ok(()), now);
+        end.recovery.probed(lane(0), Ok(()), now);
+        end.recovery.activated(lane(0), Ok(()), now);
+        assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
+        end.hears(&ControlMessage::AreYouThere, now);
+        end.actions();
+    }
+}
+
+#[test]
 fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
     for (word, done) in [
         (ControlMessage::Live { lane: lane(0) }, Action::Activate(lane(0))),
