@@ -50,8 +50,9 @@ const DOUBLED_AT_MOST: u32 = 2;
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 /// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
-/// Time for the peer to answer a JOIN. Its kernel may have to resolve a neighbour's address first.
-const ANSWER: u64 = 10 * SECOND;
+/// Time for one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
+/// kernel may have to resolve a neighbour's address first.
+const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
 /// Number of queued messages at which no more attempts are started.
@@ -283,7 +284,7 @@ impl Recovery {
     /// Reports the result of [`Action::OpenQps`]: the rail's current description and the new queue
     /// pairs.
     pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
-        if self.state(lane) != Some(&State::Opening) {
+        if !matches!(self.state(lane), Some(State::Opening { .. })) {
             return;
         }
         match outcome {
@@ -292,7 +293,7 @@ impl Recovery {
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
-                self.transition(lane, State::Requested { until: now + ANSWER }, Cause::Done, now);
+                self.transition(lane, State::Requested { until: now + STEP }, Cause::Done, now);
                 let rail = &mut self.rails[lane.index()];
                 rail.request = rail.request.wrapping_add(1);
                 let attempt = rail.request;
@@ -305,7 +306,7 @@ impl Recovery {
 
     /// Reports the result of [`Action::ConnectQps`].
     pub fn connected(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
-        if self.state(lane) != Some(&State::Connecting) {
+        if !matches!(self.state(lane), Some(State::Connecting { .. })) {
             return;
         }
         match outcome {
@@ -404,14 +405,14 @@ impl Recovery {
                 ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
                 State::Requested { .. },
             ) if attempt == rail.request => {
-                self.transition(lane, State::Connecting, Cause::Done, now);
+                self.transition(lane, State::Connecting { until: now + STEP }, Cause::Done, now);
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
                 ControlMessage::NotNow { attempt, why, .. },
                 State::Requested { .. }
-                | State::Connecting
+                | State::Connecting { .. }
                 | State::Probing { .. }
                 | State::Answering
                 | State::AwaitingLive,
@@ -456,7 +457,7 @@ impl Recovery {
         let rail = &mut self.rails[lane.index()];
         match (&rail.state, &to) {
             (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
-            (State::Up { .. }, _) | (_, State::Opening) => rail.attempts += 1,
+            (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,
             (_, State::Up { .. }) => {
                 (rail.has_carried, self.dark_since) = (true, None);
                 // The attempt that has succeeded does not count.

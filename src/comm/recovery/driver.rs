@@ -373,7 +373,11 @@ impl Driver {
                         self.recovery.opened(lane, Err(why), at);
                     }
                 }
-                Action::AnswerQps(lane, rail, end) => self.answer_qps(lane, rail, end, now),
+                Action::AnswerQps(lane, rail, end) => {
+                    if let Err(why) = self.answer_qps(lane, rail, end, now) {
+                        self.recovery.answered(lane, Err(why), at);
+                    }
+                }
                 Action::ConnectQps(lane, answer) => {
                     if let Err(why) = self.connect_qps(lane, answer, now) {
                         self.recovery.connected(lane, Err(why), at);
