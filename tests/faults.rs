@@ -8,10 +8,18 @@ mod sim;
 
 use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
+use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A process has one fabric and one virtual clock, so the tests run one at a time.
+static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+
+fn turn() -> MutexGuard<'static, Option<Fabric>> {
+    FABRIC.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Lets both drivers run and exchange their messages.
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
@@ -30,34 +38,56 @@ fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     }
 }
 
+/// Lets a panic go through the data path of one side.
+fn break_path(pair: &Pair, side: usize) {
+    let fault = catch_unwind(AssertUnwindSafe(|| {
+        let _held = (pair.send.enter().filter(|_| side == 0), pair.recv.enter().filter(|_| side == 1));
+        panic!("on purpose");
+    }));
+    assert!(fault.is_err());
+}
+
+#[test]
+fn a_data_path_with_a_fault_does_not_say_that_it_has_stopped_a_rail() {
+    let mut fabric = turn();
+    let fabric = fabric.get_or_insert_with(Fabric::new);
+    for broken in [0, 1] {
+        let mut pair = fabric.connect(2, 1);
+        talk(fabric, &mut pair);
+        break_path(&pair, broken);
+        let (rail, now) = (fabric.hosts[1 - broken].process().rails[1].clone(), fabric.now());
+        pair.drivers[1 - broken].port_changed(&rail, PortChange::Down, now);
+        talk(fabric, &mut pair);
+        let text = pair.drivers[1 - broken].text();
+        assert_eq!(text, "x0:1 to x0:1: up, x1:1 to x1:1: lost, not acknowledged by the peer");
+    }
+}
+
 #[test]
 fn a_data_path_with_a_fault_is_left_alone_and_both_ends_part_in_good_order() {
-    let mut fabric = Fabric::new();
+    let mut fabric = turn();
+    let fabric = fabric.get_or_insert_with(Fabric::new);
     for broken in [0, 1] {
         let mut pair = fabric.connect(2, 1);
         let paths: [Arc<dyn SharedPath>; 2] = [pair.send.clone(), pair.recv.clone()];
-        talk(&mut fabric, &mut pair);
+        talk(fabric, &mut pair);
         // Polls of the service thread do not count as use. A connection without other use is polled
         // in each round.
         assert!(paths.iter().all(|path| path.is_unused()));
-        let fault = catch_unwind(AssertUnwindSafe(|| {
-            let _held = (pair.send.enter().filter(|_| broken == 0), pair.recv.enter().filter(|_| broken == 1));
-            panic!("on purpose");
-        }));
-        assert!(fault.is_err());
+        break_path(&pair, broken);
         assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
-        talk(&mut fabric, &mut pair);
+        talk(fabric, &mut pair);
         assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
         // A message from the other end does not make its driver touch the data path or blame the
         // peer.
         pair.drivers[1 - broken].close();
-        talk(&mut fabric, &mut pair);
+        talk(fabric, &mut pair);
         assert!(
             matches!(pair.contexts[broken].peer.presence(), PeerState::Closed { .. }),
             "the other end's BYE has arrived"
         );
         pair.drivers[broken].close();
-        talk(&mut fabric, &mut pair);
+        talk(fabric, &mut pair);
         let heard = pair.contexts[1 - broken].peer.presence();
         assert_eq!(heard, PeerState::Closed { delivered: 0 }, "its BYE has arrived");
     }

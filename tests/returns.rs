@@ -7,14 +7,18 @@
 mod common;
 mod sim;
 
+use common::heard::Heard;
 use nccl_net_spark::comm::datapath::lane::Stopped;
+use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
+use nccl_net_spark::wire::ids::LaneId;
 use sim::fabric::{Fabric, Pair, RAILS};
+use sim::threads;
 use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,6 +42,8 @@ impl Stage {
             fabric.set_path(rail, PathFault::Silent, false);
         }
         fabric.forget_silence();
+        threads::hang_no_more();
+        threads::let_return();
         fabric.pass(1_000_000_000);
         let pairs = (0..connections).map(|_| fabric.connect(rails, 1)).collect();
         Self { fabric: turn, pairs }
@@ -184,6 +190,52 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
+}
+
+/// Steps of an attempt: the sender creates queue pairs, the receiver answers, the sender connects.
+#[test]
+fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_device() {
+    for step in [0, 1, 2] {
+        let (mut stage, heard) = (Stage::new(2, 2), Heard::default());
+        let lose_and_return = |stage: &mut Stage| {
+            stage.set(&[1], false);
+            stage.talk(200, |_| {});
+            stage.set(&[1], true);
+        };
+        lose_and_return(&mut stage);
+        threads::hang_after(step);
+        stage.talk(200, |_| {});
+        let (up, lost) = ("x0:1 to x0:1: up, x1:1 to x1:1: up", "x0:1 to x0:1: up, x1:1 to x1:1: lost");
+        assert_eq!(stage.text()[1], [up; 2], "another connection does not wait");
+        assert_ne!(stage.text()[0], [up; 2], "step {step} hangs");
+        heard.by(|| stage.talk(20_000, |_| {}));
+        assert_eq!(stage.text(), [[lost; 2], [up; 2]]);
+        heard.by(|| lose_and_return(&mut stage));
+        heard.by(|| stage.talk(5_000, |_| {}));
+        assert_eq!(stage.text(), [[lost; 2]; 2], "the device gets no second thread");
+        assert_eq!(threads::hung(), 1);
+        let warnings = heard.take().into_iter().filter(|(_, line)| line.contains("has not finished a call")).count();
+        assert_eq!(warnings, 1);
+        threads::let_return();
+        stage.talk(5_000, |_| {});
+        assert!(stage.is_whole(), "{:?}", stage.text());
+    }
+}
+
+#[test]
+fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
+    let (mut stage, heard, lane) = (Stage::new(1, 2), Heard::default(), LaneId::new(1).unwrap());
+    stage.fabric().move_to(1, Phase::Cut);
+    let pair = &stage.pairs[0];
+    pair.send.enter().unwrap().lose_by(&pair.contexts[0], lane, "a write failed".to_owned());
+    heard.by(|| stage.talk(20, |_| {}));
+    let lines = heard.take();
+    let expected = "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";
+    assert!(lines.iter().any(|(_, line)| line.starts_with(expected)), "{lines:?}");
+    stage.fabric().move_to(1, Phase::Gone);
+    stage.fabric().show(1, false);
+    drop(std::mem::take(&mut stage.pairs));
+    stage.fabric().plug_all();
 }
 
 #[test]

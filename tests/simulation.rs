@@ -19,6 +19,7 @@ mod sim;
 
 use sim::fabric::Fabric;
 use sim::run::Run;
+use sim::threads;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -39,5 +40,6 @@ fn nothing_is_lost_or_doubled_whatever_happens_to_the_rails() {
             Err(_) => panic!("seed {seed} (SPARK_SIM_SEED={seed} repeats it)"),
         }
     }
-    println!("{} runs, {messages} messages, {losses} times a rail was lost", seeds.end - seeds.start);
+    let (runs, hung) = (seeds.end - seeds.start, threads::total());
+    println!("{runs} runs, {messages} messages, {losses} times a rail was lost, {hung} times a call hung");
 }

@@ -18,7 +18,7 @@ use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
 /// Kinds of events on the tape.
-const STEPS: u8 = 13;
+const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
@@ -31,6 +31,8 @@ enum Rail {
     CutOff,
     /// None. `by_peer`: the peer has said that it has stopped its own.
     Stopped { by_peer: bool },
+    /// A thread makes or connects new queue pairs.
+    Working,
     /// New queue pairs. JOIN names them to the peer.
     New,
     /// New queue pairs that are connected.
@@ -82,6 +84,7 @@ pub fn check(data: &[u8]) -> bool {
             10 => caller.report(),
             11 => caller.close(),
             12 => caller.recovery.bootstrap_away(lane.index() == 0, caller.now),
+            13 => caller.finish(lane),
             _ => caller.now += [SECOND / 100, SECOND / 2, 3 * SECOND, 20 * SECOND][tape.below(4)],
         }
         caller.act(&mut tape);
@@ -124,8 +127,9 @@ impl Caller {
             has_carried: false,
             now: 0,
         };
-        for lane in LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1) {
-            caller.recovery.begins_without(lane);
+        let missing: Vec<_> = LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1).collect();
+        caller.recovery.begins_without(&missing);
+        for lane in missing {
             caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
         }
         caller.has_carried = caller.rails.contains(&Rail::Used);
@@ -165,7 +169,7 @@ impl Caller {
                 _ if !is_lost => {}
                 Rail::Used => panic!("a rail in use is not lost"),
                 Rail::CutOff => self.recovery.rail_down(lane, "cut off", self.now),
-                Rail::Stopped { .. } | Rail::New | Rail::Connected => {
+                Rail::Stopped { .. } | Rail::Working | Rail::New | Rail::Connected => {
                     self.recovery.lost(lane, "loss", Received::default(), self.now);
                 }
             }
@@ -218,18 +222,20 @@ impl Caller {
                     assert!(has_said, "nothing is resent before the peer says FENCED");
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
-                Action::OpenQps(lane) => self.open(lane, tape.below(4) == 3),
-                Action::AnswerQps(lane, ..) => self.answer(lane, tape.below(4) == 3),
+                Action::OpenQps(lane) => {
+                    assert!(!self.has_ended, "a connection that has ended asks for no rail");
+                    assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::Stopped { by_peer: true }));
+                    self.work(lane, tape);
+                }
+                Action::AnswerQps(lane, ..) => {
+                    let rail = self.rails[lane.index()];
+                    assert_eq!((self.role, rail), (Role::Receiver, Rail::Stopped { by_peer: true }));
+                    self.work(lane, tape);
+                }
                 Action::ConnectQps(lane, _) => {
-                    let failed = tape.below(4) == 3;
                     assert!(!self.has_ended, "a connection that has ended connects nothing");
                     assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::New));
-                    if !failed {
-                        self.rails[lane.index()] = Rail::Connected;
-                    } else {
-                        self.rails[lane.index()] = Rail::Stopped { by_peer: true };
-                    }
-                    self.recovery.connected(lane, if failed { Err("no way".to_owned()) } else { Ok(()) }, self.now);
+                    self.work(lane, tape);
                 }
                 Action::Activate(lane) => {
                     assert!(!self.has_ended, "a connection that has ended takes no rail into use");
@@ -243,7 +249,7 @@ impl Caller {
                     self.recovery.activated(lane, Ok(()), self.now);
                 }
                 Action::DropQps(lane) => {
-                    assert!(matches!(self.rails[lane.index()], Rail::New | Rail::Connected));
+                    assert!(matches!(self.rails[lane.index()], Rail::Working | Rail::New | Rail::Connected));
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::Fail(failure) => {
@@ -274,29 +280,44 @@ impl Caller {
         assert!(is_true, "{failure:?} with {:?}", self.rails);
     }
 
-    fn open(&mut self, lane: LaneId, failed: bool) {
-        assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::Stopped { by_peer: true }));
-        assert!(!self.has_ended, "a connection that has ended asks for no rail");
-        let outcome = if failed { Err("port down".to_owned()) } else { Ok((advert(), end(1))) };
-        if !failed {
-            self.rails[lane.index()] = Rail::New;
+    /// Starts a thread that makes or connects queue pairs. It succeeds, hangs or fails.
+    fn work(&mut self, lane: LaneId, tape: &mut Tape<'_>) {
+        self.rails[lane.index()] = Rail::Working;
+        match tape.below(4) {
+            3 => self.end_work(lane, true),
+            2 => {}
+            _ => self.end_work(lane, false),
         }
-        self.recovery.opened(lane, outcome, self.now);
     }
 
-    fn answer(&mut self, lane: LaneId, failed: bool) {
-        assert_eq!((self.role, self.rails[lane.index()]), (Role::Receiver, Rail::Stopped { by_peer: true }));
-        let answer = Answer {
-            connector_gid: [1; 16],
-            acceptor_gid: [2; 16],
-            mtu_bytes: 1024,
-            end: end(2),
-            epoch: Epoch::default(),
-        };
-        if !failed {
-            self.rails[lane.index()] = Rail::Connected;
+    /// A thread that hangs returns.
+    fn finish(&mut self, lane: LaneId) {
+        if self.rails[lane.index()] == Rail::Working {
+            self.end_work(lane, false);
         }
-        self.recovery.answered(lane, if failed { Err("no way".to_owned()) } else { Ok(answer) }, self.now);
+    }
+
+    fn end_work(&mut self, lane: LaneId, failed: bool) {
+        let fails = || "no way".to_owned();
+        let stopped = Rail::Stopped { by_peer: true };
+        match self.recovery.state(lane) {
+            Some(State::Opening { .. }) => {
+                self.rails[lane.index()] = if failed { stopped } else { Rail::New };
+                let outcome = if failed { Err(fails()) } else { Ok((advert(), end(1))) };
+                self.recovery.opened(lane, outcome, self.now);
+            }
+            Some(State::Connecting { .. }) => {
+                self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
+                self.recovery.connected(lane, if failed { Err(fails()) } else { Ok(()) }, self.now);
+            }
+            Some(State::Answering) => {
+                self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
+                let (connector_gid, acceptor_gid, mtu_bytes, epoch) = ([1; 16], [2; 16], 1024, Epoch::default());
+                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end: end(2), epoch };
+                self.recovery.answered(lane, if failed { Err(fails()) } else { Ok(answer) }, self.now);
+            }
+            other => panic!("a thread works for rail {lane} in {other:?}"),
+        }
     }
 
     /// Compares recovery's state of each rail with the caller's queue pairs, after all actions.
@@ -310,9 +331,8 @@ impl Caller {
                 State::Fencing { .. } => Rail::CutOff,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
                 State::Down { .. } => Rail::Stopped { by_peer: true },
-                State::Opening | State::Connecting | State::Answering | State::Activating => {
-                    panic!("rail {lane} waits for an action that was executed")
-                }
+                State::Opening { .. } | State::Connecting { .. } | State::Answering => Rail::Working,
+                State::Activating => panic!("rail {lane} waits for an action that was executed"),
                 State::Requested { .. } => Rail::New,
                 State::Probing { .. } | State::AwaitingLive => Rail::Connected,
             };

@@ -4,7 +4,7 @@ use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 
@@ -32,28 +32,31 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
     Builder::new().name(name.to_owned()).spawn(start).map(drop)
 }
 
-/// True after [`work_in_place`].
-static IN_PLACE: AtomicBool = AtomicBool::new(false);
+/// Work for a thread of its own.
+pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Makes [`detach`] run all later work of this process on the calling thread. For a simulation,
-/// whose runs must repeat exactly and whose devices always answer.
-pub fn work_in_place() {
-    IN_PLACE.store(true, Ordering::Relaxed);
+/// Set by [`replace`].
+static REPLACEMENT: OnceLock<fn(&'static str, Work)> = OnceLock::new();
+
+/// Makes [`detach`] give all later work of this process to `run`, with the thread's name, and start
+/// no thread. For a simulation, whose runs must repeat exactly: it does the work immediately, or
+/// later if the thread is to hang. The first call counts.
+pub fn replace(run: fn(&'static str, Work)) {
+    REPLACEMENT.get_or_init(|| run);
 }
 
 /// Runs `work` on a thread of its own, or on the calling thread if none can be started. The work
 /// may block, so every wait for the thread needs a timeout.
 pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
-    // Relaxed: set before there is any work.
-    if IN_PLACE.load(Ordering::Relaxed) {
-        return work();
+    if let Some(run) = REPLACEMENT.get() {
+        return run(name, Box::new(work));
     }
     // The work is sent only after the thread has started: a spawn that fails drops its closure, and
     // the work would be lost with it.
     let (hand, task) = sync_channel(1);
     let take = move || {
         if let Ok(work) = task.recv() {
-            let work: Box<dyn FnOnce() + Send> = work;
+            let work: Work = work;
             work();
         }
     };

@@ -50,8 +50,9 @@ const DOUBLED_AT_MOST: u32 = 2;
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 /// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
-/// Time for the peer to answer a JOIN. Its kernel may have to resolve a neighbour's address first.
-const ANSWER: u64 = 10 * SECOND;
+/// Time for one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
+/// kernel may have to resolve a neighbour's address first.
+const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
 /// Number of queued messages at which no more attempts are started.
@@ -83,7 +84,8 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Losses and failed attempts since the rail was last in use for [`STEADY`].
+    /// Losses and failed attempts since the rail was last in use for [`STEADY`], and the attempt
+    /// under way.
     attempts: u32,
     /// Number of the last JOIN that was sent or received.
     request: u8,
@@ -120,13 +122,16 @@ impl Recovery {
         }
     }
 
-    /// Marks a rail of a new connection as not carrying yet. Nothing was posted on it, so no fence
-    /// is needed. The handshake was its first attempt, and the connecting side tries again later.
-    pub fn begins_without(&mut self, lane: LaneId) {
-        if let Some(rail) = self.rails.get_mut(lane.index()) {
+    /// Marks rails of a new connection as not carrying yet. Nothing was posted on them, so no fence
+    /// is needed. The handshake was their first attempt, and the connecting side tries again later.
+    pub fn begins_without(&mut self, lanes: &[LaneId]) {
+        for lane in lanes {
+            let rail = &mut self.rails[lane.index()];
             (rail.attempts, rail.has_carried) = (1, false);
-            let retry_at = self.pause(lane);
-            self.rails[lane.index()].state = State::Down { retry_at };
+        }
+        // The pauses are shorter if no rail carries, so every rail has to be marked by now.
+        for lane in lanes {
+            self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
         }
     }
 
@@ -279,7 +284,7 @@ impl Recovery {
     /// Reports the result of [`Action::OpenQps`]: the rail's current description and the new queue
     /// pairs.
     pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
-        if self.state(lane) != Some(&State::Opening) {
+        if !matches!(self.state(lane), Some(State::Opening { .. })) {
             return;
         }
         match outcome {
@@ -288,7 +293,7 @@ impl Recovery {
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
-                self.transition(lane, State::Requested { until: now + ANSWER }, Cause::Done, now);
+                self.transition(lane, State::Requested { until: now + STEP }, Cause::Done, now);
                 let rail = &mut self.rails[lane.index()];
                 rail.request = rail.request.wrapping_add(1);
                 let attempt = rail.request;
@@ -301,7 +306,7 @@ impl Recovery {
 
     /// Reports the result of [`Action::ConnectQps`].
     pub fn connected(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
-        if self.state(lane) != Some(&State::Connecting) {
+        if !matches!(self.state(lane), Some(State::Connecting { .. })) {
             return;
         }
         match outcome {
@@ -400,14 +405,14 @@ impl Recovery {
                 ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
                 State::Requested { .. },
             ) if attempt == rail.request => {
-                self.transition(lane, State::Connecting, Cause::Done, now);
+                self.transition(lane, State::Connecting { until: now + STEP }, Cause::Done, now);
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
                 ControlMessage::NotNow { attempt, why, .. },
                 State::Requested { .. }
-                | State::Connecting
+                | State::Connecting { .. }
                 | State::Probing { .. }
                 | State::Answering
                 | State::AwaitingLive,
@@ -452,8 +457,12 @@ impl Recovery {
         let rail = &mut self.rails[lane.index()];
         match (&rail.state, &to) {
             (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
-            (State::Up { .. }, _) | (_, State::Opening) => rail.attempts += 1,
-            (_, State::Up { .. }) => (rail.has_carried, self.dark_since) = (true, None),
+            (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,
+            (_, State::Up { .. }) => {
+                (rail.has_carried, self.dark_since) = (true, None);
+                // The attempt that has succeeded does not count.
+                rail.attempts = rail.attempts.saturating_sub(1);
+            }
             _ => {}
         }
         let from = std::mem::replace(&mut rail.state, to.clone());

@@ -116,8 +116,7 @@ impl Fabric {
     }
 
     fn of(text: &str) -> Self {
-        // Without helper threads, so that each run repeats exactly.
-        nccl_net_spark::comm::threads::work_in_place();
+        super::threads::replace();
         let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{fabric}.profile"));

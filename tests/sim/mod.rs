@@ -7,6 +7,7 @@ pub mod model;
 pub mod removals;
 pub mod run;
 pub mod tcp;
+pub mod threads;
 
 /// Pseudo-random numbers that depend only on a seed (splitmix64).
 pub struct Dice(u64);

@@ -1,7 +1,8 @@
-//! Functions that fail, leave the bus and return during a run, and the signs of that on both hosts.
+//! Functions that fail, leave the bus and return during a run, and the signs of that on both hosts;
+//! functions that hang in a call.
 
-use super::Dice;
 use super::fabric::{Fabric, RAILS};
+use super::{Dice, threads};
 use nccl_net_spark::comm::Rail;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
@@ -21,6 +22,39 @@ pub struct Removals {
     unread: [[bool; RAILS]; 2],
     /// Each side looks once in this many rounds.
     seldom: [u64; 2],
+    hangs: Hangs,
+}
+
+/// Calls that hang while they make or connect queue pairs.
+struct Hangs {
+    /// Dice of their own, so that they do not change the runs of older seeds.
+    dice: Dice,
+    left: u64,
+    /// Time at which the calls that hang return.
+    until_ns: u64,
+}
+
+impl Hangs {
+    /// Draws the hangs of a run: none in most runs, because each may take many steps.
+    fn new(seed: u64) -> Self {
+        threads::hang_no_more();
+        threads::let_return();
+        let mut dice = Dice::new(seed ^ 0xca11);
+        let left = if dice.one_in(24) { 1 + dice.below(2) } else { 0 };
+        Self { dice, left, until_ns: 0 }
+    }
+
+    fn go_on(&mut self, now_ns: u64) {
+        if self.left > 0 && self.dice.one_in(16) {
+            self.left -= 1;
+            threads::hang_after(self.dice.below(4) as usize);
+            // An attempt is given up after 10 s.
+            self.until_ns = now_ns + [1_000_000_000, 15_000_000_000][self.dice.below(2) as usize];
+        }
+        if now_ns >= self.until_ns {
+            threads::let_return();
+        }
+    }
 }
 
 enum Step {
@@ -44,16 +78,18 @@ impl Step {
 
 impl Removals {
     /// Plans `left` removals. All functions are on the bus.
-    pub fn new(left: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
+    pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let seldom = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
-        Self { left, is_used: false, plan: Vec::new(), opened: [opened; 2], unread: Default::default(), seldom }
+        let (is_used, plan, unread, hangs) = (false, Vec::new(), Default::default(), Hangs::new(seed));
+        Self { left, is_used, plan, opened: [opened; 2], unread, seldom, hangs }
     }
 
     /// Takes the due steps, and sometimes lets a rail's function fail or cuts it off. Returns true
     /// in that case.
     pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
+        self.hangs.go_on(now_ns);
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
         for (_, rail, step) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
             step.take(fabric, rail);
@@ -88,9 +124,11 @@ impl Removals {
         is_to_go
     }
 
-    /// Ends all removals: every function is on the bus, and none will leave.
+    /// Ends all removals: every function is on the bus, and none will leave. A call that hangs
+    /// returns in its time.
     pub fn end(&mut self, fabric: &Fabric) {
-        self.left = 0;
+        (self.left, self.hangs.left) = (0, 0);
+        threads::hang_no_more();
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
         for (_, rail, step) in self.plan.drain(..) {
             step.take(fabric, rail);

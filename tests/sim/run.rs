@@ -1,10 +1,10 @@
 //! One run: its events, drawn by the dice.
 
-use super::Dice;
 use super::fabric::{Fabric, Pair, RAILS, Start};
 use super::model::Model;
 use super::removals::Removals;
 use super::tcp::Tcp;
+use super::{Dice, threads};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::peer::PeerState;
@@ -121,7 +121,7 @@ impl<'f> Run<'f> {
         // Only for runs that complete: a side that closes while a function is cut off cannot know
         // if its NIC is idle.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
-        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, fabric, &mut own);
+        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, seed, fabric, &mut own);
         let (model, events, held, tally) = Default::default();
         Self {
             fabric,
@@ -521,6 +521,7 @@ impl<'f> Run<'f> {
         let Self { fabric, pair, tally, .. } = self;
         let bound = pair.bound.clone();
         drop((pair, path));
+        threads::let_return();
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
         assert_eq!(
             bound.map_or(0, |bound| bound.taken_bytes()),

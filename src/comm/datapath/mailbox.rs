@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Both mailboxes of a connection.
+#[derive(Clone)]
 pub struct Mailboxes {
     /// This end's mailbox. The keys of both mailboxes are in the lanes.
     pub region: Arc<Region>,

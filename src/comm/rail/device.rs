@@ -29,6 +29,13 @@
 //! The service thread asks, and takes the answer in a later round ([`RailDevice::ask`]).
 //! [`RailDevice::query`] waits for the answer up to that limit, and not at all for a stuck device.
 //!
+//! # Calls of attempts
+//!
+//! An attempt to reconnect a rail creates and connects queue pairs on a thread of its own. Those
+//! calls may hang in the device too, even while it answers questions. An attempt whose call takes
+//! too long is given up, and its thread stays. Until that thread has returned from the call, no
+//! other attempt of any connection may begin one on the device ([`RailDevice::begin_call`]).
+//!
 //! # Return
 //!
 //! A device that returns is a new one of the same name, with other keys.
@@ -47,7 +54,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The device of a rail. Not for the data path: its methods lock, and some send commands to the
@@ -61,6 +68,7 @@ pub struct RailDevice {
     /// Number of kernel errors that report the device as removed or failed.
     doubts: AtomicU64,
     questions: Questions,
+    given_up: Mutex<GivenUpCalls>,
     /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
     /// Time of the last search for a device with this name, and the number of failures to use one
@@ -129,18 +137,10 @@ impl RailDevice {
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
-        let (doubts, questions, asked, looked_for) = Default::default();
+        let (doubts, questions, given_up, asked, looked_for) = Default::default();
         let opening = Opening { pd, number: 0, entry: inode(&entry) };
-        Self {
-            name,
-            entry,
-            library,
-            state: Mutex::new(DeviceState::Here(opening)),
-            doubts,
-            questions,
-            asked,
-            looked_for,
-        }
+        let state = Mutex::new(DeviceState::Here(opening));
+        Self { name, entry, library, state, doubts, questions, given_up, asked, looked_for }
     }
 
     /// Returns the protection domain.
@@ -180,7 +180,7 @@ impl RailDevice {
 
     /// Returns true while a command to the device may never return.
     pub fn is_stuck(&self) -> bool {
-        matches!(&*self.lock(), DeviceState::Stuck(_))
+        matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
     /// Like [`RailDevice::opened`], for registrations. A returning device gets them before its
@@ -490,6 +490,63 @@ impl RailDevice {
             drop(tell.send(found));
         });
         Some(answer)
+    }
+}
+
+/// Calls of attempts that were given up. The thread that makes a call keeps it alive.
+#[derive(Default)]
+struct GivenUpCalls {
+    calls: Vec<Weak<Call>>,
+    /// True once a warning has reported them.
+    was_reported: bool,
+}
+
+/// A call that creates or connects queue pairs for an attempt. The thread that makes the call drops
+/// this when the call has returned.
+#[derive(Debug)]
+pub struct Call {
+    began: Instant,
+}
+
+impl RailDevice {
+    /// Begins a call that creates or connects queue pairs for an attempt. Logs a WARN, once, if a
+    /// call of an earlier attempt hangs.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] while a call of an attempt that was given up has not returned. Another
+    /// thread would probably hang too.
+    pub fn begin_call(&self, now: Instant) -> Result<Arc<Call>> {
+        let mut given_up = self.given_up();
+        let Some(first) = given_up.calls.iter().find_map(Weak::upgrade) else {
+            given_up.was_reported = false;
+            return Ok(Arc::new(Call { began: now }));
+        };
+        let waited = now.saturating_duration_since(first.began);
+        let is_news = waited >= PATIENCE && !std::mem::replace(&mut given_up.was_reported, true);
+        drop(given_up);
+        if is_news {
+            tracing::warn!(
+                "device {} has not finished a call for {:.0} s: no lost rail on it is tried again until it has; see dmesg",
+                self.name,
+                waited.as_secs_f64()
+            );
+        }
+        Err(Missing::Silent(self.name.clone()).into())
+    }
+
+    /// Records that the attempt of a call was given up. A call that has returned changes nothing.
+    pub fn give_up_call(&self, call: &Weak<Call>) {
+        if call.strong_count() > 0 {
+            self.given_up().calls.push(Weak::clone(call));
+        }
+    }
+
+    /// Returns the calls of given-up attempts that have not returned.
+    fn given_up(&self) -> MutexGuard<'_, GivenUpCalls> {
+        // A panic of a holder leaves the list complete.
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        given_up.calls.retain(|call| call.strong_count() > 0);
+        given_up
     }
 }
 

@@ -4,15 +4,15 @@
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::device::DevicePresence;
+use crate::comm::rail::device::{Call, DevicePresence, RailDevice};
 use crate::comm::rail::{Look, Rail};
 use crate::counters::Outages;
 use crate::error::Result;
 use crate::flow::recovery::{Answer, State};
 use crate::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Weak};
 
 /// State of one rail of a connection.
 pub struct ManagedRail {
@@ -44,12 +44,45 @@ pub struct ManagedRail {
 
 /// New queue pairs that are not in use yet.
 pub enum Attempt {
-    /// A thread creates or connects the queue pairs, and sends its result here.
-    Working(Receiver<Done>),
+    /// A thread creates or connects the queue pairs.
+    Working(Worker),
     /// The peer was asked for its queue pairs.
     Asked(Box<Asked>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
+}
+
+/// The thread of an attempt, from its start until its result is taken. Dropping this value gives
+/// the attempt up. The device then counts the thread's call among those that may hang.
+pub struct Worker {
+    result: Receiver<Done>,
+    device: Arc<RailDevice>,
+    call: Weak<Call>,
+}
+
+impl Worker {
+    /// Returns the state of a thread that makes `call` on `device` and then sends `result`.
+    pub fn new(result: Receiver<Done>, device: &Arc<RailDevice>, call: &Arc<Call>) -> Self {
+        Self { result, device: Arc::clone(device), call: Arc::downgrade(call) }
+    }
+
+    /// Takes the result.
+    ///
+    /// # Errors
+    /// [`TryRecvError::Empty`] while the thread works, [`TryRecvError::Disconnected`] if it
+    /// panicked.
+    pub fn take(&mut self) -> std::result::Result<Done, TryRecvError> {
+        let done = self.result.try_recv()?;
+        // The call has returned, even if its thread has not dropped it yet.
+        self.call = Weak::new();
+        Ok(done)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.device.give_up_call(&self.call);
+    }
 }
 
 /// Result of a thread's work on new queue pairs.
@@ -197,7 +230,7 @@ impl ManagedRail {
             Some(State::Up { .. }) => "up",
             Some(State::Fencing { .. } | State::Fenced { .. }) => "lost, not acknowledged by the peer",
             Some(State::Down { .. }) | None => "lost",
-            Some(State::Opening | State::Requested { .. } | State::Connecting) => "reconnecting",
+            Some(State::Opening { .. } | State::Requested { .. } | State::Connecting { .. }) => "reconnecting",
             Some(State::Probing { .. } | State::Answering | State::AwaitingLive | State::Activating) => "under test",
         };
         format!("{}: {text}", self.name())

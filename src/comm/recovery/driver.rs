@@ -103,11 +103,11 @@ impl Driver {
         let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
-        for (lane, managed) in LaneId::all(rails.len()).zip(&mut rails).filter(|(_, managed)| managed.opening.is_none())
-        {
-            recovery.begins_without(lane);
+        let missing: Vec<_> = LaneId::all(rails.len()).filter(|lane| rails[lane.index()].opening.is_none()).collect();
+        recovery.begins_without(&missing);
+        for lane in missing {
             outages.begins_without(lane, now);
-            managed.outages.lost(now);
+            rails[lane.index()].outages.lost(now);
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let (origin, is_owing, warnings, asked_at) = Default::default();
@@ -313,12 +313,14 @@ impl Driver {
 
     /// Writes a control frame into the peer's mailbox over every rail that carries.
     fn mail(&mut self, frame: &ControlFrame) {
-        let bytes = self.mailboxes.put_frame(frame);
-        let Some(mut path) = self.path.borrow() else { return };
-        for lane in self.recovery.rails_up() {
-            let write = self.mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
-            path.post(&self.context, lane, &write);
-        }
+        let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
+        let up: Vec<_> = self.recovery.rails_up().collect();
+        self.on_path(|path, context| {
+            for lane in up {
+                let write = mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
+                path.post(context, lane, &write);
+            }
+        });
     }
 
     /// Takes in arrivals and losses of the data path. Returns true if anything arrived.
@@ -350,8 +352,8 @@ impl Driver {
             match fenced {
                 Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
                 Fenced::NotYet => {
-                    let why = self.rails[lane.index()].rail.device.why_away();
-                    self.recovery.rail_down(lane, why, at);
+                    let away = self.rails[lane.index()].rail.device.why_away();
+                    self.recovery.rail_down(lane, &format!("{away}: {why}"), at);
                 }
             }
         }
@@ -371,7 +373,11 @@ impl Driver {
                         self.recovery.opened(lane, Err(why), at);
                     }
                 }
-                Action::AnswerQps(lane, rail, end) => self.answer_qps(lane, rail, end, now),
+                Action::AnswerQps(lane, rail, end) => {
+                    if let Err(why) = self.answer_qps(lane, rail, end, now) {
+                        self.recovery.answered(lane, Err(why), at);
+                    }
+                }
                 Action::ConnectQps(lane, answer) => {
                     if let Err(why) = self.connect_qps(lane, answer, now) {
                         self.recovery.connected(lane, Err(why), at);
@@ -405,7 +411,8 @@ impl Driver {
             Fenced::Now => Some(path.received()),
             Fenced::NotYet => None,
         });
-        if let Some(received) = fenced.unwrap_or_else(|| Some(Received::default())) {
+        // A panic in the data path has stopped nothing, so the peer gets no FENCED.
+        if let Some(received) = fenced.flatten() {
             self.recovery.fenced(lane, received, at);
         }
     }

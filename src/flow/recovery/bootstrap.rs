@@ -1,6 +1,6 @@
 //! Conclusions about the peer from the bootstrap's TCP connection, and the need for another one.
 
-use super::{ANSWER, LogEntry, Peer, Recovery, SECOND};
+use super::{LogEntry, Peer, Recovery, SECOND, STEP};
 use crate::flow::redial::Need;
 use crate::wire::control::ControlMessage;
 
@@ -56,7 +56,7 @@ impl Recovery {
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
         // Before the first rail the peer may answer slowly: its kernel takes a second for each
         // address that does not resolve.
-        let doubt = if self.has_carried() { DOUBT } else { ANSWER };
+        let doubt = if self.has_carried() { DOUBT } else { STEP };
         let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
             _ if !self.recovers() => Need::No,

@@ -37,12 +37,14 @@ pub enum State {
     Fenced { since: u64 },
     /// Both sides have stopped the rail. The connecting side tries to reconnect it at `retry_at`.
     Down { retry_at: u64 },
-    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) is in progress.
-    Opening,
+    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) is in progress, and has until
+    /// `until` to finish.
+    Opening { until: u64 },
     /// Connecting side: JOIN was sent. The peer has until `until` to answer.
     Requested { until: u64 },
-    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) is in progress.
-    Connecting,
+    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) is in progress, and has
+    /// until `until` to finish.
+    Connecting { until: u64 },
     /// Connecting side: the test write on each new queue pair has until `until` to be acknowledged.
     Probing { until: u64 },
     /// Accepting side: [`Action::AnswerQps`](super::Action::AnswerQps) is in progress.
@@ -83,6 +85,8 @@ pub enum Cause {
     Due,
     /// The current step of the attempt succeeded, here or at the peer.
     Done,
+    /// Connecting side: a call that creates or connects queue pairs did not return in time.
+    NoReturn,
     /// The peer did not answer JOIN in time.
     NoAnswer,
     /// The test writes were not acknowledged in time.
@@ -104,6 +108,7 @@ impl fmt::Display for Cause {
             Self::StoppedByBoth => "fenced",
             Self::Due => "due",
             Self::Done => "done",
+            Self::NoReturn => "a call to the connecting side's device did not return in time",
             Self::NoAnswer => "the peer did not answer the reconnect request in time",
             Self::NotConfirmed => "test write not acknowledged in time",
             Self::Ends => "the connection ends",

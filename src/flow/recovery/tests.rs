@@ -127,6 +127,39 @@ fn attempts_in_vain_become_rare_and_a_port_that_comes_up_is_tried_at_once() {
 }
 
 #[test]
+fn a_call_that_does_not_return_ends_its_attempt() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    end.loses_a_rail(now);
+    let waits_in_vain = |end: &mut End, now: &mut u64| {
+        end.recovery.tick(*now + STEP - 1);
+        assert_eq!(end.actions(), []);
+        assert!(end.recovery.poll_timeout().is_some_and(|at| at <= *now + STEP));
+        *now += STEP;
+        end.recovery.tick(*now);
+        assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
+    };
+    now += RETRY;
+    end.recovery.tick(now);
+    assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+    waits_in_vain(&mut end, &mut now);
+    assert_eq!(end.says(now), None, "the peer has not heard of the attempt");
+    end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
+    assert_eq!((end.actions(), end.says(now)), (vec![], None), "too late");
+    now += 2 * RETRY;
+    end.recovery.tick(now);
+    end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
+    assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
+    end.actions();
+    end.hears(&joined(0, 1), now);
+    assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
+    waits_in_vain(&mut end, &mut now);
+    let why = Cause::NoReturn.to_string();
+    assert_eq!(end.says(now), Some(ControlMessage::NotNow { lane: lane(0), attempt: 1, why }));
+    end.recovery.connected(lane(0), Ok(()), now);
+    assert_eq!(end.actions(), [], "too late");
+}
+
+#[test]
 fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
@@ -135,7 +168,7 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
     end.actions();
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
-    now += ANSWER;
+    now += STEP;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.hears(&joined(0, 1), now);
@@ -154,9 +187,9 @@ fn a_peer_that_gives_up_its_request_ends_an_answer_that_takes_long() {
     let join = |attempt| ControlMessage::Join { lane: lane(0), attempt, rail: advert(), end: new_end() };
     end.hears(&join(1), now);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
-    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + ANSWER);
+    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + STEP);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
-    end.hears(&join(2), now + ANSWER);
+    end.hears(&join(2), now + STEP);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
 }
 
@@ -165,14 +198,14 @@ fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
     let asks_again = |end: &mut End, now: &mut u64| {
-        *now += ANSWER;
+        *now += STEP;
         end.recovery.tick(*now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
         end.recovery.opened(lane(0), Ok((advert(), new_end())), *now);
         end.hears(&ControlMessage::AreYouThere, *now);
     };
     asks_again(&mut end, &mut now);
-    now += ANSWER;
+    now += STEP;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     asks_again(&mut end, &mut now);
@@ -186,7 +219,7 @@ fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
 #[test]
 fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     let mut end = End::new(Role::Sender);
-    end.recovery.begins_without(lane(1));
+    end.recovery.begins_without(&[lane(1)]);
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0)]);
     end.recovery.tick(0);
     assert_eq!(end.actions(), []);
@@ -194,6 +227,40 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
     // Nothing was posted on that rail, so no FENCED is needed.
     assert_eq!(end.says(2 * RETRY), None);
+}
+
+#[test]
+fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
+    let mut end = End::new(Role::Sender);
+    end.recovery.begins_without(&[lane(0), lane(1)]);
+    end.recovery.tick(RETRY - 1);
+    assert_eq!(end.actions(), []);
+    end.recovery.tick(RETRY);
+    assert_eq!(end.actions(), [Action::OpenQps(lane(0)), Action::OpenQps(lane(1))]);
+}
+
+#[test]
+fn each_loss_soon_after_a_return_doubles_the_pause() {
+    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let losses = [(0, RETRY), (STEADY, 2 * RETRY), (STEADY, 4 * RETRY), (STEADY, 4 * RETRY), (STEADY + 1, RETRY)];
+    for (attempt, (used, pause)) in (1..).zip(losses) {
+        now += used;
+        end.loses_a_rail(now);
+        end.recovery.tick(now + pause - 1);
+        assert_eq!(end.actions(), [], "loss {attempt}");
+        now += pause;
+        end.recovery.tick(now);
+        assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
+        end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
+        assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
+        end.hears(&joined(0, attempt), now);
+        end.recovery.connected(lane(0), Ok(()), now);
+        end.recovery.probed(lane(0), Ok(()), now);
+        end.recovery.activated(lane(0), Ok(()), now);
+        assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
+        end.hears(&ControlMessage::AreYouThere, now);
+        end.actions();
+    }
 }
 
 #[test]

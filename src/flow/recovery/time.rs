@@ -3,7 +3,7 @@
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
     Action, CROWDED, Cause, DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Failure, Peer, REPEAT, RETRY, Rail, Recovery,
-    Role, State,
+    Role, STEP, State,
 };
 use crate::wire::ids::LaneId;
 
@@ -60,9 +60,15 @@ impl Recovery {
     fn bring_back(&mut self, lane: LaneId, now: u64) {
         match self.rails[lane.index()].state {
             State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
-                self.transition(lane, State::Opening, Cause::Due, now);
+                self.transition(lane, State::Opening { until: now + STEP }, Cause::Due, now);
                 self.actions.push_back(Action::OpenQps(lane));
             }
+            // The peer has not heard of this attempt, so it needs no NOT NOW.
+            State::Opening { until } if now >= until => {
+                self.actions.push_back(Action::DropQps(lane));
+                self.set_down(lane, Cause::NoReturn, now);
+            }
+            State::Connecting { until } if now >= until => self.end_attempt(lane, Cause::NoReturn, now),
             State::Requested { until } if now >= until => self.end_attempt(lane, Cause::NoAnswer, now),
             State::Probing { until } if now >= until => self.end_attempt(lane, Cause::NotConfirmed, now),
             _ => {}
@@ -113,7 +119,11 @@ impl Rail {
     /// Returns the end of the current wait of a rail on the connecting side.
     pub(super) fn timeout(&self) -> Option<u64> {
         match self.state {
-            State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => Some(at),
+            State::Down { retry_at: at }
+            | State::Opening { until: at }
+            | State::Requested { until: at }
+            | State::Connecting { until: at }
+            | State::Probing { until: at } => Some(at),
             _ => None,
         }
     }

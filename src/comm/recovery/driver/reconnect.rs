@@ -7,6 +7,7 @@
 //! Each step asks the device, whose firmware may not answer, or the kernel, which may take a second
 //! to resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
 //! when it is there. If the attempt has ended by then, the result is dropped with its queue pairs.
+//! While the thread of such an attempt hangs in the device, no other step starts there.
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -14,7 +15,7 @@ use crate::comm::datapath::test_write::{LaneTest, Tested};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
 use crate::comm::rail::{Look, Rail};
-use crate::comm::recovery::attempt::{Asked, Attempt, Done, Stage, Way};
+use crate::comm::recovery::attempt::{Asked, Attempt, Done, Stage, Way, Worker};
 use crate::comm::threads;
 use crate::error::{Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
@@ -56,18 +57,26 @@ impl Driver {
             self.rails[lane.index()].stage = Stage::PutOff;
             return Err(error.to_string());
         }
-        self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)));
-        Ok(())
+        self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)))
     }
 
     /// Starts to create the accepting side's new queue pairs and to connect them to those of the
     /// peer.
-    pub(super) fn answer_qps(&mut self, lane: LaneId, theirs: Box<RailAdvert>, end: LaneEnd, now: Instant) {
+    ///
+    /// # Errors
+    /// The reason why the attempt has failed.
+    pub(super) fn answer_qps(
+        &mut self,
+        lane: LaneId,
+        theirs: Box<RailAdvert>,
+        end: LaneEnd,
+        now: Instant,
+    ) -> std::result::Result<(), String> {
         let managed = &mut self.rails[lane.index()];
         managed.answers += 1;
         managed.begins_attempt();
         let answers = managed.answers;
-        self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now));
+        self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now))
     }
 
     /// Starts to connect the connecting side's new queue pairs to those of the peer's answer.
@@ -91,8 +100,7 @@ impl Driver {
         self.start(lane, now, move |job| {
             let (lane, outcome) = job.connect(*asked, &answer);
             Done::Connected { lane: Box::new(lane), way, trial, outcome }
-        });
-        Ok(())
+        })
     }
 
     /// Takes the results of the threads, and polls the tests of new queue pairs.
@@ -115,8 +123,18 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, lane: LaneId, now: Instant, step: impl FnOnce(&Job) -> Done + Send + 'static) {
+    /// Starts a thread for one step of an attempt.
+    ///
+    /// # Errors
+    /// The reason why no thread may be started now: one of an earlier attempt hangs in the device.
+    fn start(
+        &mut self,
+        lane: LaneId,
+        now: Instant,
+        step: impl FnOnce(&Job) -> Done + Send + 'static,
+    ) -> std::result::Result<(), String> {
         let managed = &self.rails[lane.index()];
+        let call = managed.rail.device.begin_call(now).map_err(|error| error.to_string())?;
         let known = managed.ways.iter().flatten().map(|way| managed.path(*way));
         let job = Job {
             process: Arc::clone(&self.process),
@@ -128,18 +146,24 @@ impl Driver {
             region: Arc::clone(&self.mailboxes.region),
             largest_mtu: known.filter_map(|path| self.process.backoff.largest_mtu(path)).min(),
         };
-        let (tell, done) = sync_channel(1);
-        self.rails[lane.index()].attempt = Some(Attempt::Working(done));
-        // If the attempt has ended, the result is dropped here.
-        threads::detach("spark-connect", move || drop(tell.send(step(&job))));
+        let (tell, result) = sync_channel(1);
+        let worker = Worker::new(result, &managed.rail.device, &call);
+        self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
+        threads::detach("spark-connect", move || {
+            // If the attempt was given up, its queue pairs are destroyed here, which is another
+            // call that may hang.
+            drop(tell.send(step(&job)));
+            drop(call);
+        });
         // If no thread could be started, the step has already run.
         let at = self.clock(now);
         self.take_result(lane, now, at);
+        Ok(())
     }
 
     fn take_result(&mut self, lane: LaneId, now: Instant, at: u64) {
-        let Some(Attempt::Working(done)) = &self.rails[lane.index()].attempt else { return };
-        match done.try_recv() {
+        let Some(Attempt::Working(worker)) = &mut self.rails[lane.index()].attempt else { return };
+        match worker.take() {
             Ok(done) => self.finish(lane, done, now, at),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {

@@ -9,7 +9,7 @@ mod actions;
 mod events;
 mod time;
 
-use super::super::{Frame, Limits, Recovery, Role, SECOND, STEADY, State};
+use super::super::{Action, Frame, Limits, Recovery, Role, SECOND, STEADY, State};
 use crate::wire::control::ControlFrame;
 use crate::wire::ids::LaneId;
 
@@ -42,6 +42,9 @@ pub struct Budget {
     pub early: u8,
     /// Queue pairs cannot be made or connected.
     pub failures: u8,
+    /// A thread that makes or connects queue pairs hangs in its device. It returns after its
+    /// attempt was given up, or after the side no longer recovers rails.
+    pub hangs: u8,
     /// A limit of the connection passes although something else is about to happen.
     pub limits: u8,
     /// A side closes the connection. Its peer closes too, without a budget, once it knows.
@@ -60,6 +63,7 @@ impl Budget {
             Event::PortDown(_) => &mut self.restarts,
             Event::Wait | Event::Expire(_) => &mut self.early,
             Event::FailNext => &mut self.failures,
+            Event::HangNext => &mut self.hangs,
             Event::Limit { .. } => &mut self.limits,
             Event::Close { .. } => &mut self.closes,
             _ => return,
@@ -108,6 +112,13 @@ pub enum Event {
     Probe(LaneId),
     /// The next queue pairs cannot be made or connected.
     FailNext,
+    /// The next thread that makes or connects queue pairs hangs.
+    HangNext,
+    /// A thread that hangs returns.
+    Return {
+        side: usize,
+        lane: LaneId,
+    },
     /// Nothing happens until a deadline passes.
     Tick,
     /// The next deadline passes while a device is cut off or TCP is away.
@@ -171,6 +182,9 @@ pub struct World {
     /// Last generation whose test writes were confirmed.
     probed: [u32; RAILS],
     fails_next: bool,
+    hangs_next: bool,
+    /// Threads that hang, by side and lane, each with its step until the attempt is given up.
+    hung: [[Option<Option<Action>>; RAILS]; 2],
     /// Last generation that the sender has used.
     activated: [u32; RAILS],
     next_generation: u32,
@@ -218,10 +232,8 @@ impl World {
         let mut used = [[Some(0); RAILS]; 2];
         let mut end = |role| {
             let mut end = Recovery::new(role, LIMITS, RAILS);
-            for lane in &missing {
-                end.begins_without(*lane);
-                used[role as usize][lane.index()] = None;
-            }
+            end.begins_without(&missing);
+            missing.iter().for_each(|lane| used[role as usize][lane.index()] = None);
             end
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
@@ -239,6 +251,8 @@ impl World {
             answered: [0; RAILS],
             probed: [0; RAILS],
             fails_next: false,
+            hangs_next: false,
+            hung: Default::default(),
             activated: [0; RAILS],
             next_generation: 1,
             is_port_up: [true; RAILS],
@@ -323,6 +337,12 @@ impl World {
             Event::DropFrame { side } => _ = self.frames[side].remove(0),
             Event::Probe(lane) => self.probe(lane),
             Event::FailNext => self.fails_next = true,
+            Event::HangNext => self.hangs_next = true,
+            Event::Return { side, lane } => {
+                if let Some(Some(step)) = self.hung[side][lane.index()].take() {
+                    self.execute(side, step)?;
+                }
+            }
             Event::Tick | Event::Wait => self.now = self.next_deadline().unwrap_or(now).max(now),
             Event::Expire(lane) => self.now = self.rail_deadline(lane).unwrap_or(now).max(now),
         }

@@ -16,15 +16,18 @@ impl World {
         Ok(())
     }
 
-    fn execute(&mut self, side: usize, action: Action) -> Result<(), String> {
+    pub(super) fn execute(&mut self, side: usize, action: Action) -> Result<(), String> {
         let now = self.now;
+        if self.hangs(side, &action) {
+            return Ok(());
+        }
         match action {
             Action::Fence(lane) => self.fence(side, lane),
             Action::Resend(lane, received) => self.resend(side, lane, &received)?,
             Action::OpenQps(lane) => {
                 self.make(0, lane, UNCONNECTED)?;
                 self.requests[lane.index()] += 1;
-                let outcome = match self.is_port_up[lane.index()] && !std::mem::take(&mut self.fails_next) {
+                let outcome = match self.is_port_up[lane.index()] && !self.fails(0, lane) {
                     true => Ok((advert(), end(self.requests[lane.index()]))),
                     false => {
                         self.new[0][lane.index()] = None;
@@ -33,7 +36,7 @@ impl World {
                 };
                 self.ends[0].opened(lane, outcome, now);
             }
-            Action::AnswerQps(lane, ..) if std::mem::take(&mut self.fails_next) => {
+            Action::AnswerQps(lane, ..) if self.fails(1, lane) => {
                 self.ends[1].answered(lane, Err("unreachable".to_owned()), now);
             }
             Action::AnswerQps(lane, _, theirs) => {
@@ -52,13 +55,14 @@ impl World {
                 if self.answered[lane.index()] != self.requests[lane.index()] {
                     return Err(format!("rail {lane} is connected to queue pairs for an earlier request"));
                 }
-                let fails = std::mem::take(&mut self.fails_next);
+                let fails = self.fails(0, lane);
                 self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
                 self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
             }
             Action::Activate(lane) => self.activate(side, lane)?,
             Action::DropQps(lane) => {
                 self.new[side][lane.index()] = None;
+                self.hung[side][lane.index()] = self.hung[side][lane.index()].take().map(|_| None);
                 if side == 1 {
                     self.unseen.retain(|(_, at)| *at != lane);
                 }
@@ -77,9 +81,30 @@ impl World {
         Ok(())
     }
 
+    /// Returns true if this is a step of an attempt, and its thread hangs.
+    fn hangs(&mut self, side: usize, action: &Action) -> bool {
+        let (Action::OpenQps(lane) | Action::AnswerQps(lane, ..) | Action::ConnectQps(lane, _)) = action else {
+            return false;
+        };
+        let thread = &mut self.hung[side][lane.index()];
+        let hangs = thread.is_none() && std::mem::take(&mut self.hangs_next);
+        if hangs {
+            *thread = Some(Some(action.clone()));
+        }
+        hangs
+    }
+
+    /// Returns true if a step of an attempt fails. It does while the thread of an earlier attempt
+    /// hangs, as in `RailDevice::begin_call`.
+    fn fails(&mut self, side: usize, lane: LaneId) -> bool {
+        self.hung[side][lane.index()].is_some() || std::mem::take(&mut self.fails_next)
+    }
+
     /// Compares recovery's view of a side's rails with the queue pairs that are there.
     pub(super) fn compare(&self, side: usize) -> Result<(), String> {
-        if !self.ends[side].recovers() && self.new[side] != [None; RAILS] {
+        // A thread that hangs has its queue pairs until it returns.
+        let is_kept = |(new, thread): (&Option<u32>, &Option<_>)| new.is_some() && thread.is_none();
+        if !self.ends[side].recovers() && self.new[side].iter().zip(&self.hung[side]).any(is_kept) {
             return Err(format!("side {side} no longer recovers rails, and keeps new queue pairs"));
         }
         if self.ends[side].recovers() && self.closing[side].peer_is_away {
@@ -174,7 +199,7 @@ impl World {
     pub(super) fn leave(&mut self, side: usize) {
         self.closing[side].has_left = true;
         (self.used[side], self.new[side]) = Default::default();
-        (self.cut_off[side], self.losses[side]) = Default::default();
+        (self.cut_off[side], self.losses[side], self.hung[side]) = Default::default();
         self.frames[side].clear();
         self.tcp_carries = false;
         self.tcp_is_open[side] = false;

@@ -31,6 +31,9 @@ impl World {
             for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
                 events.push(Event::Stop { side, lane });
             }
+            for lane in lanes().filter(|lane| self.may_return(side, *lane)) {
+                events.push(Event::Return { side, lane });
+            }
         }
         for lane in lanes() {
             let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
@@ -72,6 +75,14 @@ impl World {
         events.extend(self.may_dial().then_some(Event::Dial));
     }
 
+    /// True if a thread hangs that may return now.
+    fn may_return(&self, side: usize, lane: LaneId) -> bool {
+        match &self.hung[side][lane.index()] {
+            None => false,
+            Some(step) => step.is_none() || !self.ends[side].recovers(),
+        }
+    }
+
     /// True if the sender dials, and the receiver takes the new connection.
     fn may_dial(&self) -> bool {
         let is_needed = self.ends[0].bootstrap_need(false, self.now) != Need::No;
@@ -111,13 +122,17 @@ impl World {
         if self.budget.failures > 0 && !self.fails_next {
             events.push(Event::FailNext);
         }
+        if self.budget.hangs > 0 && !self.hangs_next {
+            events.push(Event::HangNext);
+        }
         // Limits pass by the budget for limits.
         let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
         let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
         for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
             events.push(Event::Expire(lane));
         }
-        let waits = !self.tcp_carries || self.cut_off != [[None; RAILS]; 2];
+        let hangs = (0..2).any(|side| lanes().any(|lane| self.may_return(side, lane)));
+        let waits = !self.tcp_carries || hangs || self.cut_off != [[None; RAILS]; 2];
         events.extend((waits && may_pass(self.next_deadline())).then_some(Event::Wait));
         events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
     }

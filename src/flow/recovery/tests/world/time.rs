@@ -43,6 +43,9 @@ impl World {
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
             (self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
+            let text =
+                |thread: &Option<Option<_>>| thread.as_ref().map(|step| step.as_ref().map(|it| format!("{it:?}")));
+            (self.hangs_next, self.hung.each_ref().map(|side| side.each_ref().map(text))).hash(&mut hasher);
             (&self.unseen, &self.stranded, self.has_carried, self.is_late, self.closing).hash(&mut hasher);
             u128::from(hasher.finish())
         };
@@ -61,10 +64,7 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
             State::Up { since } => age(since, STEADY + 1).hash(hasher),
             State::Fencing { since, ref peer_has, .. } => (age(since, LIMITS.loss), peer_has).hash(hasher),
             State::Fenced { since } => age(since, LIMITS.loss).hash(hasher),
-            State::Down { retry_at: at } | State::Requested { until: at } | State::Probing { until: at } => {
-                at.saturating_sub(now).hash(hasher);
-            }
-            _ => {}
+            _ => rail.timeout().map(|at| at.saturating_sub(now)).hash(hasher),
         }
     }
     end.link.hash(hasher);
