@@ -94,6 +94,8 @@ settings! {
         "Traffic class (DSCP and ECN) of RoCE packets.";
     service_level: Option<u8> = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
         "Service level, for RoCE the priority.";
+    flow_label: u32 = "NCCL_SPARK_FLOW_LABEL", "0", number::<u32, 0, 1_048_575>, "0 to 1048575.",
+        "Flow label of every queue pair, from which its UDP source port follows; 0: the driver computes one from the numbers of both queue pairs.";
     timeout: u8 = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
     retry_count: u8 = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",

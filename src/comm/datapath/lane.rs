@@ -292,6 +292,7 @@ impl Lane {
                 remote_gid: route.peer_gid,
                 traffic_class,
                 service_level,
+                flow_label: config.flow_label,
             })?;
             let (timeout, retry_count) = (config.timeout, config.retry_count);
             queue.qp.ready_to_send(&Timing { timeout, retry_count, send_psn: queue.psn })?;
