@@ -11,19 +11,19 @@
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
-mod acknowledgement;
 pub mod fate;
 mod file;
 mod names;
 pub mod nccl;
+mod qp;
 mod value;
 
 use crate::error::{Error, Result, SettingFault};
 use crate::tuner::table::Table;
 use crate::tuner::{Mode, TunerConfig};
-pub use acknowledgement::AcknowledgementConfig;
 use file::SettingsFile;
 pub use names::NameFilter;
+pub use qp::QpConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 use value::{Parsed, Refusal, millis, number, optional, optional_text, path, seconds, switch, text};
@@ -55,8 +55,8 @@ pub struct Config {
     pub rails: RailConfig,
     /// Settings of connection set-up.
     pub setup: SetupConfig,
-    /// Waits of queue pairs for acknowledgements.
-    pub acknowledgement: AcknowledgementConfig,
+    /// Settings of queue pairs.
+    pub qp: QpConfig,
     /// Settings of recovery.
     pub recovery: RecoveryConfig,
     /// Settings of data paths.
@@ -177,9 +177,11 @@ settings! {
         "Traffic class (DSCP and ECN) of RoCE packets.";
     setup.service_level = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
         "Service level, for RoCE the priority.";
-    acknowledgement.timeout = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
+    qp.flow_label = "NCCL_SPARK_FLOW_LABEL", "0", number::<u32, 0, 1_048_575>, "0 to 1048575.",
+        "Flow label of every queue pair, from which its UDP source port follows; 0: the driver computes one from the numbers of both queue pairs.";
+    qp.timeout = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
-    acknowledgement.retry_count = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
+    qp.retry_count = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
         "How often a queue pair retransmits before its rail counts as lost.";
     setup.qps_per_rail = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<u8, 1, 16>, "1 to 16.",
         "Queue pairs per connection and rail; unset: chosen from the rails.";

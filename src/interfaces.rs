@@ -1,5 +1,5 @@
 //! The network interfaces in this process's network namespace. Only this file queries the system
-//! for them, and it determines which interface has the address of a GID.
+//! for them, and it determines which interface has the address of a GID. `routes` asks for routes.
 //!
 //! A port's GID table always contains the link-local address derived from its interface's MAC, even
 //! if the interface does not have that address (`ib_cache_gid_set_default_gid` in Linux'
@@ -8,6 +8,8 @@
 //! solicitations for such an address get no answer. Connecting a queue pair to it takes the kernel
 //! a second (`ETIMEDOUT`) or fails immediately (`ENETUNREACH`). [`holder`] detects such GIDs, for
 //! the survey at init and for each connection.
+
+pub mod routes;
 
 use crate::error::{Call, Error, Result};
 use nix::ifaddrs::getifaddrs;

@@ -9,7 +9,7 @@ use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_que
 use crate::memory;
 use crate::target::Seeds;
 use nccl_net_spark::comm::setup::negotiate;
-use nccl_net_spark::flow::pairing;
+use nccl_net_spark::flow::pairing::{self, Route};
 use nccl_net_spark::flow::paths::{End, Paths};
 use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::fields::{Address, Attachment, Priority, QpEnd, RailAdvert};
@@ -79,8 +79,10 @@ fn check_message(message: &Message) {
             if let ByTcp::Withheld(why) = &hello.by_tcp {
                 text_fits(why, TEXT_BYTES);
             }
-            check_pairing(&hello.rails, &own_rails());
-            check_pairing(&own_rails(), &hello.rails);
+            for (connector, acceptor) in [(&hello.rails, &own_rails()), (&own_rails(), &hello.rails)] {
+                check_pairing(connector, acceptor, &[]);
+                check_pairing(connector, acceptor, &pairing::possible_routes(connector, acceptor));
+            }
         }
         Message::Offer(offer) => {
             text_fits(&offer.name, NAME_BYTES);
@@ -129,9 +131,10 @@ fn check_message(message: &Message) {
     }
 }
 
-/// Any adverts of a peer give pairs of existing rails, over addresses that they have.
-fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert]) {
-    let pairs = pairing::pair(connector, acceptor);
+/// Any adverts of a peer give pairs of existing rails, over addresses that they have, with and
+/// without routes.
+fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) {
+    let pairs = pairing::pair(connector, acceptor, routes);
     assert!(pairs.len() <= MAX_RAILS);
     assert!(!pairing::describe(connector).is_empty());
     let mut ends = Vec::new();

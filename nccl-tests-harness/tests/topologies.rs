@@ -5,10 +5,15 @@ mod common;
 
 use common::{Said, built, is_built, nccl_spark};
 use serde_json::Value;
-use std::process::Stdio;
+use softverbs::profile::Profile;
+use std::net::Ipv6Addr;
+use std::process::{Command, Stdio};
 
 fn run(arguments: &str) -> Said {
-    let mut command = nccl_spark();
+    run_as(nccl_spark(), arguments)
+}
+
+fn run_as(mut command: Command, arguments: &str) -> Said {
     command.args(arguments.split_whitespace()).args(["--json", "-"]);
     command.arg("--plugin").arg(built().expect("looked for before"));
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
@@ -61,7 +66,7 @@ fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let profile = softverbs::profile::Profile::load("spark-triangle", 0.01).unwrap();
+    let profile = Profile::load("spark-triangle", 0.01).unwrap();
     let file = folder.path().join("three-subnets");
     let text = profile.to_text().replace("subnets=each", "subnets=one");
     assert_eq!(text.matches("subnets=one").count(), 3);
@@ -131,6 +136,96 @@ fn what_needs_a_rings_diagonal_goes_by_tcp_where_that_is_set_and_all_else_by_rai
     }
 }
 
+/// The rails of hosts 0 and 2, and of 1 and 3, that have host routes to each other.
+const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
+
+/// Returns commands that give a network namespace the interfaces of a ring of four hosts. A table
+/// for each address has the routes of its host to the opposite one that `has` admits, by host and
+/// rail, and no others.
+fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
+    let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
+    let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
+    // Otherwise every address would be a local one, whatever the tables say.
+    let mut commands = "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
+    commands += "cd /proc/sys/net/ipv4/conf/all; echo 1 >arp_ignore; echo 2 >arp_announce; cd \"$OLDPWD\"\n";
+    for (index, spec) in profile.rails.iter().enumerate() {
+        let netdev = &spec.netdev;
+        commands += &format!("ip link add {netdev} type veth peer name peer{index}\n");
+        commands += &format!("ip link set {netdev} up; ip link set peer{index} up\n");
+        for node in 0..4 {
+            let (own, table) = (address(node, index), 200 + 4 * index + node);
+            commands +=
+                &format!("ip address add {own}/24 dev {netdev}; ip rule add pref 1 from {own} lookup {table}\n");
+            commands += &format!("ip route add unreachable default table {table}\n");
+            let turned = |[one, other]: [&'static str; 2]| if node < 2 { [one, other] } else { [other, one] };
+            let ends = DIAGONAL.map(turned).into_iter().find(|[here, _]| *here == spec.name);
+            if let Some([_, there]) = ends.filter(|[here, _]| has(node, here)) {
+                let peer = address((node + 2) % 4, rail(there));
+                commands += &format!("ip route add {peer}/32 dev {netdev} table {table}\n");
+            }
+        }
+    }
+    commands
+}
+
+/// The kernel's routes pair the rails of opposite hosts, and the fabric's NICs forward the packets.
+#[test]
+fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
+    let in_namespace = |commands: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "bash", "-c", &format!("{commands}\nexec \"$0\" \"$@\"")]);
+        command
+    };
+    let can_make = in_namespace("set -e; ip link add here type veth peer name there").arg("true").status();
+    if !is_built() {
+        return;
+    }
+    if !can_make.is_ok_and(|status| status.success()) {
+        common::skip::skip("this user cannot make a network namespace with interfaces (unshare --map-root-user --net)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("forwarding-ring");
+    let forwards: String = (0..4).map(|node| format!("node {node} forwards=p0,p1\n")).collect();
+    let profile = Profile::load("spark-ring", 0.01).unwrap();
+    std::fs::write(&file, profile.to_text() + &forwards).unwrap();
+    let job = |job: &str, has: fn(usize, &str) -> bool| {
+        let mut command = in_namespace(&ring_of_routes(&profile, has));
+        command.arg(nccl_spark().get_program()).env("NCCL_SOCKET_IFNAME", "lo");
+        run_as(command, &format!("{job} --profile {}", file.display()))
+    };
+    let said = job("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
+    let joins = |line: &str, one, other| line.contains(&format!("{one}:1 to {other}:1"));
+    let diagonal = |line: &str| {
+        line.contains("over 2 rails: ")
+            && (DIAGONAL.iter().all(|[one, other]| joins(line, one, other))
+                || DIAGONAL.iter().all(|[one, other]| joins(line, other, one)))
+    };
+    assert_right(&said, 2, |line| is_one_cable(line) || diagonal(line));
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    for rank in told["connections"].as_array().unwrap() {
+        let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        let peers = |is_one: &dyn Fn(&str) -> bool| {
+            let found = lines.iter().filter(|line| is_one(line)).map(|line| line.split(" over ").next());
+            found.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!((peers(&diagonal), peers(&is_one_cable)), (1, 2), "{lines:#?}");
+    }
+
+    // TCP is set for hosts that share no subnet, so routes do not count.
+    let tcp: String = (0..4).map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
+    let said = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
+    assert_right(&said, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
+
+    // Each of two opposite hosts has a route, and none back on the other one's.
+    let said = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
+        [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
+    });
+    let why = "cannot use it: it has no route from 10.";
+    assert!(said.status == Some(1) && said.err.contains(why) && said.err.contains("via NEXT_HOST dev"), "{said:?}");
+    assert!(!said.err.contains("timed out"), "{said:?}");
+}
+
 /// A pod has only some of a host's devices: the others are listed, and cannot be opened.
 #[test]
 fn devices_that_a_container_leaves_out_are_no_errors() {
@@ -138,7 +233,7 @@ fn devices_that_a_container_leaves_out_are_no_errors() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let profile = softverbs::profile::Profile::load("spark-2cable", 0.01).unwrap();
+    let profile = Profile::load("spark-2cable", 0.01).unwrap();
     let file = folder.path().join("pods");
     let pods = "node 0 forbids=rocep1s0f1,roceP2p1s0f1\nnode 1 forbids=rocep1s0f1,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + pods).unwrap();

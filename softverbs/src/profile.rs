@@ -19,11 +19,13 @@
 //! ```text
 //! wire NAME ends=0.CABLE,1.CABLE subnets=each     # between a port of node 0 and one of node 1; the rails of an end reach those of the other
 //! node NUMBER forbids=RAIL,RAIL                   # programs on this node may not open these devices (EPERM)
+//! node NUMBER forwards=CABLE,CABLE                # this node's NIC forwards packets between two of its ports, both ways
 //! ```
 //!
 //! With wires, the address of a peer that is not at the other end of the wire does not answer
 //! ([`crate::fabric`]), and a port without a wire is down. `subnets=one` gives all rails of a wire
-//! addresses in one subnet.
+//! addresses in one subnet. A forwarded packet is limited by the rails at both ends of its path,
+//! and takes no time on the node between, whose ports may be down.
 
 mod sysfs;
 
@@ -335,8 +337,17 @@ impl Profile {
     }
 
     fn node(&mut self, number: &str, fields: &Fields) -> Result<(), String> {
-        fields.only(&["forbids"])?;
+        fields.only(&["forbids", "forwards"])?;
         let node = node(number)?;
+        if fields.has("forwards") {
+            let text = fields.text("forwards")?;
+            let (one, other) = text.split_once(',').ok_or(format!("forwards={text}: must be CABLE,CABLE"))?;
+            let port = |name: &str| Ok::<Port, String>(Port { node, cable: self.cable(name)? });
+            self.wires.forward([port(one)?, port(other)?])?;
+        }
+        if !fields.has("forbids") && fields.has("forwards") {
+            return Ok(());
+        }
         for name in fields.text("forbids")?.split(',') {
             let rail = self.rails.iter().position(|rail| rail.name == name).ok_or(format!("no rail {name:?} above"))?;
             if self.forbids(node, rail) {
@@ -413,6 +424,10 @@ impl Profile {
         for Wire { name, ends: [one, other], subnets } in self.wires.iter() {
             let end = |port: &Port| format!("{}.{}", port.node, self.cables[port.cable].name);
             let _ = writeln!(text, "wire {name} ends={},{} subnets={}", end(one), end(other), subnets.name());
+        }
+        for [one, other] in self.wires.forwards() {
+            let cables = [one, other].map(|port| self.cables[port.cable].name.as_str());
+            let _ = writeln!(text, "node {} forwards={}", one.node, cables.join(","));
         }
         for ForbiddenDevice { node, rail } in &self.forbidden {
             let _ = writeln!(text, "node {node} forbids={}", self.rails[*rail].name);
@@ -503,7 +518,7 @@ mod tests {
     fn wires_say_who_reaches_whom_by_which_addresses() {
         let triangle = Profile::load("spark-triangle", 1.0).unwrap();
         let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
-        let (f0, f1, p2f1) = (rail("rocep1s0f0"), rail("rocep1s0f1"), rail("roceP2p1s0f1"));
+        let [f0, p2f0, f1, p2f1] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"].map(rail);
         // Any function of a port reaches any function of the port at the other end of its cable,
         // and itself.
         assert!(triangle.reaches((0, f0), (1, f1)) && triangle.reaches((0, f0), (1, p2f1)));
@@ -524,6 +539,17 @@ mod tests {
         )
         .unwrap();
         assert!(pair.is_cabled(1, 0) && !pair.is_cabled(2, 0) && pair.gids(2, 0).len() == 1);
+        // Node 1 forwards between its cables, to nodes 0 and 2; nothing else changes.
+        let routed = Profile::parse("routed", &(ring.to_text() + "node 1 forwards=p0,p1\n")).unwrap();
+        assert_eq!(Profile::parse("routed", &routed.to_text()).unwrap(), routed);
+        let beyond: Vec<(usize, usize)> = (0..4)
+            .flat_map(|one| (0..4).map(move |other| (one, other)))
+            .filter(|(one, other)| routed.reaches((0, *one), (2, *other)))
+            .collect();
+        assert_eq!(beyond, [f0, p2f0].iter().flat_map(|one| [f1, p2f1].map(|other| (*one, other))).collect::<Vec<_>>());
+        assert!(
+            routed.reaches((2, f1), (0, f0)) && !routed.reaches((1, f0), (3, f1)) && !routed.reaches((0, f0), (0, f1))
+        );
         // Without wires each rail reaches the rail of its name on every machine.
         let switched = Profile::load("spark-2cable", 1.0).unwrap();
         assert!(switched.reaches((0, 1), (9, 1)) && !switched.reaches((0, 1), (9, 2)) && switched.is_cabled(9, 3));
@@ -553,6 +579,9 @@ mod tests {
             (&format!("{WIRES}wire w ends=0.c,1.c subnets=six"), "each or one"),
             (&format!("{WIRES}wire w ends=0.c,1.c\nwire v ends=0.c,2.c"), "already"),
             (&format!("{WIRES}rail r {PORT}\nnode 0 forbids=q"), "no rail \"q\""),
+            (&format!("{WIRES}node 0 forwards=c"), "must be CABLE,CABLE"),
+            (&format!("{WIRES}node 0 forwards=c,d"), "no cable \"d\""),
+            (&format!("{WIRES}node 0 forwards=c,c"), "two ports"),
             ("", "0 rails"),
         ] {
             let error = Profile::parse("test", text).unwrap_err();

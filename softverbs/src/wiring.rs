@@ -60,7 +60,11 @@ impl Subnets {
 /// The cables of a fabric. Without any, each rail reaches the rail of its name on every other
 /// machine, as by a switch for each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wires(Vec<Wire>);
+pub struct Wires {
+    wires: Vec<Wire>,
+    /// Two ports of a machine between which its NIC forwards packets.
+    forwards: Vec<[Port; 2]>,
+}
 
 impl Wires {
     /// Adds a cable.
@@ -74,31 +78,57 @@ impl Wires {
         if wire.ends.iter().any(|end| self.at(*end).is_some()) {
             return Err("an end has a wire already".to_owned());
         }
-        if self.0.len() == MAX_WIRES {
+        if self.wires.len() == MAX_WIRES {
             return Err(format!("more than {MAX_WIRES} wires"));
         }
-        self.0.push(wire);
+        self.wires.push(wire);
         Ok(())
+    }
+
+    /// Lets a machine's NIC forward packets between two of its ports.
+    ///
+    /// # Errors
+    /// The ports are the same.
+    pub fn forward(&mut self, ports: [Port; 2]) -> Result<(), String> {
+        if ports[0] == ports[1] {
+            return Err("forwards must name two ports".to_owned());
+        }
+        self.forwards.push(ports);
+        Ok(())
+    }
+
+    /// Iterates over the ports between which a machine's NIC forwards packets.
+    pub fn forwards(&self) -> impl Iterator<Item = &[Port; 2]> {
+        self.forwards.iter()
     }
 
     /// Iterates over the cables.
     pub fn iter(&self) -> impl Iterator<Item = &Wire> {
-        self.0.iter()
+        self.wires.iter()
     }
 
     /// True without cables.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.wires.is_empty()
     }
 
     /// Number of machines that the cables connect; none without cables.
     pub fn nodes(&self) -> Option<usize> {
-        self.0.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
+        self.wires.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
     }
 
-    /// True if a cable leads from one port to the other.
+    /// True if a cable leads from one port to the other, or two cables and a machine between them
+    /// that forwards packets.
     pub fn join(&self, one: Port, other: Port) -> bool {
-        self.at(one).is_some_and(|(_, wire)| wire.ends.contains(&other) && one != other)
+        let (Some(beyond), Some(before)) = (self.beyond(one), self.beyond(other)) else { return false };
+        beyond == other
+            || self.forwards.iter().any(|ports| ports.contains(&beyond) && ports.contains(&before) && beyond != before)
+    }
+
+    /// The port at the other end of a port's cable.
+    fn beyond(&self, port: Port) -> Option<Port> {
+        let (_, wire) = self.at(port)?;
+        wire.ends.into_iter().find(|end| *end != port)
     }
 
     /// True if a port has a cable.
@@ -120,7 +150,7 @@ impl Wires {
     }
 
     fn at(&self, port: Port) -> Option<(usize, &Wire)> {
-        self.0.iter().enumerate().find(|(_, wire)| wire.ends.contains(&port))
+        self.wires.iter().enumerate().find(|(_, wire)| wire.ends.contains(&port))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Result};
-use crate::interfaces::{Holder, Interface, TableEntry, holder};
+use crate::interfaces::{Holder, Interface, TableEntry, holder, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, remoteness};
 use crate::wire::ids::RailId;
@@ -133,29 +133,29 @@ impl Rail {
         if port.link_layer != LinkLayer::Ethernet {
             return Err(Missing::LinkLayer(format!("{:?}", port.link_layer)).into());
         }
-        let (mut found, mut unheld): (Vec<(Address, u16)>, _) = (Vec::new(), None);
+        let (mut found, mut unheld): (Vec<(Address, Held)>, _) = (Vec::new(), None);
         let number = self.info.port;
         for entry in self.device.query(move |context| context.gid_table(number))? {
             if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
                 continue;
             }
-            let prefix = match self.holder(&entry, interfaces) {
+            let (prefix, interface) = match self.holder(&entry, interfaces) {
                 Holder::Nobody(interface) => {
                     unheld = Some(&interface.name);
                     continue;
                 }
-                Holder::Found { prefix, .. } => prefix,
-                Holder::Unseen => None,
+                Holder::Found { prefix, interface } => (prefix, Some(interface.index)),
+                Holder::Unseen => (None, None),
             };
-            found.push((Address::new(entry.gid, prefix), entry.index));
+            found.push((Address::new(entry.gid, prefix), Held { gid_index: entry.index, interface }));
         }
         if let Some(index) = self.chosen_gid_index {
             self.keep_chosen(index, &mut found);
         }
         if !found.is_empty() {
-            found.sort_by_key(|(address, index)| (remoteness(&address.gid), *index));
-            let (addresses, gid_indices) = found.into_iter().unzip();
-            let look = Look { port, addresses, gid_indices };
+            found.sort_by_key(|(address, held)| (remoteness(&address.gid), held.gid_index));
+            let (addresses, held) = found.into_iter().unzip();
+            let look = Look { port, addresses, held };
             *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
             return Ok(look);
         }
@@ -165,11 +165,11 @@ impl Rail {
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one
     /// (indices differ between functions and hosts, and drift when addresses change), keeps all and
     /// logs one WARN.
-    fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, u16)>) {
-        if found.iter().any(|(_, known)| *known == index) {
-            found.retain(|(_, known)| *known == index);
+    fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, Held)>) {
+        if found.iter().any(|(_, known)| known.gid_index == index) {
+            found.retain(|(_, known)| known.gid_index == index);
         } else if !found.is_empty() && !self.was_warned_of_index.swap(true, Ordering::Relaxed) {
-            let usable: Vec<String> = found.iter().map(|(_, known)| known.to_string()).collect();
+            let usable: Vec<String> = found.iter().map(|(_, known)| known.gid_index.to_string()).collect();
             tracing::warn!(
                 "NCCL_IB_GID_INDEX={index} is no usable RoCE v2 GID of {}: using index {}; unset it",
                 self.name(),
@@ -241,14 +241,35 @@ pub struct Look {
     pub port: PortInfo,
     /// The rail's addresses.
     pub addresses: Vec<Address>,
-    gid_indices: Vec<u16>,
+    held: Vec<Held>,
+}
+
+/// Place of an address in the port's GID table and in the system.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    gid_index: u16,
+    /// Index of the network interface that has the address, if it is visible.
+    interface: Option<u32>,
 }
 
 impl Look {
     /// Returns the GID table index of one of the addresses.
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
+        self.held(gid).map(|held| held.gid_index)
+    }
+
+    /// Returns true if the kernel has a route from one of the addresses to a peer's, through the
+    /// interface of the address; `None` if it cannot be asked.
+    pub fn has_route(&self, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Option<bool> {
+        let interface = self.held(&own_gid)?.interface?;
+        routes::has_route(interface, own_gid, peer_gid)
+            .inspect_err(|error| tracing::debug!("route from {own_gid:?} to {peer_gid:?} not known: {error}"))
+            .ok()
+    }
+
+    fn held(&self, gid: &[u8; 16]) -> Option<Held> {
         let at = self.addresses.iter().position(|address| address.gid == *gid)?;
-        self.gid_indices.get(at).copied()
+        self.held.get(at).copied()
     }
 }
 

@@ -84,7 +84,7 @@ pub enum Missing {
     CqEntries { rail: String, most: u32, needed: u32 },
     #[error("cannot create queue pairs for {peer}: {rails}")]
     QueuePairs { peer: String, rails: String },
-    #[error("no shared subnet: this host has {ours}, the peer has {theirs}")]
+    #[error("no shared subnet or route: this host has {ours}, the peer has {theirs}")]
     Subnet { ours: String, theirs: String },
     #[error("no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {0}")]
     Interface(String),

@@ -5,6 +5,11 @@
 //! links decide. No link is left idle while another has two pairs: two rails of one link carry no
 //! more than one.
 //!
+//! Rails that are left over then pair by [`Route`]s. RoCE v2 packets are IP packets, which routers
+//! forward. So does a Spark's NIC between its cables, with rules of its owner (the diagonal of a
+//! ring). The accepting side asks its kernel for routes, because it pairs. The connecting side asks
+//! its own kernel about the pairs that it is offered, and refuses those without a route back.
+//!
 //! A common layout gives an address to only one twin of a cable. The other twin has only its
 //! link-local address and is paired with the peer's rail of the same cable, as far as addresses and
 //! names identify that cable. A probe on every pair then finds out whether the pair works. Two
@@ -35,26 +40,72 @@ pub struct Pair {
     pub speed_mbps: u32,
     /// True if both rails can be used now. If not, the pair is reserved for their return.
     pub is_usable: bool,
+    /// True if the rails share no subnet, and the accepting side has a route.
+    pub is_routed: bool,
+}
+
+/// A route from a rail of the accepting side to an address of the connecting side, outside of the
+/// rail's subnets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// Index into the accepting side's rails.
+    pub acceptor: usize,
+    /// Address of that rail.
+    pub acceptor_gid: [u8; 16],
+    /// The connecting side's address.
+    pub connector_gid: [u8; 16],
 }
 
 impl Pair {
     fn of((ci, c): (usize, &RailAdvert), (ai, a): (usize, &RailAdvert), (connector_gid, acceptor_gid): Gids) -> Self {
         let (mtu_bytes, speed_mbps) = (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
         let is_usable = c.is_usable && a.is_usable;
-        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps, is_usable }
+        let is_routed = !are_link_local(&connector_gid, &acceptor_gid) && same_subnet(c, a).is_none();
+        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps, is_usable, is_routed }
     }
 }
 
 /// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
-/// now are paired first; a lost rail gets one of the remaining partners, for later.
-pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
-    let mut found = Pairing { connector, acceptor, pairs: Vec::new() };
+/// now are paired first; a lost rail gets one of the remaining partners, for later. `routes` has
+/// the existing ones of [`possible_routes`].
+pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
+    let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
     found.pair_up(|_, _| true);
     let mut pairs = found.pairs;
     pairs.truncate(MAX_RAILS);
     pairs.sort_by_key(|pair| (pair.connector, pair.acceptor));
     pairs
+}
+
+/// Returns the routes that would pair more rails if they exist, in the order of preference for each
+/// two rails.
+pub fn possible_routes(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Route> {
+    let pairs = pair(connector, acceptor, &[]);
+    let without_pair = |rails: &[RailAdvert], of: fn(&Pair) -> usize| -> Vec<(usize, Address)> {
+        let alone = rails.iter().enumerate().filter(|(at, _)| !pairs.iter().any(|pair| of(pair) == *at));
+        alone.flat_map(|(at, rail)| rail.addresses.iter().map(move |address| (at, *address))).collect()
+    };
+    let ours = without_pair(acceptor, |pair| pair.acceptor);
+    let theirs = without_pair(connector, |pair| pair.connector);
+    let mut routes = Vec::new();
+    for (acceptor, own) in ours.iter().filter(|(_, address)| !address.is_link_local()) {
+        let is_ipv4 = |address: &Address| Ipv6Addr::from(address.gid).to_ipv4_mapped().is_some();
+        let reachable = |(_, peer): &&(usize, Address)| !peer.is_link_local() && is_ipv4(own) == is_ipv4(peer);
+        routes.extend(theirs.iter().filter(reachable).map(|(_, peer)| Route {
+            acceptor: *acceptor,
+            acceptor_gid: own.gid,
+            connector_gid: peer.gid,
+        }));
+    }
+    routes
+}
+
+/// Returns true if a host reaches the peer's address only by a route, because it is outside of the
+/// subnet of its own address. False if that subnet is unknown.
+pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
+    let peer = Address { gid: peer_gid, prefix: own.prefix };
+    own.prefix.is_some() && !are_link_local(&own.gid, &peer_gid) && !in_one_subnet(own, &peer)
 }
 
 /// Pairs the same two rails again by their current addresses. Their common cable was determined
@@ -67,9 +118,10 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Pair> {
 /// only by the interface that has the address. (An advert omits addresses that its interface is
 /// seen to lack. Where the interface cannot be seen, as in a container, only the attempt itself
 /// shows it.)
-pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, attempt: u32) -> Option<Pair> {
-    let (in_subnet, link_local) = (same_subnet(connector, acceptor), both_link_local(connector, acceptor));
-    let gids = if attempt.is_multiple_of(2) { link_local.or(in_subnet) } else { in_subnet.or(link_local) }?;
+pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, routes: &[Route], attempt: u32) -> Option<Pair> {
+    let by_ip = same_subnet(connector, acceptor).or_else(|| routed(connector, acceptor, routes));
+    let link_local = both_link_local(connector, acceptor);
+    let gids = if attempt.is_multiple_of(2) { link_local.or(by_ip) } else { by_ip.or(link_local) }?;
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
@@ -99,6 +151,7 @@ fn describe_address(address: &Address) -> String {
 struct Pairing<'a> {
     connector: &'a [RailAdvert],
     acceptor: &'a [RailAdvert],
+    routes: &'a [Route],
     pairs: Vec<Pair>,
 }
 
@@ -127,7 +180,12 @@ impl Pairing<'_> {
             candidates
         };
         self.take_unpaired(&by_cable);
+        let first_routed = self.pairs.len();
+        let by_route = self.candidates(|c, a| routed(c, a, self.routes), &allowed);
+        self.take_unpaired(&by_route);
+        self.even_out(first_routed, &by_route);
         self.take_spare_speed(&in_subnets);
+        self.take_spare_speed(&by_route);
         // Beyond the limit, the rails that come last are dropped.
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
@@ -218,7 +276,8 @@ impl Pairing<'_> {
     /// Existing pairs decide first. Otherwise the answer is no if both have addresses that share no
     /// subnet, and else yes if the ports' names match or no other cable is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
-        let mut known = self.pairs.iter().map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
+        let of_one_cable = self.pairs.iter().filter(|pair| !pair.is_routed);
+        let mut known = of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
         if let Some((of_c, of_a)) = known.find(|(of_c, of_a)| *of_c == here || *of_a == there) {
             return of_c == here && of_a == there;
         }
@@ -320,6 +379,17 @@ fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     let of =
         |rail: &RailAdvert| rail.addresses.iter().find(|address| address.is_link_local()).map(|address| address.gid);
     Some((of(c)?, of(a)?))
+}
+
+fn are_link_local(one: &[u8; 16], other: &[u8; 16]) -> bool {
+    [one, other].iter().all(|gid| Ipv6Addr::from(**gid).is_unicast_link_local())
+}
+
+/// Returns the addresses of the first route between two rails that share no subnet.
+fn routed(c: &RailAdvert, a: &RailAdvert, routes: &[Route]) -> Option<Gids> {
+    let has = |rail: &RailAdvert, gid| rail.addresses.iter().any(|address| address.gid == gid);
+    let route = routes.iter().find(|route| has(c, route.connector_gid) && has(a, route.acceptor_gid));
+    route.filter(|_| same_subnet(c, a).is_none()).map(|route| (route.connector_gid, route.acceptor_gid))
 }
 
 fn same_subnet(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {

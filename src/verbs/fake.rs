@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "integration tests use the rest")]
 mod heard;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ use verbs_sys::*;
 thread_local! {
     /// Calls of this test that create or destroy objects, in order.
     static CALLS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
+    /// Flow label, hop limit and traffic class of the last change of a queue pair.
+    static ROUTE_HEADER: Cell<(u32, u8, u8)> = const { Cell::new((0, 0, 0)) };
 }
 
 /// Features of the fake library.
@@ -123,8 +125,11 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
         remote_gid: [1; 16],
         traffic_class: 0,
         service_level: 0,
+        flow_label: 0,
     };
     assert!(matches!(qp.ready_to_receive(&path), Err(Error::Argument(_))), "the index does not fit the struct");
+    qp.ready_to_receive(&Path { gid_index: 3, flow_label: 16_383, traffic_class: 106, ..path }).expect("it connects");
+    assert_eq!(ROUTE_HEADER.get(), (16_383, 255, 106), "a routed path needs more than one hop");
     for (timeout, retry_count) in [(32, 7), (31, 8)] {
         let acknowledgement = AcknowledgementConfig { timeout, retry_count };
         let refused = qp.ready_to_send(acknowledgement, 0);
@@ -386,7 +391,10 @@ unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> i32 {
     0
 }
 
-unsafe extern "C" fn modify_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: i32) -> i32 {
+unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attributes: *mut ibv_qp_attr, _: i32) -> i32 {
+    // SAFETY: the plugin's own struct, for the time of the call.
+    let header = unsafe { (*attributes).ah_attr.grh };
+    ROUTE_HEADER.set((header.flow_label, header.hop_limit, header.traffic_class));
     0
 }
 

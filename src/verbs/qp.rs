@@ -71,6 +71,12 @@ pub struct Path {
     pub traffic_class: u8,
     /// Service level; its lower 3 bits are the priority in RoCE's VLAN tag.
     pub service_level: u8,
+    /// Flow label (20 bits) of the global route header. RoCE v2's UDP source port follows from it
+    /// (`rdma_flow_label_to_udp_sport` in Linux' `include/rdma/ib_verbs.h`), and switches with
+    /// several paths choose by that port. With 0 the driver uses `rdma_calc_flow_label` of both QP
+    /// numbers, which differs for each QP (`rdma_get_udp_sport`, since Linux 5.8 in mlx5 and 5.17
+    /// in soft-RoCE).
+    pub flow_label: u32,
 }
 
 /// Receiver-not-ready: wait 0.64 ms (value 12 in the InfiniBand specification) and retry without
@@ -80,6 +86,8 @@ const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// RDMA reads and atomics in flight. The plugin posts none, but providers require at least one.
 const MAX_READS: u8 = 1;
+/// As in NCCL's own transport: a routed path needs more than 1. For RoCE v2 the kernel sets the
+/// route's own limit (`ib_resolve_unicast_gid_dmac` in `drivers/infiniband/core/verbs.c`).
 const HOP_LIMIT: u8 = 255;
 
 impl Qp {
@@ -160,6 +168,7 @@ impl Qp {
             u8::try_from(path.gid_index).map_err(|_| Argument::GidIndex(path.gid_index))?;
         attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
         attributes.ah_attr.grh.traffic_class = path.traffic_class;
+        attributes.ah_attr.grh.flow_label = path.flow_label;
         let mask = IBV_QP_AV
             | IBV_QP_PATH_MTU
             | IBV_QP_DEST_QPN

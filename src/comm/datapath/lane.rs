@@ -290,6 +290,7 @@ impl Lane {
                 remote_gid: route.peer_gid,
                 traffic_class,
                 service_level,
+                flow_label: config.flow_label,
             })?;
             queue.qp.ready_to_send(acknowledgement, queue.psn)?;
         }

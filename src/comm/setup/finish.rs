@@ -142,6 +142,7 @@ pub fn finish<P: Shareable + 'static>(
     let process = Arc::clone(&setup.process);
     let left_out = AgreedPair::not_yet(&pairs, left_out);
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
+    let routed: Vec<bool> = pairs.iter().map(|pair| negotiate::is_routed(&pair.rail, pair.way.peer_gid)).collect();
     let mut striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut rails) = (Vec::new(), Vec::new());
     let counted = counted(&process, role, &peer, &pairs);
@@ -160,7 +161,7 @@ pub fn finish<P: Shareable + 'static>(
         rails.push(managed);
         lanes.push(lane);
     }
-    negotiate::report_left_out(&process, &peer, &lanes, &paths, &left_out);
+    negotiate::report_left_out(&process, &peer, &lanes, &paths, &routed, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),

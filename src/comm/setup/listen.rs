@@ -32,6 +32,11 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+/// Part of the reason why a routed path does not carry. A NIC takes RoCE packets for itself, so the
+/// kernel's forwarding does not see them.
+const ROUTED: &str =
+    "; this path is routed: each host on it must forward RoCE (UDP port 4791) both ways, a Spark in its NIC";
+
 /// A listener. Closed by dropping it.
 pub struct ListenComm {
     setup: Arc<Setup>,
@@ -294,7 +299,8 @@ impl HelloAnswer {
         negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
         let rails = LocalRails::query(process)?;
-        let mut pairs = pairing::pair(&hello.rails, &rails.adverts);
+        let routes = rails.routes(process, &hello.rails);
+        let mut pairs = pairing::pair(&hello.rails, &rails.adverts, &routes);
         for pair in &mut pairs {
             let path = PathId { rail: rails.known[pair.acceptor].rail.id, peer_gid: pair.connector_gid };
             let largest = process.backoff.largest_mtu(path).unwrap_or(pair.mtu_bytes);
@@ -458,7 +464,7 @@ impl ProbedPair {
             Tested::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
                 let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
-                not_yet(why + &sent_to, true)
+                not_yet(why + &sent_to + if pair.is_routed { ROUTED } else { "" }, true)
             }
             Tested::Narrow(why) => {
                 let rail = (self.rail.id, self.rail.name());

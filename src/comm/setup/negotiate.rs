@@ -10,14 +10,15 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Look, Rail};
 use crate::config::SetupConfig;
 use crate::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
-use crate::flow::pairing;
+use crate::flow::pairing::{self, Route};
 use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::flow::striping::Striping;
 use crate::interfaces;
-use crate::wire::fields::{Attachment, RailAdvert};
+use crate::wire::fields::{Address, Attachment, RailAdvert};
 use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, Hello, Message, NotYet};
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -113,6 +114,21 @@ impl LocalRails {
         Ok(Self { known, adverts, unknown })
     }
 
+    /// Returns the routes to the peer's addresses that pair more rails. None with
+    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP packets may not forward RoCE, and TCP works
+    /// there.
+    pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
+        if process.config.ring_tcp {
+            return Vec::new();
+        }
+        let mut routes = pairing::possible_routes(theirs, &self.adverts);
+        routes.retain(|route| {
+            let look = &self.known[route.acceptor].look;
+            look.has_route(route.acceptor_gid, route.connector_gid) == Some(true)
+        });
+        routes
+    }
+
     /// Returns the largest chunk that every rail can send as one write, in bytes.
     pub fn chunk_bytes(&self) -> u32 {
         let most = self.known.iter().map(|known| known.look.port.max_message_bytes).min();
@@ -153,7 +169,7 @@ impl LocalRails {
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
         format!(
             "no rail in common: {host} has {}{}; {peer} has {}; if a cable or switch joins them, give both its ends addresses in one \
-             subnet",
+             subnet, or routes",
             pairing::describe(&self.adverts),
             unknown.join(""),
             pairing::describe(theirs),
@@ -213,22 +229,24 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
 
 /// Logs a line for each rail that a connection leaves out or that does not carry yet, once for all
 /// connections with the peer. It is a warning if the rail's twin works and both would carry more.
-/// `ends` are those of the lanes, this side's first.
+/// There is no warning beside a routed twin, because owners route some rails of a ring only. `ends`
+/// and `routed` are those of the lanes, this side's end first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,
     lanes: &[Lane],
     ends: &[[End; 2]],
+    routed: &[bool],
     left_out: &[(RailId, String)],
 ) {
-    let live = || lanes.iter().filter(|lane| lane.is_open());
+    let live_in_subnet = || lanes.iter().zip(routed).filter(|(lane, routed)| lane.is_open() && !**routed);
     let live_ends: Vec<[End; 2]> =
         lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
     for (rail, why) in left_out {
         let Some(rail) = process.rails.get(rail.index()) else { continue };
         let cable = rail.info.attachment.cable;
-        let is_twin_alone =
-            live().any(|lane| lane.rail.info.attachment.cable == cable) && !is_cable_full(&live_ends, cable);
+        let is_twin_alone = live_in_subnet().any(|(lane, _)| lane.rail.info.attachment.cable == cable)
+            && !is_cable_full(&live_ends, cable);
         let name = rail.name();
         if !process.log.is_first(peer, Subject::NotUsed(rail.id)) {
             tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
@@ -256,6 +274,29 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
+/// Returns the reason why the connecting side refuses a pair: the peer has a route, and this host
+/// visibly has none.
+pub fn no_route(look: &Look, (own_gid, peer_gid): ([u8; 16], [u8; 16]), netdev: Option<&str>) -> Option<NotYet> {
+    let own = look.addresses.iter().find(|address| address.gid == own_gid)?;
+    if !pairing::needs_route(own, peer_gid) || look.has_route(own_gid, peer_gid)? {
+        return None;
+    }
+    let [own, peer] = [own_gid, peer_gid].map(|gid| Ipv6Addr::from(gid).to_canonical());
+    let (bits, netdev) = (if peer.is_ipv4() { 32 } else { 128 }, netdev.unwrap_or("its interface"));
+    let why = format!(
+        "it has no route from {own} to {peer} through {netdev}, although there is one back: add it with ip route add {peer}/{bits} \
+         via NEXT_HOST dev {netdev}"
+    );
+    Some(NotYet { why, may_pass: false })
+}
+
+/// Returns true if a rail reaches a peer's address only by a route.
+pub fn is_routed(rail: &Rail, peer_gid: [u8; 16]) -> bool {
+    let needs_route = |own: &Address| own.is_link_local() || pairing::needs_route(own, peer_gid);
+    !Ipv6Addr::from(peer_gid).is_unicast_link_local()
+        && rail.last_look().is_some_and(|look| look.addresses.iter().all(needs_route))
+}
+
 /// Returns the rails without a pair, each with the reason.
 pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
     let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
@@ -279,9 +320,9 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
-        Role::Receiver => format!("no rail of the peer shares a subnet with {rail}"),
+        Role::Receiver => format!("no rail of the peer shares a subnet with {rail}, and no route leads to one"),
         Role::Sender => {
-            format!("no peer rail for {rail}: no shared subnet; see the peer's log")
+            format!("no peer rail for {rail}: no shared subnet or route; see the peer's log")
         }
     }
 }
@@ -348,7 +389,10 @@ mod tests {
         let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
         let advert =
             RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses, is_usable: true };
-        assert_eq!(why_alone(&advert, Role::Receiver), "no rail of the peer shares a subnet with x0:1 ()");
+        assert_eq!(
+            why_alone(&advert, Role::Receiver),
+            "no rail of the peer shares a subnet with x0:1 (), and no route leads to one"
+        );
         let told = why_alone(&advert, Role::Sender);
         assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");
     }

@@ -25,7 +25,7 @@ fn rail(name: &str, port: &str, cable: u8, speed_mbps: u32, addresses: &[&str]) 
 }
 
 fn indices(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<(usize, usize)> {
-    pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor)).collect()
+    pair(connector, acceptor, &[]).iter().map(|p| (p.connector, p.acceptor)).collect()
 }
 
 fn spark(n: u8) -> Vec<RailAdvert> {
@@ -65,7 +65,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
         rails
     };
     assert_eq!(indices(&bare(1), &bare(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
-    let pairs = pair(&bare(1), &spark(2));
+    let pairs = pair(&bare(1), &spark(2), &[]);
     assert!(pairs.iter().any(|p| (p.connector, p.acceptor) == (1, 1) && is_link_local(&p.acceptor_gid)));
     // The cable joins one machine's p0 to the other's p1, as the twins with addresses show.
     let crossed: Vec<RailAdvert> = [(2, "p1", 1), (3, "p1", 1)]
@@ -77,11 +77,11 @@ fn the_twin_without_an_address_goes_with_its_cable() {
             rail("crossed", port, *cable, 100_000, &all)
         })
         .collect();
-    let at_first = pair(&bare(1), &crossed);
+    let at_first = pair(&bare(1), &crossed, &[]);
     assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
     // Each pair returns with the same addresses, without the other pair that identified the cable.
     for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
-        let again = pair_again(&bare(1)[connector], &crossed[acceptor], 1).expect("it is a pair");
+        let again = pair_again(&bare(1)[connector], &crossed[acceptor], &[], 1).expect("it is a pair");
         assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
     }
 }
@@ -89,7 +89,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
 #[test]
 fn every_second_attempt_goes_by_link_local_addresses() {
     let is_by_link_local = |c: &RailAdvert, a: &RailAdvert, attempt| {
-        let pair = pair_again(c, a, attempt).expect("it is a pair");
+        let pair = pair_again(c, a, &[], attempt).expect("it is a pair");
         assert_eq!(is_link_local(&pair.connector_gid), is_link_local(&pair.acceptor_gid));
         is_link_local(&pair.connector_gid)
     };
@@ -134,7 +134,7 @@ fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
         rails
     };
     let all = |connector: &[RailAdvert], acceptor: &[RailAdvert]| -> Vec<(usize, usize, bool)> {
-        pair(connector, acceptor).iter().map(|p| (p.connector, p.acceptor, p.is_usable)).collect()
+        pair(connector, acceptor, &[]).iter().map(|p| (p.connector, p.acceptor, p.is_usable)).collect()
     };
     let mended = [(0, 0, true), (1, 1, false), (2, 2, true), (3, 3, true)];
     assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
@@ -153,7 +153,7 @@ fn the_pair_takes_the_smaller_of_both() {
     let mut peer = spark(2);
     peer[0].mtu_bytes = 1024;
     peer[0].speed_mbps = 25_000;
-    let pairs = pair(&spark(1), &peer);
+    let pairs = pair(&spark(1), &peer, &[]);
     assert_eq!((pairs[0].mtu_bytes, pairs[0].speed_mbps, pairs[1].mtu_bytes), (1024, 25_000, 4096));
 }
 
@@ -177,4 +177,93 @@ fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
     let other = [slow("a", "10.0.0.1/24", 0), slow("b", "10.0.0.2/24", 1)];
     assert_eq!((indices(&same, &fast), indices(&fast, &same)), (vec![(0, 0)], vec![(0, 0)]));
     assert_eq!((indices(&other, &fast), indices(&fast, &other)), (vec![(0, 0), (1, 0)], vec![(0, 0), (0, 1)]));
+}
+
+/// Returns the routes that the accepting side has: `has` is called with its rail and the address of
+/// the other side.
+fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &str) -> bool) -> Vec<Route> {
+    let mut routes = possible_routes(connector, acceptor);
+    routes.retain(|route| {
+        let to = Ipv6Addr::from(route.connector_gid).to_canonical().to_string();
+        has(&acceptor[route.acceptor].name, &to)
+    });
+    routes
+}
+
+/// Hosts without a common subnet, 192.168.100 to 103 and 10.0.100 to 103.
+fn far() -> Vec<RailAdvert> {
+    let mut rails = spark(2);
+    for (rail, net) in rails.iter_mut().zip(100..) {
+        rail.addresses[1] = Address::new(std::net::Ipv4Addr::new(10, 0, net, 2).to_ipv6_mapped().octets(), Some(24));
+    }
+    rails
+}
+
+#[test]
+fn routes_pair_what_shares_no_subnet() {
+    assert_eq!(indices(&spark(1), &far()), []);
+    // Everything is routed, so ports of one name and links decide.
+    let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), |_, _| true));
+    let found: Vec<_> = pairs.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
+    assert_eq!(found, [0, 1, 2, 3].map(|at| (at, at, true)));
+    assert!(!pairs.iter().any(|pair| is_link_local(&pair.connector_gid) || is_link_local(&pair.acceptor_gid)));
+    // Two routes to a host, each through another port (the diagonal of a ring).
+    let diagonal = |from: &str, to: &str| matches!((from, to), ("f1", "192.168.100.1") | ("P2f0", "192.168.103.1"));
+    let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), diagonal));
+    assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 2), (3, 1)]);
+    // A fast port serves several slower ones by routes too.
+    let fast = [rail("w", "", 0, 200_000, &["10.9.0.1/24"])];
+    let pairs = pair(&spark(1), &fast, &asked(&spark(1), &fast, |_, _| true));
+    assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 0)]);
+}
+
+#[test]
+fn routes_come_after_subnets_and_are_asked_for_only_where_rails_are_left() {
+    assert_eq!(possible_routes(&spark(1), &spark(2)), []);
+    let mut mixed = far();
+    mixed[0] = spark(2)[0].clone();
+    let routes = asked(&spark(1), &mixed, |_, _| true);
+    assert!(routes.iter().all(|route| route.acceptor != 0), "{routes:?}");
+    let found = pair(&spark(1), &mixed, &routes);
+    let found: Vec<_> = found.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
+    assert_eq!(found, [(0, 0, false), (1, 1, true), (2, 2, true), (3, 3, true)]);
+    // Addresses of one kind only, and no link-local ones.
+    let ipv6 = [rail("v6", "", 0, 1, &["fe80::9", "2001:db8::1/64"])];
+    assert_eq!(possible_routes(&ipv6, &far()), []);
+    assert_eq!(possible_routes(&ipv6, &[rail("far", "", 0, 1, &["fe80::8", "2001:db8:1::1/64"])]).len(), 1);
+}
+
+#[test]
+fn a_routed_pair_shows_no_cable() {
+    let bare = |mut rails: Vec<RailAdvert>| {
+        rails.truncate(2);
+        rails[1].addresses.truncate(1);
+        rails[1].is_usable = false;
+        rails
+    };
+    let (one, other) = (bare(spark(1)), bare(far()));
+    let found = pair(&one, &other, &asked(&one, &other, |_, _| true));
+    assert_eq!(found.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0)]);
+}
+
+#[test]
+fn a_routed_pair_returns_by_its_route() {
+    let (one, other) = (&spark(1)[0], &far()[0]);
+    let [one_slice, other_slice] = [one, other].map(std::slice::from_ref);
+    let again = |routes: &[Route], attempt| pair_again(one, other, routes, attempt).expect("it is a pair");
+    let routes = asked(one_slice, other_slice, |_, _| true);
+    let pair = again(&routes, 1);
+    assert_eq!((pair.connector_gid, pair.acceptor_gid), (one.addresses[1].gid, other.addresses[1].gid));
+    assert!(pair.is_routed && is_link_local(&again(&routes, 2).connector_gid));
+    assert!(is_link_local(&again(&[], 1).connector_gid));
+}
+
+#[test]
+fn only_an_address_outside_of_the_own_subnet_needs_a_route() {
+    let own = |prefix| Address { prefix, ..spark(1)[0].addresses[1] };
+    let needs = |prefix, peer: &str| needs_route(&own(prefix), rail("", "", 0, 1, &[peer]).addresses[0].gid);
+    assert!(!needs(Some(120), "192.168.100.2") && needs(Some(120), "192.168.101.2"));
+    assert!(needs(Some(128), "192.168.100.2") && !needs(None, "10.0.0.1"));
+    let link_local = spark(1)[0].addresses[0];
+    assert!(!needs_route(&link_local, spark(2)[1].addresses[0].gid));
 }

@@ -13,7 +13,7 @@ use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
 
 /// A host's adverts, as a peer reads them.
-fn told(survey: &Survey) -> Vec<RailAdvert> {
+pub(super) fn told(survey: &Survey) -> Vec<RailAdvert> {
     let advert = |rail: &Rail| RailAdvert {
         name: format!("{}:{}", rail.device, rail.port),
         phys_port: rail.phys_port.clone().unwrap_or_default(),
@@ -45,7 +45,7 @@ struct Meeting {
 #[track_caller]
 fn meet(one: &TestHost, other: &TestHost) -> Meeting {
     let (ours, theirs) = (told(&one.survey("")), told(&other.survey("")));
-    let pairs = pairing::pair(&ours, &theirs);
+    let pairs = pairing::pair(&ours, &theirs, &[]);
     let text = |[c, a]: [&[RailAdvert]; 2], pair: &Pair| -> [String; 2] {
         let end = |rail: &RailAdvert, gid: [u8; 16]| match Ipv6Addr::from(gid) {
             ip if ip.is_unicast_link_local() => format!("{} link-local", rail.name.trim_end_matches(":1")),
@@ -54,7 +54,7 @@ fn meet(one: &TestHost, other: &TestHost) -> Meeting {
         [end(&c[pair.connector], pair.connector_gid), end(&a[pair.acceptor], pair.acceptor_gid)]
     };
     let rails: Vec<[String; 2]> = pairs.iter().map(|pair| text([&ours, &theirs], pair)).collect();
-    let mut turned: Vec<[String; 2]> = pairing::pair(&theirs, &ours)
+    let mut turned: Vec<[String; 2]> = pairing::pair(&theirs, &ours, &[])
         .iter()
         .map(|pair| text([&theirs, &ours], pair))
         .map(|[there, here]| [here, there])
@@ -177,7 +177,7 @@ fn two_cables_in_one_subnet() {
     let names = |pair: &Pair| {
         [&ours[pair.connector], &theirs[pair.acceptor]].map(|rail| rail.name.trim_end_matches(":1").to_owned())
     };
-    let found: Vec<[String; 2]> = pairing::pair(&ours, &theirs).iter().map(names).collect();
+    let found: Vec<[String; 2]> = pairing::pair(&ours, &theirs, &[]).iter().map(names).collect();
     assert_eq!(found, [F0, F1, P2F1].map(|name| [name, name]));
 }
 

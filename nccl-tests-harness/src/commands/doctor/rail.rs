@@ -98,7 +98,7 @@ pub fn name(rail: &Rail) -> String {
 /// Returns the pairs of a connection from this host to the peer.
 pub fn pairs(here: &[RailSheet], there: &[RailSheet]) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
-    let found = pairing::pair(&adverts(here), &adverts(there));
+    let found = pairing::pair(&adverts(here), &adverts(there), &[]);
     let is_link_local = |gid: [u8; 16]| Ipv6Addr::from(gid).is_unicast_link_local();
     found
         .into_iter()
