@@ -17,6 +17,7 @@ mod pcie;
 mod process;
 mod profiles;
 mod python;
+mod qos;
 
 pub use elf::Library;
 pub use functions::Function;
@@ -25,6 +26,7 @@ pub use machine::{Cpus, DeviceFile, Machine};
 pub use pcie::{Aer, PciePort};
 pub use process::Process;
 pub use profiles::AutomaticProfile;
+pub use qos::Qos;
 
 use crate::commands::doctor::environment::Variable;
 use crate::commands::doctor::finding::NotSeen;
@@ -47,6 +49,8 @@ pub struct Facts {
     pub pcie_log: Vec<String>,
     /// NetworkManager's automatic profiles on the functions' interfaces.
     pub profiles: Vec<AutomaticProfile>,
+    /// Priorities of the rails.
+    pub qos: Qos,
     pub interfaces: Vec<Interface>,
     /// The rails and the other ports, as the plugin finds them.
     pub survey: Survey,
@@ -66,7 +70,9 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     let (ports, verbs) = ports(place, &config, not_seen);
     // The software fabric has a sysfs of its own.
     let sysfs = if place.is_live() { PathBuf::from(&config.sysfs) } else { place.path("/sys") };
-    let survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
+    let mut survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
+    let qos = qos::qos(place, &config, &survey, not_seen);
+    survey.warnings.extend(rails::qos_warning(&qos.rails, qos.roce));
     let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
     if let Err(why) = &cuda {
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
@@ -87,6 +93,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         unbound: functions::unbound(place),
         functions,
         ports,
+        qos,
         interfaces,
         survey,
         verbs,
