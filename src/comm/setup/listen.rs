@@ -292,6 +292,7 @@ impl Answer {
     fn to(process: &Process, hello: &Hello) -> Result<Self> {
         negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
+        negotiate::warn_of_priority(process, hello);
         let rails = Rails::look(process)?;
         let mut pairs = pairing::pair(&hello.rails, &rails.adverts);
         for pair in &mut pairs {
