@@ -9,7 +9,7 @@ use super::picture;
 use super::place::Place;
 use super::together::Together;
 use crate::places::{self, in_path};
-use nccl_net_spark::rails::{RailAddress, gbps, host_pointers_reason};
+use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -186,6 +186,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         ("locked memory", machine.memlock_bytes.map(limit)),
         ("hotplug handler", machine.hotplug_state.clone()),
         ("CUDA", facts.cuda.is_ok().then(|| host_pointers_reason(&facts.cuda))),
+        ("symmetric memory, GIN and RMA", facts.cuda.as_deref().ok().and_then(without_vmm_rdma).map(str::to_owned)),
         ("nvidia-peermem", Some(if has_peermem { "loaded" } else { "not loaded, as expected" }.to_owned())),
         ("deepest idle state", deepest.map(|state| format!("{}, {} us to leave", state.name, state.latency_us))),
         (
@@ -214,6 +215,12 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     let named = |(name, value): (&str, Option<String>)| Some(Fact::new(name, value?));
     let machine = of_machine.into_iter().filter_map(named).chain(nccl);
     machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
+}
+
+/// Tells why NCCL uses neither symmetric memory nor its device-side network functions.
+fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
+    let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
+    is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")
 }
 
 fn of_function(function: &look::Function, facts: &Facts) -> String {

@@ -212,6 +212,12 @@ faults! {
     "an NCCL of which nothing is known": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.3+cuda13.1", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
     })) => Note "nccl-unknown-build" ["2.29.3", "nothing is known"] "";
+    "NCCL 2.31.2": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+        text: "NCCL version 2.31.2+cuda13.1", ..Object::new()
+    })) => Note "nccl-unknown-build" ["2.31.2", "uninitialised constants"] "";
+    "NCCL 2.32.3": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+        text: "NCCL version 2.32.3+cuda13.2", ..Object::new()
+    })) => Note "nccl-unknown-build" ["2.32.3", "two Sparks"] "";
     "NCCL 2.30.4 with NVLS": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.30.4+cuda13.1", ..Object::new()
     })) => Fragile "nccl-nvls" ["2.30.4", "2167"] "NCCL_NVLS_ENABLE=0";

@@ -137,3 +137,15 @@ fn ecn_is_that_of_the_jobs_priority() {
     assert!(value("rocep1s0f0").contains("ECN of that priority: receiver on, sender off"), "{facts:?}");
     assert!(!value("roceP2p1s0f0").contains("ECN"), "{facts:?}");
 }
+
+/// The attribute of owners' Sparks is 0; older drivers do not know it.
+#[test]
+fn what_nccl_leaves_off_is_explained() {
+    let bed = Bed::spark(&["p0"]);
+    let explains =
+        || bed.answer().facts.iter().any(|fact| fact.value.contains("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0"));
+    for (attributes, wanted) in [("1 0 0", false), ("1 0 0 1", false), ("1 0 0 0", true)] {
+        bed.write("answers/cuda", attributes);
+        assert_eq!(explains(), wanted, "{attributes}");
+    }
+}
