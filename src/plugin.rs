@@ -1,7 +1,7 @@
 //! State of the process: the settings, the verbs library, the merged device, and the count of
 //! inits.
 
-use crate::comm::process::TunerIdentity;
+use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::{Config, RailConfig};
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
@@ -205,7 +205,27 @@ impl Plugin {
         let policy = policy(config.tuner.clone(), config.setup.ring_tcp, &host);
         let tuner = TunerIdentity { hash: policy.hash(), gpu };
         let host = Arc::new(Host::new(config, rails, tuner));
+        report_qos(&survey, host.process());
         Ok(Self { host, properties, policy })
+    }
+}
+
+/// Logs the priorities of the rails' ports. The interfaces of the software fabric have none.
+fn report_qos(survey: &Survey, process: &Process) {
+    if process.config.sysfs != "/sys" {
+        return;
+    }
+    let (rails, errors) = survey.qos();
+    for (netdev, error) in errors {
+        tracing::debug!("priorities of {netdev} not known: {error}");
+    }
+    // A communicator may choose another traffic class later.
+    let roce = process.priority(None);
+    for line in rails::qos_info(&rails, roce) {
+        tracing::info!("{line}");
+    }
+    if let Some(warning) = rails::qos_warning(&rails, roce) {
+        tracing::warn!("{warning}");
     }
 }
 

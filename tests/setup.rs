@@ -47,14 +47,7 @@ impl Bed {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let heard = HEARD.lock().unwrap().get_or_insert_with(common::heard::everywhere).clone();
         let _turn = turn;
-        let (rails, library) = common::test_rails_of("spark-1cable");
-        let host = |side: usize| {
-            let mut variables = vec![("NCCL_IB_HCA", rails[side].as_str()), ("NCCL_SOCKET_IFNAME", "lo")];
-            variables.extend(settings);
-            let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            let variables: Vec<(String, String)> = owned.chain(library.clone()).collect();
-            bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
-        };
+        let host = |side: usize| host(side, settings);
         let hosts = if are_up {
             [0, 1].map(host)
         } else {
@@ -96,6 +89,15 @@ impl Bed {
     fn lines(&self, of: Level) -> Vec<String> {
         self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
     }
+}
+
+fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
+    let (rails, library) = common::test_rails_of("spark-1cable");
+    let mut variables = vec![("NCCL_IB_HCA", rails[side].as_str()), ("NCCL_SOCKET_IFNAME", "lo")];
+    variables.extend(settings);
+    let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let variables: Vec<(String, String)> = owned.chain(library).collect();
+    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
 fn set_both(action: Action) {
@@ -346,6 +348,26 @@ fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
     until(|| (of_class() < both_ends).then_some(()));
     bed.set(TWINS[0], Action::Up);
     until(|| (of_class() == both_ends).then_some(()));
+}
+
+#[test]
+fn a_peer_with_another_traffic_class_is_named_once() {
+    let mut bed = Bed::new(&[("NCCL_IB_TC", "106")]);
+    let about_priority = |bed: &Bed| {
+        let _two = [Pair::make(bed), Pair::make(bed)];
+        bed.lines(Level::WARN).into_iter().filter(|line| line.contains("NCCL_IB_TC")).collect::<Vec<_>>()
+    };
+    assert_eq!(about_priority(&bed), [""; 0]);
+    // The sender's launcher does not pass the variable on.
+    bed.hosts[0] = host(0, &[]);
+    let [line] = &about_priority(&bed)[..] else { panic!("not once") };
+    let said = "sends with traffic class 0 and service level 0, this host with 106 and 0";
+    assert!(line.contains(said), "{line}");
+    // Without a setting here, the communicator may have chosen the peer's class.
+    bed.hosts = [host(0, &[("NCCL_IB_TC", "106")]), host(1, &[])];
+    assert_eq!(about_priority(&bed), [""; 0]);
+    bed.hosts[1] = host(1, &[("NCCL_IB_SL", "3")]);
+    assert_eq!(about_priority(&bed).len(), 1, "the service level is no choice of communicators");
 }
 
 #[test]

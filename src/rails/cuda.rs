@@ -19,6 +19,9 @@ pub struct CudaDevice {
     pub has_gpu_direct_rdma: Option<bool>,
     /// The dma-buf way to its memory works (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`).
     pub has_dma_buf: Option<bool>,
+    /// A NIC can reach memory of CUDA's virtual memory management
+    /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`).
+    pub has_vmm_rdma: Option<bool>,
 }
 
 /// All GPUs that CUDA shows to this process, in its order.
@@ -122,6 +125,7 @@ const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 const INTEGRATED: c_int = 18;
 const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
 const DMA_BUF_SUPPORTED: c_int = 124;
+const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 
 /// The calls used. Their results are read as plain numbers, so any driver's codes are understood.
 struct CudaDriver {
@@ -194,6 +198,7 @@ impl CudaDriver {
             is_integrated: ask(INTEGRATED),
             has_gpu_direct_rdma: ask(GPU_DIRECT_RDMA_SUPPORTED),
             has_dma_buf: ask(DMA_BUF_SUPPORTED),
+            has_vmm_rdma: ask(GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
         })
     }
 }
@@ -202,8 +207,12 @@ impl CudaDriver {
 mod tests {
     use super::*;
 
-    const GB10: CudaDevice =
-        CudaDevice { is_integrated: Some(true), has_gpu_direct_rdma: Some(false), has_dma_buf: Some(false) };
+    const GB10: CudaDevice = CudaDevice {
+        is_integrated: Some(true),
+        has_gpu_direct_rdma: Some(false),
+        has_dma_buf: Some(false),
+        has_vmm_rdma: Some(false),
+    };
 
     #[test]
     fn a_host_with_or_without_cuda_gets_a_line_and_no_panic() {
@@ -224,7 +233,12 @@ mod tests {
         let line = host_pointers_reason(&Ok(vec![GB10]));
         assert!(line.contains("cannot reach"), "{line}");
         assert!(line.ends_with("(GPU 0: INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0)"), "{line}");
-        let discrete = CudaDevice { is_integrated: Some(false), has_gpu_direct_rdma: Some(true), has_dma_buf: None };
+        let discrete = CudaDevice {
+            is_integrated: Some(false),
+            has_gpu_direct_rdma: Some(true),
+            has_dma_buf: None,
+            has_vmm_rdma: None,
+        };
         let line = host_pointers_reason(&Ok(vec![discrete, discrete]));
         assert!(line.contains("moves host memory") && line.contains("GPU 0,1:"), "{line}");
         assert!(line.contains("DMA_BUF_SUPPORTED=unknown"), "{line}");

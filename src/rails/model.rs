@@ -78,6 +78,8 @@ pub enum WarningKind {
         /// True where `rp_filter` is strict on one of the rails.
         is_strict: bool,
     },
+    /// RoCE has a priority without PFC, and PFC is on for another.
+    UnprotectedPriority,
 }
 
 impl Warning {

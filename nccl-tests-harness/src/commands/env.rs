@@ -4,6 +4,7 @@
 use crate::places;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
+use nccl_net_spark::rails::RailQos;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,8 @@ pub enum Reader {
     Docker,
     /// Ray: a runtime environment, in JSON.
     Ray,
+    /// systemd: a unit that puts RoCE on a priority with PFC at boot. It has no variables.
+    Systemd,
 }
 
 /// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses one that the host does not have.
@@ -66,6 +69,7 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
                  -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET={NETWORK}"
             )
         }
+        Reader::Systemd => unit(&nccl_net_spark::plugin::survey()?.qos().0)?,
         Reader::Ray => {
             let variables = serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});
             variables.to_string()
@@ -73,9 +77,32 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
     })
 }
 
+/// Makes a unit that gives each rail the priority that the first one has now, or the usual one.
+fn unit(rails: &[RailQos]) -> Result<String> {
+    /// DSCP and priority of congestion notifications, by convention.
+    const NOTIFICATIONS: &str = "48:6";
+    let first = &rails.first().context("no rail of this host has an interface with priorities (DCB)")?.port;
+    let (dscp, priority) = (first.lossless_dscp(), first.lossless());
+    let mut text = format!(
+        "# RoCE in priority {priority}, with PFC. The job needs NCCL_IB_TC={} on every host, and the switch the same priority.\n\
+         [Unit]\nDescription=PFC for RoCE\nWants=network-online.target\nAfter=network-online.target\n\n\
+         [Service]\nType=oneshot\nRemainAfterExit=yes\n",
+        first.lossless_traffic_class()
+    );
+    for RailQos { netdev, .. } in rails {
+        text += &format!(
+            "ExecStart=dcb app replace dev {netdev} dscp-prio {dscp}:{priority} {NOTIFICATIONS}\n\
+             ExecStart=dcb pfc set dev {netdev} prio-pfc all:off {priority}:on\n\
+             ExecStart=-ethtool -A {netdev} rx off tx off\n"
+        );
+    }
+    Ok(text + "\n[Install]\nWantedBy=multi-user.target")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nccl_net_spark::rails::PortQos;
     use std::process::Command;
 
     #[test]
@@ -102,6 +129,29 @@ mod tests {
             let error = text(Reader::Docker, path, true).unwrap_err().to_string();
             assert!(error.contains(path) && error.contains("--plugin"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_unit_has_the_commands_of_each_rail_and_keeps_the_owners_priority() {
+        let rail = |netdev: &str, pfc| RailQos {
+            device: "x".to_owned(),
+            netdev: netdev.to_owned(),
+            port: PortQos { dscp: None, pfc },
+        };
+        let unit = |pfc| super::unit(&[rail("eth0", pfc), rail("eth1", pfc)]).unwrap();
+        let text = unit(0);
+        for netdev in ["eth0", "eth1"] {
+            let commands = format!(
+                "ExecStart=dcb app replace dev {netdev} dscp-prio 26:3 48:6\nExecStart=dcb pfc set dev {netdev} prio-pfc all:off 3:on\n"
+            );
+            assert!(text.contains(&commands), "{text}");
+        }
+        assert!(
+            text.contains("NCCL_IB_TC=106 ") && text.ends_with("\n[Install]\nWantedBy=multi-user.target"),
+            "{text}"
+        );
+        assert!(unit(1 << 5).contains("prio-pfc all:off 5:on\n"));
+        assert!(super::unit(&[]).unwrap_err().to_string().contains("DCB"));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub enum Subject {
     NotUsed(RailId),
     /// The two ports of a rail of this host have different path MTUs.
     PathMtu(RailId),
+    /// The peer's data has another priority than this host's.
+    Priority,
     /// TCP with the peer uses a wireless network.
     Wireless,
     /// The peer has answered after its TCP connection was closed.

@@ -298,6 +298,7 @@ impl HelloAnswer {
     fn to(process: &Process, hello: &Hello) -> Result<Self> {
         negotiate::check_ring_tcp(process, hello)?;
         negotiate::check_tuner(process, hello)?;
+        negotiate::warn_of_priority(process, hello);
         let rails = LocalRails::query(process)?;
         let routes = rails.routes(process, &hello.rails);
         let mut pairs = pairing::pair(&hello.rails, &rails.adverts, &routes);

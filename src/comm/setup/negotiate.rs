@@ -68,6 +68,24 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
     Err(Usage::RingTcp { with: with.clone(), without: without.clone() }.into())
 }
 
+/// Warns of a peer whose data has another priority than this host's data. A traffic class that the
+/// settings leave open is not compared: the communicator may have chosen the peer's.
+pub fn warn_of_priority(process: &Process, hello: &Hello) {
+    let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
+    let differs = process.config.traffic_class.is_some_and(|class| class != theirs.traffic_class)
+        || ours.service_level != theirs.service_level;
+    if differs && process.log.is_first(peer, Subject::Priority) {
+        tracing::warn!(
+            "{peer} sends with traffic class {} and service level {}, this host with {} and {}: a switch may drop packets of another \
+             priority; set the same NCCL_IB_TC and NCCL_IB_SL on every host",
+            theirs.traffic_class,
+            theirs.service_level,
+            ours.traffic_class,
+            ours.service_level
+        );
+    }
+}
+
 /// This host's rails, usable and lost ones.
 pub struct LocalRails {
     /// The rails whose addresses are known, in the order of the adverts.

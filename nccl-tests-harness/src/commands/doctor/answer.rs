@@ -9,7 +9,7 @@ use super::picture;
 use super::place::Place;
 use super::together::Together;
 use crate::places::{self, in_path};
-use nccl_net_spark::rails::{RailAddress, Survey, gbps, host_pointers_reason};
+use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -186,6 +186,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         ("locked memory", machine.memlock_bytes.map(limit)),
         ("hotplug handler", machine.hotplug_state.clone()),
         ("CUDA", facts.cuda.is_ok().then(|| host_pointers_reason(&facts.cuda))),
+        ("symmetric memory, GIN and RMA", facts.cuda.as_deref().ok().and_then(without_vmm_rdma).map(str::to_owned)),
         ("nvidia-peermem", Some(if has_peermem { "loaded" } else { "not loaded, as expected" }.to_owned())),
         ("deepest idle state", deepest.map(|state| format!("{}, {} us to leave", state.name, state.latency_us))),
         (
@@ -206,7 +207,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         ("mlx5 provider", libraries.mlx5_provider.as_deref().map(path)),
         ("glibc", libraries.glibc.map(|(major, minor)| format!("{major}.{minor}"))),
     ];
-    let functions = facts.functions.iter().map(|one| Fact::new(&one.device, of_function(one, &facts.survey)));
+    let functions = facts.functions.iter().map(|one| Fact::new(&one.device, of_function(one, facts)));
     let ports = facts
         .ports
         .iter()
@@ -216,7 +217,16 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
 }
 
-fn of_function(function: &look::Function, survey: &Survey) -> String {
+/// Tells why NCCL uses neither symmetric memory nor its device-side network functions.
+fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
+    let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
+    is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")
+}
+
+fn of_function(function: &look::Function, facts: &Facts) -> String {
+    let survey = &facts.survey;
+    let qos = facts.qos.rails.iter().find(|qos| qos.device == function.device);
+    let ecn = facts.qos.ecn.iter().find(|(netdev, _)| Some(netdev) == function.netdev.as_ref());
     let pci = function.pci.as_ref();
     let rail = survey.rails.iter().find(|rail| rail.device == function.device);
     let address = |one: &RailAddress| format!("{} (GID {})", Ipv6Addr::from(one.gid).to_canonical(), one.gid_index);
@@ -238,6 +248,8 @@ fn of_function(function: &look::Function, survey: &Survey) -> String {
         function.iommu.as_ref().map(|mode| format!("IOMMU {mode}")),
         function.mtu_bytes.map(|bytes| format!("MTU {bytes}")),
         function.pause.map(|pause| format!("pause rx {} tx {}", on(pause.rx), on(pause.tx))),
+        qos.map(|qos| qos.port.text(facts.qos.roce)),
+        ecn.map(|(_, [np, rp])| format!("ECN of that priority: receiver {}, sender {}", on(*np), on(*rp))),
         Some(counted.join(" ")).filter(|text| !text.is_empty()),
         function.aer.map(pcie_errors),
     ];

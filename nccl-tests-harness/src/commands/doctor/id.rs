@@ -73,6 +73,8 @@ ids! {
     PcieCorrected = Fragile "pcie-corrected": "a PCIe link has corrected many errors";
     PcieLog = Fragile "pcie-log": "the kernel log has lines about uncorrected PCIe errors of the NIC or of the ports above it";
     NoPause = Fragile "no-pause": "pause frames are off";
+    UnprotectedPriority = Fragile "unprotected-priority": "RoCE has a priority without PFC, and PFC is on for another";
+    QosUntilReboot = Fragile "qos-until-reboot": "PFC and trust mode are set, and nothing sets them at boot";
     FirmwareDiffers = Fragile "firmware-differs": "the functions run different firmware";
     FunctionsAbsent = Note "functions-absent": "fewer than four functions are there";
     Retransmissions = Fragile "retransmissions": "a rail has sent packets again";
@@ -119,6 +121,7 @@ ids! {
     PeerTuner = Broken "peer-tuner": "the tuners of the hosts decide differently";
     PeerSettings = Fragile "peer-settings": "a variable that has to agree differs";
     NoCommonSubnet = Broken "no-common-subnet": "no rail of one host shares a subnet with one of the other";
+    PeerPriority = Fragile "peer-priority": "the two ends of a path have different priorities or PFC";
     PeerMtu = Slow "peer-mtu": "the two ends of a path have different MTUs";
     SwitchMtu = Slow "switch-mtu": "a switch between two ports drops packets that both ports could send";
     PeerHalfCable = Slow "peer-half-cable": "one function of a cable has no counterpart on the other host";

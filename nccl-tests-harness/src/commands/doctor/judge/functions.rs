@@ -10,7 +10,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let rails: Vec<&Function> = facts.functions.iter().filter(|function| function.is_rail).collect();
     transactions(&rails, found);
     pcie_errors(facts, found);
-    pause(&rails, found);
+    pause(facts, &rails, found);
     firmware(&facts.functions, found);
     absent(facts, found);
 }
@@ -79,9 +79,13 @@ fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
 }
 
 /// Without pause frames the NIC drops packets that its PCIe link does not take in time, and each
-/// loss costs a retransmission.
-fn pause(rails: &[&Function], found: &mut Vec<Finding>) {
-    let without = rails.iter().filter_map(|rail| {
+/// loss costs a retransmission. PFC on RoCE's priority takes their place.
+fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
+    let has_pfc = |device: &str| {
+        let qos = facts.qos.rails.iter().find(|qos| qos.device == device);
+        qos.is_some_and(|qos| qos.port.has_pfc(qos.port.priority(facts.qos.roce)))
+    };
+    let without = rails.iter().filter(|rail| !has_pfc(&rail.device)).filter_map(|rail| {
         let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;
         Some(((pause.rx, pause.tx), (rail.netdev.as_deref()?, rail.device.as_str())))
     });

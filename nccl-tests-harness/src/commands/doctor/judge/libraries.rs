@@ -67,7 +67,7 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
             findings.push(Id::NcclBadBuild.finding(text).cured_by(newer));
         }
         None => {
-            let text = format!("{told}: nothing is known of this build, good or bad");
+            let text = format!("{told}: {}", of_version(numbers));
             findings.push(Id::NcclUnknownBuild.finding(text));
         }
     }
@@ -78,6 +78,19 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     if numbers < [2, 20, 0] {
         let text = format!("{told}: the plugin has interfaces from NCCL 2.20 on");
         findings.push(Id::NcclTooOld.finding(text).cured_by(newer));
+    }
+}
+
+/// Returns what is known of a version's builds. Versions since 2.31 have the network and tuner
+/// interfaces that the plugin has (lab/notes/nccl-versions.md).
+fn of_version(version: [u32; 3]) -> &'static str {
+    match version {
+        // ext-tuner's constants, fixed in 2.32.3.
+        [2, 31, _] => {
+            "nothing is known of it on Sparks; it hands tuners uninitialised constants, which the plugin's tuner does not read"
+        }
+        [2, 32, 3] => "owners ran it on two Sparks (FujitsuPolycom/sparkring); nothing else is known of this build",
+        _ => "nothing is known of this build, good or bad",
     }
 }
 

@@ -5,6 +5,7 @@ mod cures;
 mod functions;
 mod libraries;
 mod machine;
+mod qos;
 mod rails;
 
 pub use cures::Cures;
@@ -18,6 +19,7 @@ pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     machine::judge(facts, cures, &mut found);
     rails::judge(facts, cures, &mut found);
     functions::judge(facts, &mut found);
+    qos::judge(facts, &mut found);
     counters::judge(facts, &mut found);
     found
 }

@@ -1,6 +1,7 @@
 //! The rails: the plugin's own warnings with their cures, and faults of the network around them.
 
 use super::cures::{Cures, alike, by_number, list};
+use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
@@ -13,7 +14,7 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     if survey.rails.is_empty() && !survey.refused.is_empty() {
         no_rail(survey, found);
     }
-    found.extend(survey.warnings.iter().map(|warning| of_warning(warning, survey)));
+    found.extend(survey.warnings.iter().map(|warning| of_warning(warning, facts)));
     twins_without_addresses(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
     automatic_profiles(facts, found);
@@ -79,7 +80,8 @@ fn each(names: &[&str], command: impl FnMut(&str) -> String) -> String {
     names.iter().copied().map(command).collect::<Vec<_>>().join(" && ")
 }
 
-fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
+fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
+    let survey = &facts.survey;
     let devices: Vec<&str> = warning.devices.iter().map(String::as_str).collect();
     let refused = |at: usize| survey.refused.iter().find(|one| Some(&one.device.as_str()) == devices.get(at));
     let netdev = |device: &str| {
@@ -119,6 +121,7 @@ fn of_warning(warning: &Warning, survey: &Survey) -> Finding {
             let loose = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
             (Id::Arp, format!("sudo {ARP_CURE}{loose}"))
         }
+        WarningKind::UnprotectedPriority => (Id::UnprotectedPriority, qos::cure(facts, &devices)),
     };
     id.finding(warning.text.clone()).cured_by(cure)
 }

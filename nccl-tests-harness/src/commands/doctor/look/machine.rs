@@ -215,13 +215,13 @@ fn cpu_list(text: &str) -> Vec<u32> {
 }
 
 /// Reads `answers/cuda` of a copied machine: a line for each GPU, `INTEGRATED
-/// GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED`.
+/// GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
     let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;
     let device = |line: &str| {
         let mut digits = line.split_whitespace();
         let mut next = || digits.next().and_then(|digit| Some(digit.parse::<u8>().ok()? == 1));
-        CudaDevice { is_integrated: next(), has_gpu_direct_rdma: next(), has_dma_buf: next() }
+        CudaDevice { is_integrated: next(), has_gpu_direct_rdma: next(), has_dma_buf: next(), has_vmm_rdma: next() }
     };
     Ok(text.ok_or("the copy has no answers/cuda")?.lines().map(device).collect())
 }

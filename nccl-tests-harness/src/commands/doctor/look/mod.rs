@@ -17,6 +17,7 @@ mod pcie;
 mod process;
 mod profiles;
 mod python;
+mod qos;
 
 pub use elf::Library;
 pub use functions::Function;
@@ -25,6 +26,7 @@ pub use machine::{Cpus, DeviceFile, Machine};
 pub use pcie::{Aer, PciePort};
 pub use process::Process;
 pub use profiles::AutomaticProfile;
+pub use qos::Qos;
 
 use crate::commands::doctor::environment::Variable;
 use crate::commands::doctor::finding::NotSeen;
@@ -46,6 +48,8 @@ pub struct Facts {
     pub pcie_log: Vec<String>,
     /// NetworkManager's automatic profiles on the functions' interfaces.
     pub profiles: Vec<AutomaticProfile>,
+    /// Priorities of the rails.
+    pub qos: Qos,
     pub interfaces: Vec<Interface>,
     /// The rails and the other ports, as the plugin finds them.
     pub survey: Survey,
@@ -61,11 +65,13 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         not_seen.push(NotSeen::new("network interfaces and their addresses", why));
         Vec::new()
     });
-    let config = config(variables).rails;
-    let (ports, verbs) = ports(place, &config, not_seen);
+    let config = config(variables);
+    let (ports, verbs) = ports(place, &config.rails, not_seen);
     // The software fabric has a sysfs of its own.
-    let sysfs = if place.is_live() { config.sysfs.clone() } else { place.path("/sys") };
-    let survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.hca);
+    let sysfs = if place.is_live() { config.rails.sysfs.clone() } else { place.path("/sys") };
+    let mut survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.rails.hca);
+    let qos = qos::qos(place, &config, &survey, not_seen);
+    survey.warnings.extend(rails::qos_warning(&qos.rails, qos.roce));
     let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
     if let Err(why) = &cuda {
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
@@ -86,6 +92,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         unbound: functions::unbound(place),
         functions,
         ports,
+        qos,
         interfaces,
         survey,
         verbs,

@@ -66,6 +66,11 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
             name if TUNER.contains(&name) => {
                 (Severity::Broken, Id::PeerTuner, "the plugin refuses to connect ranks whose tuners decide differently")
             }
+            "NCCL_IB_TC" | "NCCL_IB_SL" => (
+                Severity::Fragile,
+                Id::PeerSettings,
+                "packets of one host have another priority than those of the other",
+            ),
             "NCCL_SPARK_RING_TCP" => (Severity::Broken, Id::PeerSettings, "the plugin refuses to connect such hosts"),
             _ => (Severity::Fragile, Id::PeerSettings, "ranks that decide differently hang"),
         };
@@ -103,6 +108,14 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
             found
                 .push(Id::PeerMtu.finding(text).cured_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")));
+        }
+        let qos = |host: &Sheet, rail: &RailSheet| host.qos.get(rail.netdev.as_ref()?).cloned();
+        if let (Some(own), Some(theirs)) = (qos(here, one), qos(there, other))
+            && (own.priority, own.pfc) != (theirs.priority, theirs.pfc)
+        {
+            let text = format!("{names} have different priorities: {}; {}", own.text, theirs.text);
+            let cure = "nccl-spark doctor -v    # on both; then the same dcb commands and NCCL_IB_TC on both";
+            found.push(Id::PeerPriority.finding(text).cured_by(cure));
         }
         if let (Some(port), Some(others)) = (&one.phys_port, &other.phys_port)
             && port != others

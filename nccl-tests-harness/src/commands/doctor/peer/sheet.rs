@@ -3,12 +3,14 @@
 
 use crate::commands::doctor::answer::{Answer, Seen};
 use crate::commands::doctor::finding::{Finding, Verdict};
+use crate::commands::doctor::look::Qos;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::RailSheet;
 use crate::commands::rails::Found;
 use crate::digest::sha256;
 use crate::output;
 use crate::ranks::seats;
+use nccl_net_spark::rails::RailQos;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -28,6 +30,9 @@ pub struct Sheet {
     /// Variables and settings that have to agree, with their values where they are set.
     pub settings: BTreeMap<String, String>,
     pub rails: Vec<RailSheet>,
+    /// Priorities of the rails' interfaces.
+    #[serde(default)]
+    pub qos: BTreeMap<String, QosSheet>,
     /// Interfaces with their hardware addresses.
     pub interfaces: Vec<(String, String)>,
     /// Its ARP table for the rails. Empty until [`super::Host::sheet_now`].
@@ -55,6 +60,17 @@ pub struct NcclSheet {
     pub build_id: String,
 }
 
+/// Priorities of a rail.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QosSheet {
+    /// The priority of RoCE.
+    pub priority: u8,
+    /// The priorities with PFC, one bit each.
+    pub pfc: u8,
+    /// A description.
+    pub text: String,
+}
+
 /// An entry of a host's ARP table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
@@ -70,7 +86,7 @@ pub struct Neighbour {
 const TO_AGREE: &str = "NCCL_SPARK_TUNER NCCL_SPARK_TUNER_TABLE NCCL_SPARK_LL128 NCCL_SPARK_RING_TCP NCCL_ALGO \
     NCCL_PROTO NCCL_BUFFSIZE NCCL_LL_BUFFSIZE NCCL_LL128_BUFFSIZE NCCL_P2P_NET_CHUNKSIZE NCCL_MIN_NCHANNELS \
     NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_NCHANNELS_PER_NET_PEER NCCL_NTHREADS NCCL_CROSS_NIC \
-    NCCL_TUNER_PLUGIN";
+    NCCL_TUNER_PLUGIN NCCL_IB_TC NCCL_IB_SL";
 
 fn has_to_agree(name: &str) -> bool {
     TO_AGREE.split_whitespace().any(|one| one == name)
@@ -106,6 +122,7 @@ impl Sheet {
             }),
             settings: all.collect(),
             rails: RailSheet::all(&listed.rails, &listed.pcie_links),
+            qos: qos_sheets(&seen.facts.qos),
             interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),
             neighbours: Vec::new(),
             verdict: answer.verdict,
@@ -154,6 +171,15 @@ fn bound(name: &str, value: &mut Value) -> Result<(), String> {
 /// Returns the text without control characters, and cuts what is longer than a sentence.
 pub fn plain(text: &str) -> String {
     output::plain(&text.chars().take(TEXT_CHARACTERS).collect::<String>())
+}
+
+fn qos_sheets(qos: &Qos) -> BTreeMap<String, QosSheet> {
+    let sheet = |one: &RailQos| QosSheet {
+        priority: one.port.priority(qos.roce),
+        pfc: one.port.pfc,
+        text: one.port.text(qos.roce),
+    };
+    qos.rails.iter().map(|one| (one.netdev.clone(), sheet(one))).collect()
 }
 
 fn plugin_sheet(path: &Path) -> Option<PluginSheet> {

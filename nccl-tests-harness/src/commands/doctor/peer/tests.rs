@@ -6,7 +6,7 @@ use super::grade;
 use super::neighbours;
 use super::partner::address;
 use super::reach::parse;
-use super::sheet::{NcclSheet, Neighbour, PluginSheet, Sheet};
+use super::sheet::{NcclSheet, Neighbour, PluginSheet, QosSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 use crate::commands::doctor::rail::{Pair, RailSheet, pairs};
 use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate};
@@ -41,11 +41,16 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         }),
         settings: BTreeMap::from([("NCCL_SPARK_TUNER".to_owned(), "auto".to_owned())]),
         rails: (0..4).map(rail).collect(),
+        qos: (0..4).map(|at| (format!("eth{at}"), qos(3))).collect(),
         interfaces: (0..4).map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}"))).collect(),
         neighbours: Vec::new(),
         verdict: Verdict::Good,
         findings: Vec::new(),
     }
+}
+
+fn qos(priority: u8) -> QosSheet {
+    QosSheet { priority, pfc: 0b1000, text: format!("RoCE has priority {priority}") }
 }
 
 const SUBNETS: [u8; 4] = [100, 101, 102, 103];
@@ -79,7 +84,7 @@ fn set(host: &mut Sheet, name: &str, value: &str) {
     host.settings.insert(name.to_owned(), value.to_owned());
 }
 
-const DIFFERENCES: [Difference; 11] = [
+const DIFFERENCES: [Difference; 13] = [
     ("another version of nccl-spark", |host| host.program = "2.0".to_owned(), Severity::Fragile, "peer-version", "1.0"),
     (
         "another build of the plugin",
@@ -117,6 +122,14 @@ const DIFFERENCES: [Difference; 11] = [
         Severity::Broken,
         "peer-settings",
         "NCCL_SPARK_RING_TCP",
+    ),
+    ("another traffic class", |host| set(host, "NCCL_IB_TC", "106"), Severity::Fragile, "peer-settings", "NCCL_IB_TC"),
+    (
+        "another priority on a rail",
+        |host| host.qos.extend([("eth1".to_owned(), qos(0))]),
+        Severity::Fragile,
+        "peer-priority",
+        "RoCE has priority 0",
     ),
     ("another path MTU", |host| host.rails[1].mtu_bytes = 1024, Severity::Slow, "peer-mtu", "4096"),
     (

@@ -166,6 +166,33 @@ impl Bed {
         self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
     }
 
+    /// The output of `mlnx_qos` for both functions of `p0`. DSCPs have the tool's own mapping,
+    /// eight for each priority.
+    pub(super) fn mlnx_qos(&self, trust: &str, enabled: &str) {
+        let mut text = format!("DCBX mode: OS controlled\nPriority trust state: {trust}\n");
+        if trust == "dscp" {
+            text += "dscp2prio mapping:\n";
+            for priority in 0..8 {
+                let dscps: Vec<String> =
+                    (8 * priority..8 * priority + 8).rev().map(|dscp| format!("{dscp:02}")).collect();
+                text += &format!("\tprio:{priority} dscp:{},\n", dscps.join(","));
+            }
+        }
+        let head = "PFC configuration:\n\tpriority    0   1   2   3   4   5   6   7";
+        text += &format!("Cable len: 7\n{head}\n\tenabled     {enabled}\ntc: 0 ratelimit: unlimited, tsa: vendor\n");
+        for netdev in ["enp1s0f0np0", "enP2p1s0f0np0"] {
+            self.write(&format!("answers/mlnx_qos/{netdev}"), &text);
+        }
+    }
+
+    /// An enabled unit that sets priorities by a script, as owners write it.
+    pub(super) fn qos_unit(&self) {
+        let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
+        self.write("etc/systemd/system/roce.service", unit);
+        self.write("etc/systemd/system/multi-user.target.wants/roce.service", unit);
+        self.write("usr/local/sbin/roce.sh", "#!/bin/sh\nmlnx_qos -i enp1s0f0np0 --trust dscp\n");
+    }
+
     /// Replaces a word of a file.
     pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(below)).unwrap();

@@ -121,6 +121,20 @@ faults! {
 "))) => Fragile "pcie-log" ["3 lines", "pcieport 0000:00:00.0: AER: device recovery failed"] "reboot";
     "pause frames off": with(one(), |bed| bed.replace("answers/ethtool-a/enp1s0f0np0", "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff")) =>
         Fragile "no-pause" ["enp1s0f0np0"] "ethtool -A enp1s0f0np0 rx on tx on";
+    "PFC for another priority, trust PCP": with(one(), |bed| {
+        bed.mlnx_qos("pcp", "0   0   0   1   0   0   0   0");
+        bed.qos_unit();
+    }) => Fragile "unprotected-priority" ["rocep1s0f0 and roceP2p1s0f0", "priority 0", "for 3 alone"]
+        "sudo dcb app replace dev enp1s0f0np0 dscp-prio 26:3 && sudo dcb app replace dev enP2p1s0f0np0 dscp-prio 26:3 && export NCCL_IB_TC=106";
+    "PFC for another priority, trust DSCP": with(one(), |bed| {
+        bed.mlnx_qos("dscp", "0   0   0   0   0   1   0   0");
+        bed.qos_unit();
+        bed.set("NCCL_IB_TC", "106");
+    }) => Fragile "unprotected-priority" ["priority 3", "for 5 alone"] "export NCCL_IB_TC=162";
+    "PFC that nothing sets at boot": with(one(), |bed| {
+        bed.mlnx_qos("dscp", "0   0   0   1   0   0   0   0");
+        bed.set("NCCL_IB_TC", "106");
+    }) => Fragile "qos-until-reboot" ["enp1s0f0np0 and enP2p1s0f0np0"] "nccl-spark env --for systemd | sudo tee /etc/systemd/system/";
     "one function with other firmware": with(one(), |bed| bed.write("sys/class/infiniband/rocep1s0f1/fw_ver", "28.43.1000\n")) =>
         Fragile "firmware-differs" ["28.43.1000 (rocep1s0f1)"] "fwupdmgr";
     "an interface MTU of 1500 on all rails": with(one(), |bed| {
@@ -198,6 +212,12 @@ faults! {
     "an NCCL of which nothing is known": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.3+cuda13.1", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
     })) => Note "nccl-unknown-build" ["2.29.3", "nothing is known"] "";
+    "NCCL 2.31.2": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+        text: "NCCL version 2.31.2+cuda13.1", ..Object::new()
+    })) => Note "nccl-unknown-build" ["2.31.2", "uninitialised constants"] "";
+    "NCCL 2.32.3": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+        text: "NCCL version 2.32.3+cuda13.2", ..Object::new()
+    })) => Note "nccl-unknown-build" ["2.32.3", "two Sparks"] "";
     "NCCL 2.30.4 with NVLS": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.30.4+cuda13.1", ..Object::new()
     })) => Fragile "nccl-nvls" ["2.30.4", "2167"] "NCCL_NVLS_ENABLE=0";

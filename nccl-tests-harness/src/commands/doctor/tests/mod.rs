@@ -6,4 +6,5 @@ mod environment;
 mod faults;
 mod ids;
 mod picture;
+mod qos;
 mod ssh;

@@ -1,0 +1,108 @@
+//! Priorities of the rails' ports, and the file that sets them at boot.
+
+use crate::commands::doctor::finding::NotSeen;
+use crate::commands::doctor::place::Place;
+use nccl_net_spark::config::Config;
+use nccl_net_spark::rails::{PortQos, RailQos, Survey};
+use nccl_net_spark::wire::fields::Priority;
+
+/// Priorities of a host.
+#[derive(Debug, Default)]
+pub struct Qos {
+    /// The priority that a job asks for.
+    pub roce: Priority,
+    /// The rails whose drivers have priorities.
+    pub rails: Vec<RailQos>,
+    /// Interfaces whose driver shows congestion control (ECN) of the job's priority: those that
+    /// answer marked packets, and slow down when told.
+    pub ecn: Vec<(String, [bool; 2])>,
+    /// The file that sets priorities at boot.
+    pub at_boot: Option<String>,
+}
+
+/// Reads the priorities of the rails.
+pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Qos {
+    let roce =
+        Priority { traffic_class: config.traffic_class.unwrap_or(0), service_level: config.service_level.unwrap_or(0) };
+    let rails = if place.is_live() { live(config, survey, not_seen) } else { of_copy(place, survey) };
+    let ecn = |rail: &RailQos| {
+        let folder = format!("/sys/class/net/{}/ecn", rail.netdev);
+        let is_on = |part: &str| {
+            let value = place.number(format!("{folder}/{part}/enable/{}", rail.port.priority(roce)));
+            value.map(|value| value != 0)
+        };
+        Some((rail.netdev.clone(), [is_on("roce_np")?, is_on("roce_rp")?]))
+    };
+    Qos { roce, ecn: rails.iter().filter_map(ecn).collect(), at_boot: at_boot(place), rails }
+}
+
+/// Asks the kernel. The software fabric has interfaces of its own.
+fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<RailQos> {
+    if config.sysfs != "/sys" {
+        return Vec::new();
+    }
+    let (rails, errors) = survey.qos();
+    not_seen.extend(
+        errors.iter().map(|(netdev, error)| NotSeen::new(format!("priorities of {netdev}"), error.to_string())),
+    );
+    rails
+}
+
+/// Reads the output of `mlnx_qos -i NETDEV` in `answers/mlnx_qos/NETDEV`.
+fn of_copy(place: &Place, survey: &Survey) -> Vec<RailQos> {
+    let rails = survey.rails.iter().filter_map(|rail| {
+        let netdev = rail.netdev.clone()?;
+        let port = of_mlnx_qos(&place.text(format!("/answers/mlnx_qos/{netdev}"))?)?;
+        Some(RailQos { device: rail.device.clone(), netdev, port })
+    });
+    rails.collect()
+}
+
+fn of_mlnx_qos(text: &str) -> Option<PortQos> {
+    let lines = || text.lines().map(str::trim);
+    let trust = lines().find_map(|line| line.strip_prefix("Priority trust state: "))?;
+    let enabled = lines().find_map(|line| line.strip_prefix("enabled"))?;
+    let pfc = enabled.split_whitespace().enumerate().filter(|(_, one)| *one == "1").map(|(at, _)| 1 << at).sum();
+    let mut map = [0; 64];
+    for (priority, dscps) in lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:")) {
+        for dscp in dscps.split(',').filter_map(|dscp| dscp.parse::<usize>().ok()) {
+            *map.get_mut(dscp)? = priority.parse().ok()?;
+        }
+    }
+    Some(PortQos { dscp: (trust == "dscp").then_some(map), pfc })
+}
+
+/// Words of commands that set priorities.
+const COMMANDS: [&str; 4] = ["mlnx_qos", "dcb pfc", "dcb app", "lldptool"];
+/// Folders of scripts and rules that are run at boot, or when an interface comes up.
+const SCRIPTS: [&str; 6] = [
+    "/etc/NetworkManager/dispatcher.d",
+    "/etc/networkd-dispatcher/routable.d",
+    "/etc/network/if-up.d",
+    "/etc/udev/rules.d",
+    "/etc/cron.d",
+    "/etc/init.d",
+];
+const UNITS: [&str; 2] = ["/etc/systemd/system", "/usr/local/lib/systemd/system"];
+
+/// Finds a file that sets priorities at boot: a script, or an enabled unit that does so itself or
+/// by a script.
+fn at_boot(place: &Place) -> Option<String> {
+    let sets = |text: &str| COMMANDS.iter().any(|command| text.contains(command));
+    let below =
+        |folder: &str| place.names(folder).into_iter().map(|name| format!("{folder}/{name}")).collect::<Vec<_>>();
+    let mut scripts = SCRIPTS.iter().flat_map(|folder| below(folder)).chain(["/etc/rc.local".to_owned()]);
+    if let Some(script) = scripts.find(|script| place.text(script).is_some_and(|text| sets(&text))) {
+        return Some(script);
+    }
+    let wanted = below(UNITS[0]).into_iter().filter(|folder| folder.ends_with(".wants"));
+    let enabled: Vec<String> = wanted.flat_map(|folder| place.names(folder)).collect();
+    let mut units = UNITS.iter().flat_map(|folder| enabled.iter().map(move |name| format!("{folder}/{name}")));
+    units.find(|unit| {
+        let text = place.text(unit).unwrap_or_default();
+        let commands = text.lines().filter_map(|line| line.trim().strip_prefix("ExecStart="));
+        let mut files = commands.flat_map(str::split_whitespace).filter(|word| word.starts_with('/'));
+        let is_script = |text: &String| text.starts_with("#!") && sets(text);
+        sets(&text) || files.any(|file| place.text(file).as_ref().is_some_and(is_script))
+    })
+}
