@@ -21,7 +21,7 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `nic`, `pacing`, `path`, `status`, `wiring`,
+//! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`, `wiring`,
 //! `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`; `control`,
 //! `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`.
 //! Where a lower layer has to call a queue pair, it does so by a trait of its own: an engine serves
@@ -66,6 +66,7 @@
 pub mod abi;
 pub mod completion_queue;
 pub mod control;
+pub mod counters;
 pub mod engine;
 pub mod fabric;
 mod folder;

@@ -426,6 +426,7 @@ impl Fabric {
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.stall_warn,
                 log: Arc::clone(&process.log),
+                losses: Arc::clone(&process.losses),
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
