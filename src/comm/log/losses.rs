@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(losses.grown(&["d0"]), "", "nothing was read");
         losses.read();
         assert_eq!((losses.grown(&["d0"]).as_str(), losses.state().has_warned), ("", false), "the start");
-        put(sysfs.path(), "d0", [1_109, 101_000_000]);
+        put(sysfs.path(), "d0", [1_109, 100_001_000]);
         losses.read();
         assert_eq!(losses.grown(&["d1", "d0"]), "; since the start: 1,009 packet_seq_err on d0");
         assert_eq!(losses.grown(&["d1", "d2"]), "");
