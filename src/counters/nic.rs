@@ -119,11 +119,10 @@ fn grouped(number: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Every counter file of a port under a driver. Sources: `basic_q_cnts` to `ext_ppcnt_cnts` in
-    /// mlx5's counters.c of Linux 6.1 and 6.17, `port_attrs` in drivers/infiniband/core/sysfs.c;
-    /// `rxe_counter_descs` in rxe_hw_counters.c, whose port has no PMA and so no `counters`. Linux
-    /// 6.17 adds counters that are disabled until `rdma statistic` enables them: they have no file
-    /// before.
+    /// Files of a port by driver and version. mlx5: the tables of counters.c without its optional
+    /// counters, which have no file (`IB_STAT_FLAG_OPTIONAL` in drivers/infiniband/core/sysfs.c), and
+    /// `port_attrs` there. Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no
+    /// `counters`.
     const MLX5_PORT: &str = "excessive_buffer_overrun_errors link_downed link_error_recovery \
         local_link_integrity_errors multicast_rcv_packets multicast_xmit_packets port_rcv_constraint_errors \
         port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors port_rcv_switch_relay_errors \
@@ -135,7 +134,7 @@ mod tests {
         resp_local_length_error resp_remote_access_errors rnr_nak_retry_err roce_adp_retrans roce_adp_retrans_to \
         roce_slow_restart roce_slow_restart_cnps roce_slow_restart_trans rp_cnp_handled rp_cnp_ignored \
         rx_atomic_requests rx_dct_connect rx_icrc_encapsulated rx_read_requests rx_write_requests";
-    const MLX5_6_17_ADDS: &str = " req_transport_retries_exceeded req_rnr_retries_exceeded";
+    const MLX5_6_11_ADDS: &str = " req_transport_retries_exceeded req_rnr_retries_exceeded";
     const RXE: &str = "ack_deferred completer_retry_err duplicate_request lifespan link_downed out_of_seq_request \
         rcvd_pkts rcvd_rnr_err rcvd_seq_err rdma_recvs rdma_sends retry_exceeded_err retry_rnr_exceeded_err send_err \
         send_rnr_err sent_pkts";
@@ -165,7 +164,7 @@ mod tests {
         let mlx5 = "implied_nak_seq_err local_ack_timeout_err np_cnp_sent out_of_sequence packet_seq_err port_rcv_errors \
             port_rcv_packets port_xmit_discards port_xmit_packets rnr_nak_retry_err rp_cnp_handled rx_icrc_encapsulated";
         assert_eq!(names(MLX5_6_1), mlx5);
-        assert_eq!(names(&(MLX5_6_1.to_owned() + MLX5_6_17_ADDS)), mlx5);
+        assert_eq!(names(&(MLX5_6_1.to_owned() + MLX5_6_11_ADDS)), mlx5);
         let rxe = port([("counters", ""), ("hw_counters", RXE)], 0);
         let expected = "completer_retry_err out_of_seq_request rcvd_pkts rcvd_rnr_err rcvd_seq_err sent_pkts";
         assert_eq!(known(&rxe).into_keys().collect::<Vec<_>>().join(" "), expected);

@@ -127,13 +127,16 @@ impl Losses {
     }
 
     fn take(&self, state: &mut State, now: Vec<PortCounters>) {
-        // Devices without counters are not read again.
-        state.due = now.iter().any(|port| !port.is_empty()).then(|| Instant::now() + EVERY);
+        let next = Instant::now() + EVERY;
         if state.values.is_empty() {
+            // Devices without counters are not read again.
+            state.due = now.iter().any(|port| !port.is_empty()).then_some(next);
             state.values = now.into_iter().map(|port| (port.clone(), port)).collect();
             return;
         }
-        for ((_, newest), now) in state.values.iter_mut().zip(now) {
+        state.due = state.due.map(|_| next);
+        // A removed device has no counters to read.
+        for ((_, newest), now) in state.values.iter_mut().zip(now).filter(|(_, now)| !now.is_empty()) {
             *newest = now;
         }
         let lost = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
@@ -189,6 +192,7 @@ mod tests {
         assert_eq!(losses.grown(&["d1", "d2"]), "");
         assert!(losses.state().has_warned);
         put(sysfs.path(), "d1", [6, 8]);
+        std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();
         let text = losses.end().unwrap();
         assert_eq!(text, "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1");
         // The next communicator.
