@@ -119,9 +119,9 @@ fn grouped(number: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Files of a port by driver and version. mlx5: the tables of counters.c without its optional
-    /// counters, which have no file (`IB_STAT_FLAG_OPTIONAL` in drivers/infiniband/core/sysfs.c), and
-    /// `port_attrs` there. Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no
+    /// Files of a port by driver and version. mlx5: the tables of counters.c, and `port_attrs` in
+    /// drivers/infiniband/core/sysfs.c. Optional counters have no file (`IB_STAT_FLAG_OPTIONAL`
+    /// there). Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no
     /// `counters`.
     const MLX5_PORT: &str = "excessive_buffer_overrun_errors link_downed link_error_recovery \
         local_link_integrity_errors multicast_rcv_packets multicast_xmit_packets port_rcv_constraint_errors \

@@ -82,8 +82,8 @@ impl Losses {
         self.text(|_| true)
     }
 
-    /// Returns the text about counters of these devices that have grown, such as "; since the start:
-    /// 4,830 packet_seq_err on rocep1s0f0", to add to a message, or an empty text. Does not wait for
+    /// Returns the counters of these devices that have grown, as the end of a message: "; since the
+    /// start: 4,830 packet_seq_err on rocep1s0f0". The text is empty without any. Does not wait for
     /// a driver.
     pub fn grown(&self, devices: &[&str]) -> String {
         self.text(|port| devices.contains(&port.device.as_str())).map(|text| format!("; {text}")).unwrap_or_default()
