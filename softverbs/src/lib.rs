@@ -23,7 +23,8 @@
 //!
 //! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
 //! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
-//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`.
+//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
+//! `abi`.
 //! Where a lower layer has to call a queue pair, it does so by a trait of its own: an engine serves
 //! a `Serve`, a completion queue collects from a `SendQueue`. One thing is out of order:
 //! registering memory is `unsafe`, so it is in `os`, though it uses `fabric`.
