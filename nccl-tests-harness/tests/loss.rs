@@ -82,8 +82,8 @@ fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
         return;
     }
     let bed = Bed::new();
-    let mut job = Job(bed.job("4000000000", "mlx5").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
-    let mut lines = BufReader::new(job.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut job = Job(bed.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(job.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let warning = lines.find(|line| line.contains("more than one packet in 100000 is lost")).expect("the warning");
     assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("mlnx_qos"), "{warning}");
     assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
@@ -128,11 +128,11 @@ fn the_end_of_a_job_names_what_was_lost_with_soft_roces_names_too() {
         let bed = Bed::new();
         let said: Said = bed.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
         assert_eq!(said.status, Some(0), "{said:?}");
-        let count = |text: &str| said.out.lines().filter(|line| line.contains(text)).count();
+        let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
         // Each of two ranks says it once, and both have lost packets by the end.
-        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.out);
-        let ends: Vec<&str> = said.out.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
-        assert_eq!(ends.len(), 2, "{}", said.out);
+        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.err);
+        let ends: Vec<&str> = said.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
+        assert_eq!(ends.len(), 2, "{}", said.err);
         for line in ends {
             assert!(errors.iter().all(|name| line.contains(&format!(" {name}"))), "{nic}: {line}");
             assert!(line.ends_with(&format!(" on {RAIL}")), "another rail lost packets: {line}");

@@ -126,7 +126,7 @@ mod tests {
         let mut packets = port(1.0);
         packets.per_s = Some([("port_xmit_packets".to_owned(), 5.0)].into());
         let picture = Picture { ports: vec![port(7.5), packets], ..Picture::default() };
-        assert_eq!(remarks(&picture), ["port r0: 7.5 packet_seq_err/s"]);
+        assert_eq!(remarks(&picture), ["port r0: 7.50 packet_seq_err/s"]);
     }
 
     #[test]
