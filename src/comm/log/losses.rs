@@ -68,7 +68,7 @@ impl Losses {
     }
 
     /// Reads for the last time, and returns the text about counters that have grown on any rail.
-    /// Waits at most [`LAST`].
+    /// Waits half a second at most.
     pub fn end(self: &Arc<Self>) -> Option<String> {
         if self.ports.is_empty() {
             return None;
