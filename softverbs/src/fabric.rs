@@ -1,5 +1,6 @@
 //! A fabric, and this process's place in it.
 
+use crate::counters::{self, Counter};
 use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
@@ -13,6 +14,7 @@ use crate::settings::Settings;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use verbs_sys::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
@@ -38,6 +40,8 @@ pub struct Node {
     threads: usize,
     spare: bool,
     running: AtomicBool,
+    /// Folder of the trees that the nodes use as sysfs.
+    trees: PathBuf,
     /// A shared lock on the fabric's file, which shows other processes that the fabric is used.
     _user: File,
 }
@@ -140,7 +144,8 @@ impl Node {
             (0..profile.rails.len()).map(|index| Device::new(&profile, index, node, settings.nic)).collect();
         let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Ok(Arc::new(Node {
+        let node = Arc::new(Node {
+            trees: folder.path().join("sys/nodes"),
             memory,
             place,
             node,
@@ -158,7 +163,21 @@ impl Node {
             adversary: settings.adversary,
             running: AtomicBool::new(false),
             _user: user,
-        }))
+        });
+        let rails = (0..node.devices.len()).map(|device| RailOf { node: node.node, device });
+        rails.for_each(|rail| node.publish(rail, &Counter::ALL));
+        Ok(node)
+    }
+
+    /// Writes counters of a rail into the sysfs tree of the rail's node, if that node has a tree.
+    pub(crate) fn publish(&self, rail: RailOf, counters: &[Counter]) {
+        let class = self.trees.join(rail.node.to_string()).join("class/infiniband");
+        let device = class.join(&self.devices[rail.device].name);
+        if device.exists() {
+            counters.iter().for_each(|counter| {
+                counters::publish(&device, self.nic, *counter, || self.rail_of(rail).counted(*counter));
+            });
+        }
     }
 
     pub(crate) fn nic(&self) -> Nic {

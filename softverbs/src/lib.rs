@@ -21,9 +21,10 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `nic`, `pacing`, `path`, `status`, `wiring`,
-//! `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`; `control`,
-//! `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`; `abi`.
+//! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
+//! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
+//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
+//! `abi`.
 //! Where a lower layer has to call a queue pair, it does so by a trait of its own: an engine serves
 //! a `Serve`, a completion queue collects from a `SendQueue`. One thing is out of order:
 //! registering memory is `unsafe`, so it is in `os`, though it uses `fabric`.
@@ -66,6 +67,7 @@
 pub mod abi;
 pub mod completion_queue;
 pub mod control;
+pub mod counters;
 pub mod engine;
 pub mod fabric;
 mod folder;

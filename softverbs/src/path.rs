@@ -5,7 +5,8 @@
 //!
 //! Three places act on it. `QueuePair::change` resolves the peer's address, and keeps in the queue
 //! pair whether its packets are misdirected. `RailMemory::carries` decides whether a path carries
-//! at all. `QueuePair::is_lost` in `serve.rs` decides about one request. A queue pair whose own
+//! at all. `QueuePair::is_lost` in `serve.rs` decides about one request, and `QueuePair::transmit`
+//! about one packet. A queue pair whose own
 //! packets are misdirected still receives: its bytes arrive, its acknowledgements do not.
 //! `tests/paths.rs` shows each fault.
 
@@ -38,24 +39,33 @@ pub enum PathFault {
     /// bridge port of IEEE 802.1D passes no frames while it listens and learns, for 30 s by
     /// default.
     SpanningTree(Duration),
+    /// One packet of this many is lost, counted over all packets that the rail at the sending end
+    /// has sent: at least 2. Packets that carry data are lost, acknowledgements are not.
+    Loss(u32),
 }
 
 /// The set of a rail's path faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PathFaults(u32);
+pub struct PathFaults(u64);
 
 /// Blocking time of [`PathFault::SpanningTree`] where none is given.
 const BLOCKING: Duration = Duration::from_secs(5);
 /// Largest blocking time.
 const MAX_BLOCKING: Duration = Duration::from_secs(3600);
+/// Packets of which one is lost where no number is given.
+const LOSS: u32 = 1000;
 /// Position of the blocking time in milliseconds in [`PathFaults`], above the flags.
 const BLOCKING_SHIFT: u32 = 8;
+/// Position in [`PathFaults`] of the packets of which one is lost.
+const LOSS_SHIFT: u32 = 32;
 
 impl PathFault {
     /// One of each kind.
-    pub const ALL: [Self; 4] = [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING)];
+    pub const ALL: [Self; 5] =
+        [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING), Self::Loss(LOSS)];
 
-    /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` may be left out.
+    /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` and the packets of
+    /// `loss` may be left out.
     ///
     /// # Errors
     /// Lists the allowed faults.
@@ -63,12 +73,15 @@ impl PathFault {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
         }
+        if let Some(packets @ 2..) = text.strip_prefix("loss:").and_then(|packets| packets.parse().ok()) {
+            return Ok(Self::Loss(packets));
+        }
         let seconds = text.strip_prefix("spanning-tree:").and_then(|seconds| seconds.parse::<f64>().ok());
         let blocking = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         match blocking.filter(|time| (Duration::from_millis(1)..=MAX_BLOCKING).contains(time)) {
             Some(time) => Ok(Self::SpanningTree(time)),
             None => Err(format!(
-                "{text:?} must be {} or spanning-tree:SECONDS, 0.001 to {}",
+                "{text:?} must be {}, spanning-tree:SECONDS, 0.001 to {}, or loss:PACKETS, 2 or more",
                 Self::ALL.map(Self::name).join(", "),
                 MAX_BLOCKING.as_secs()
             )),
@@ -81,18 +94,21 @@ impl PathFault {
             Self::CrossedArp => "crossed-arp",
             Self::SwitchMtu => "switch-mtu",
             Self::SpanningTree(_) => "spanning-tree",
+            Self::Loss(_) => "loss",
         }
     }
 
     /// Mask of the kind's bits, and their value for this fault.
-    fn bits(self) -> (u32, u32) {
+    fn bits(self) -> (u64, u64) {
         match self {
             Self::Silent => (1, 1),
             Self::CrossedArp => (2, 2),
             Self::SwitchMtu => (4, 4),
             Self::SpanningTree(time) => {
-                (u32::MAX << BLOCKING_SHIFT, (time.min(MAX_BLOCKING).as_millis() as u32) << BLOCKING_SHIFT)
+                let blocking_ms = time.min(MAX_BLOCKING).as_millis() as u64;
+                ((1 << LOSS_SHIFT) - (1 << BLOCKING_SHIFT), blocking_ms << BLOCKING_SHIFT)
             }
+            Self::Loss(packets) => (u64::MAX << LOSS_SHIFT, u64::from(packets) << LOSS_SHIFT),
         }
     }
 }
@@ -101,17 +117,18 @@ impl fmt::Display for PathFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SpanningTree(time) => write!(f, "{}:{}", self.name(), time.as_secs_f64()),
+            Self::Loss(packets) => write!(f, "{}:{packets}", self.name()),
             _ => f.write_str(self.name()),
         }
     }
 }
 
 impl PathFaults {
-    pub(crate) fn from_word(word: u32) -> Self {
+    pub(crate) fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    pub(crate) fn word(self) -> u32 {
+    pub(crate) fn word(self) -> u64 {
         self.0
     }
 
@@ -130,13 +147,19 @@ impl PathFaults {
 
     /// Time after the link came up in which all frames are dropped.
     pub(crate) fn blocking_ns(self) -> u64 {
-        u64::from(self.0 >> BLOCKING_SHIFT) * 1_000_000
+        (self.0 as u32 >> BLOCKING_SHIFT) as u64 * 1_000_000
+    }
+
+    /// Number of packets of which one is lost; 0: none is.
+    pub(crate) fn loss(self) -> u64 {
+        self.0 >> LOSS_SHIFT
     }
 
     /// Iterates over the faults.
     pub fn iter(self) -> impl Iterator<Item = PathFault> {
         PathFault::ALL.into_iter().filter(move |kind| self.has(*kind)).map(move |kind| match kind {
             PathFault::SpanningTree(_) => PathFault::SpanningTree(Duration::from_nanos(self.blocking_ns())),
+            PathFault::Loss(_) => PathFault::Loss(self.loss() as u32),
             other => other,
         })
     }
@@ -148,15 +171,20 @@ mod tests {
 
     #[test]
     fn a_fault_is_read_as_it_is_written_and_no_other_text_is() {
-        for fault in PathFault::ALL.into_iter().chain([PathFault::SpanningTree(Duration::from_millis(1500))]) {
+        let others =
+            [PathFault::SpanningTree(Duration::from_millis(1500)), PathFault::Loss(2), PathFault::Loss(u32::MAX)];
+        for fault in PathFault::ALL.into_iter().chain(others) {
             assert_eq!(PathFault::parse(&fault.to_string()), Ok(fault));
         }
         assert_eq!(PathFault::parse("spanning-tree"), Ok(PathFault::SpanningTree(BLOCKING)));
-        for wrong in
-            ["", "Silent", "silent:1", "spanning-tree:", "spanning-tree:0", "spanning-tree:-1", "spanning-tree:3601"]
+        assert_eq!(PathFault::parse("loss"), Ok(PathFault::Loss(1000)));
+        for wrong in ["", "Silent", "silent:1", "spanning-tree:", "spanning-tree:0", "spanning-tree:-1"]
+            .into_iter()
+            .chain(["spanning-tree:3601", "loss:", "loss:1", "loss:0.5", "loss:4294967296"])
         {
             let error = PathFault::parse(wrong).unwrap_err();
-            assert!(error.contains("silent, crossed-arp, switch-mtu, spanning-tree or"), "{error}");
+            let expected = "silent, crossed-arp, switch-mtu, spanning-tree, loss, spanning-tree:SECONDS";
+            assert!(error.contains(expected), "{error}");
         }
     }
 
@@ -166,8 +194,10 @@ mod tests {
         let all = PathFault::ALL.into_iter().fold(PathFaults::default(), |all, fault| all.with(fault, true));
         assert!(all.iter().eq(PathFault::ALL));
         let others = all.with(short, true).with(PathFault::Silent, false).with(PathFault::SwitchMtu, false);
-        assert!(others.iter().eq([PathFault::CrossedArp, short]), "{others:?}");
+        assert!(others.iter().eq([PathFault::CrossedArp, short, PathFault::Loss(LOSS)]), "{others:?}");
         assert_eq!((others.blocking_ns(), others.with(PathFault::ALL[3], false).blocking_ns()), (1_000_000_000, 0));
+        assert_eq!((others.loss(), others.with(PathFault::Loss(7), true).loss()), (1000, 7));
+        assert_eq!(others.with(PathFault::Loss(7), false).loss(), 0);
         assert_eq!(PathFaults::from_word(all.word()), all);
     }
 }

@@ -6,6 +6,7 @@ mod states;
 pub use states::{Change, State};
 
 use crate::completion_queue::{Completion, CompletionQueue, CqOverflow, SendQueue};
+use crate::counters::Counter;
 use crate::engine;
 use crate::fabric::{Event, EventObject, Node, RailOf, lock};
 use crate::hotplug::Phase;
@@ -307,6 +308,8 @@ impl QueuePair {
             }
             (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
                 local.retry_ns = self.node.nic().patience_ns(timeout, retry_count);
+                let ack_timeout_ns = self.node.nic().patience_ns(timeout, 0);
+                memory.ack_timeout_ns.store(ack_timeout_ns, Ordering::Relaxed);
                 memory.rnr_retry.store(u32::from(rnr_retry), Ordering::Relaxed);
                 memory.send_psn.store(send_psn, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToSend);
@@ -453,6 +456,10 @@ impl QueuePair {
     pub fn destroy(&self) {
         lock(self.node.engine(self.device)).forget(self.number);
         self.reset();
+        if self.rail().has_new_packets() {
+            let rail = RailOf { node: self.node.node, device: self.device };
+            self.node.publish(rail, &[Counter::Sent, Counter::Received]);
+        }
         self.node.remove_queue_pair(self.slot);
         self.memory().remote.store(0, Ordering::Relaxed);
         self.memory().number.store(0, Ordering::Release);

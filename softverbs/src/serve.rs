@@ -1,6 +1,7 @@
 //! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order.
 
 use crate::completion_queue::{Completion, CqOverflow};
+use crate::counters::Counter;
 use crate::engine::{Serve, Served};
 use crate::fabric::{RailOf, lock};
 use crate::hotplug::Phase;
@@ -169,7 +170,7 @@ impl QueuePair {
 
     /// True if the packets of a request get lost on the path, or those of the answer to a read.
     fn is_lost(&self, remote: &Remote, peer: &QpMemory, request: &Request) -> bool {
-        let is_read = request.head.operation == Operation::Read as u8;
+        let is_read = request.is_read();
         let sender = if is_read { self.memory() } else { peer };
         let rails = [self.rail(), self.node.rail_of(remote.rail)];
         let drops_large = rails.iter().any(|rail| rail.path().has(PathFault::SwitchMtu));
@@ -216,19 +217,53 @@ impl QueuePair {
         if let Some(until_ns) = self.held_back(local, number, now_ns) {
             return Step::Until(until_ns);
         }
-        let piece = (request.bytes - local.serving.cursor).min(BOUNCE_BYTES as u64);
+        let (piece, retry_ns) = self.transmit(local, remote, peer, &request);
         if let Err(status) = self.move_piece(local, peer, number, &request, piece as usize, bounce) {
             return self.end(local, number, status, None, now_ns);
         }
         self.node.rail_of(remote.rail).sent_bytes.fetch_add(piece, Ordering::Relaxed);
         local.serving.arrives_ns = way.carry(begins_ns, piece) + self.node.latency_ns(self.device);
         local.serving.cursor += piece;
+        if let Some(retry_ns) = retry_ns {
+            local.serving.not_before_ns = now_ns + retry_ns;
+            return Step::Until(local.serving.not_before_ns);
+        }
         if local.serving.cursor < request.bytes {
             return Step::Again;
         }
         let completion = self.receive_completion(local, &request);
         let arrives_ns = local.serving.arrives_ns;
         self.end(local, number, 0, completion, arrives_ns)
+    }
+
+    /// Sends the packets of the next piece, up to the first that is lost. Returns the number of
+    /// bytes that arrive and, after a loss, the time until the lost packet is sent again.
+    fn transmit(&self, local: &Local, remote: &Remote, peer: &QpMemory, request: &Request) -> (u64, Option<u64>) {
+        let (own, is_read) = (RailOf { node: self.node.node, device: self.device }, request.is_read());
+        let (from, to, sender) = if is_read { (own, remote.rail, self.memory()) } else { (remote.rail, own, peer) };
+        let (from_rail, to_rail) = (self.node.rail_of(from), self.node.rail_of(to));
+        let left = request.bytes - local.serving.cursor;
+        let piece = left.min(BOUNCE_BYTES as u64);
+        let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).max(1);
+        let packets = piece.div_ceil(packet_bytes).max(1);
+        // Of two rails with loss, the one that loses more counts.
+        let loss = [from_rail, to_rail].map(|rail| rail.path().loss()).into_iter().filter(|loss| *loss > 0).min();
+        let (sent, is_lost) = from_rail.send(packets, loss.unwrap_or(0));
+        to_rail.count(Counter::Received, sent - u64::from(is_lost));
+        if !is_lost {
+            return (piece, None);
+        }
+        let is_last = sent == packets && piece == left && local.serving.next + 1 == peer.posted.load(Ordering::Acquire);
+        let (error, retry_ns) = match is_last {
+            true => (Counter::AckTimeout, peer.ack_timeout_ns.load(Ordering::Relaxed).max(LATER_NS)),
+            false => (Counter::SequenceError, 2 * self.node.latency_ns(self.device)),
+        };
+        from_rail.count(error, 1);
+        self.node.publish(from, &[Counter::Sent, error]);
+        let noticed = Some(Counter::OutOfSequence).filter(|_| !is_last);
+        noticed.iter().for_each(|counter| to_rail.count(*counter, 1));
+        self.node.publish(to, &[Some(Counter::Received), noticed].into_iter().flatten().collect::<Vec<_>>());
+        ((sent - 1) * packet_bytes, Some(retry_ns))
     }
 
     /// Delay of an acknowledgement by the adversary. The acknowledgement never arrives if the rail
@@ -273,7 +308,13 @@ impl QueuePair {
             if let Some(rnr) = local.serving.rnr.filter(|rnr| now_ns < rnr.again_ns) {
                 return Err(Refusal::NotReady(rnr.again_ns));
             }
-            let Some(receive) = local.receives.pop_front() else { return Err(not_ready(local, peer, now_ns)) };
+            let Some(receive) = local.receives.pop_front() else {
+                if let Some(Remote { rail, .. }) = local.remote {
+                    self.node.rail_of(rail).count(Counter::ReceiverNotReady, 1);
+                    self.node.publish(rail, &[Counter::ReceiverNotReady]);
+                }
+                return Err(not_ready(local, peer, now_ns));
+            };
             if local.serving.rnr.take().is_some() {
                 local.serving.not_before_ns = now_ns;
             }

@@ -155,6 +155,10 @@ impl Request {
         }
     }
 
+    pub(crate) fn is_read(&self) -> bool {
+        self.head.operation == Operation::Read as u8
+    }
+
     pub(crate) fn needs_receive(&self) -> bool {
         self.head.operation == Operation::Send as u8 || self.head.has_imm
     }

@@ -7,6 +7,7 @@ mod common;
 use common::*;
 use softverbs::completion_queue::Completion;
 use softverbs::control::{Action, control};
+use softverbs::counters::Counter;
 use softverbs::fabric::Node;
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
@@ -274,4 +275,57 @@ fn a_machines_links_come_up_when_its_first_process_joins() {
     assert_eq!(try_at(0, 2, 12 * SECOND_NS), Ok(()));
     let _second_process = join(2);
     assert_eq!(try_at(2, 0, 12 * SECOND_NS), Ok(()));
+}
+
+/// Values of the files of `x0` on a node, in the order of [`Counter::ALL`].
+fn shown(bed: &Bed, node: usize) -> Vec<String> {
+    let port =
+        bed.settings.dir.join(&bed.settings.fabric).join(format!("sys/nodes/{node}/class/infiniband/x0/ports/1"));
+    let names = ["counters/port_xmit_packets", "counters/port_rcv_packets", "hw_counters/packet_seq_err"]
+        .into_iter()
+        .chain(["hw_counters/out_of_sequence", "hw_counters/local_ack_timeout_err", "hw_counters/rnr_nak_retry_err"]);
+    names.map(|name| std::fs::read_to_string(port.join(name)).unwrap_or_default().trim().to_owned()).collect()
+}
+
+#[test]
+fn lost_packets_are_sent_again_and_counted_at_both_ends() {
+    let bed = Bed::new();
+    let folder = bed.settings.dir.join(&bed.settings.fabric);
+    let profile = Profile::load(&bed.settings.profile, 1.0).unwrap();
+    (0..2).for_each(|node| profile.write_sysfs(&folder.join(format!("sys/nodes/{node}"))).unwrap());
+    set(&bed, 1, Action::Path(PathFault::Loss(4), true));
+    let pair = bed.pair(0, 7);
+    let counted = |node: usize| Counter::ALL.map(|counter| bed.nodes[0].memory.rails[node][0].counted(counter));
+    let go = |steps: u64, ns: u64| {
+        let step = |_| {
+            bed.at(bed.now_ns() + ns);
+            told(&pair)[0].clone()
+        };
+        (0..steps).flat_map(step).collect::<Vec<u32>>()
+    };
+    // Eleven packets: the peer reports the 4th, the 8th and the 12th of 14.
+    pair.a.write(11 * 4096, None, &pair.b);
+    assert_eq!(go(100, 10_000), [0]);
+    assert_eq!(pair.b.bytes[9..][..11 * 4096], pair.a.bytes[..11 * 4096]);
+    assert_eq!((counted(0), counted(1)), ([14, 0, 3, 0, 0, 0], [0, 11, 0, 3, 0, 0]));
+    // A single packet arrives. No packet follows the next one, so its sender waits for 4096 x 2^8
+    // ns.
+    pair.a.write(8, None, &pair.b);
+    assert_eq!(go(10, 10_000), [0]);
+    pair.a.write(8, None, &pair.b);
+    assert_eq!(go(1, 1000), [0; 0]);
+    assert_eq!(go(1, 4096 * 256 - 2000), [0; 0], "sent again before the timeout");
+    assert_eq!(go(10, 10_000), [0]);
+    assert_eq!((counted(0), counted(1)), ([17, 0, 3, 0, 1, 0], [0, 13, 0, 3, 0, 0]));
+    // The files: errors are current, packets those of the last error.
+    assert_eq!((shown(&bed, 0).join(" "), shown(&bed, 1).join(" ")), ("16  3  1 ".into(), " 12  3  ".into()));
+    // The other direction counts for itself.
+    pair.b.write(5 * 4096, None, &pair.a);
+    (0..20).for_each(|_| _ = go(1, 10_000));
+    assert_eq!((counted(1), counted(0)[1..4].to_vec()), ([6, 13, 1, 3, 0, 0], vec![5, 3, 1]));
+    // Without a fault nothing is lost.
+    set(&bed, 1, Action::Path(PathFault::Loss(4), false));
+    pair.a.write(20 * 4096, None, &pair.b);
+    assert_eq!(go(100, 10_000), [0]);
+    assert_eq!(counted(0)[..3], [37, 5, 3]);
 }

@@ -2,6 +2,7 @@
 
 mod cpu_latency;
 
+use super::log::losses::{Losses, Port};
 use super::log::once::LogOnce;
 use super::log::outages::RailOutages;
 use super::log::tcp::TcpOutages;
@@ -44,6 +45,8 @@ pub struct Process {
     pub tcp_outages: Arc<TcpOutages>,
     /// Subjects already logged about peers.
     pub log: Arc<LogOnce>,
+    /// Packets that the rails lose.
+    pub losses: Arc<Losses>,
     /// Limit of bytes in flight for all sends together, if the settings have one.
     pub bound: Option<Arc<Bound>>,
     /// Counters of all connections.
@@ -75,6 +78,8 @@ impl Process {
         let bound = config.data_path.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
         let counting = Counting::new(config.counters);
+        let ports = rails.iter().map(|rail| Port { device: rail.info.device.clone(), port: rail.info.port });
+        let losses = Losses::new(&config.sysfs, ports.collect());
         Self {
             config,
             rails,
@@ -87,6 +92,7 @@ impl Process {
             outages,
             tcp_outages,
             log,
+            losses,
             bound,
             counting,
             open,
@@ -97,6 +103,7 @@ impl Process {
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
+        self.losses.tick(now);
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
@@ -150,6 +157,11 @@ impl Process {
         let mut open = self.open();
         open.connections += 1;
         open.cpu_latency.hold();
+        let is_first = open.connections == 1;
+        drop(open);
+        if is_first {
+            self.losses.start();
+        }
     }
 
     /// Counts a closed connection. After the last one, logs the totals of the rails.
@@ -173,7 +185,11 @@ impl Process {
     /// connections before it finalizes it. So the lines appear at the end of a communicator if
     /// others continue, and otherwise when the last connection is closed.
     pub fn log_summary(&self) {
-        self.counting.log_summary(self.by_streams.take());
+        if self.counting.log_summary(self.by_streams.take())
+            && let Some(text) = self.losses.end()
+        {
+            tracing::info!("counters of the rails' ports {text}");
+        }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {

@@ -99,12 +99,13 @@ impl Counting {
     }
 
     /// Logs the totals of connections that have ended since the last call. `by_tcp` holds the bytes
-    /// and messages of connections over TCP.
-    pub fn log_summary(&self, by_tcp: (u64, u64)) {
+    /// and messages of connections over TCP. Returns true if there was something to log.
+    pub fn log_summary(&self, by_tcp: (u64, u64)) -> bool {
         let lines = std::mem::take(&mut *lock(&self.summary)).lines(by_tcp);
-        for line in lines {
+        for line in &lines {
             tracing::info!("{line}");
         }
+        !lines.is_empty()
     }
 
     /// Returns the path to read the memory file, if there is one.

@@ -4,6 +4,7 @@
 //! - `layout`: the layout of the memory in words, and a parser for readers. No I/O, no `unsafe`.
 //! - `memory`: the memory file, with all of this module's `unsafe`.
 //! - `book`: gives a record to each lane of a connection, and takes it back.
+//! - `nic`: counters of a NIC's port, which the kernel keeps.
 //! - `summary`: totals of closed connections, for the log.
 //!
 //! Failures here never fail a job. No decision depends on the file's content, because other
@@ -15,6 +16,7 @@
 mod book;
 pub mod layout;
 mod memory;
+pub mod nic;
 mod summary;
 
 pub use book::{CountedConnection, CountedLane, Counting, Outages, Record, nanos};

@@ -77,6 +77,7 @@ impl Frozen {
             registrations: Arc::clone(&process.registrations),
             stall_warn: process.config.data_path.stall_warn,
             log: Arc::clone(&process.log),
+            losses: Arc::clone(&process.losses),
             waker: host.setup().service.clone(),
         });
         let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };

@@ -420,6 +420,7 @@ impl Fabric {
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
                 log: Arc::clone(&process.log),
+                losses: Arc::clone(&process.losses),
                 waker: self.hosts[side].setup().service.clone(),
             })
         });

@@ -76,11 +76,12 @@ enum What {
     /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs
     /// connected by its IPv4 address reach the twin. switch-mtu: a switch drops packets with more
     /// than 1024 bytes of payload. spanning-tree:SECONDS: a switch port drops all frames in that
-    /// time after the port came up; 5 seconds if none are given.
+    /// time after the port came up; 5 seconds if none are given. loss:PACKETS: one of so many
+    /// packets is lost; 1000 if no number is given.
     Path {
         #[command(flatten)]
         rail: Rail,
-        /// The fault: silent, crossed-arp, switch-mtu, spanning-tree or spanning-tree:SECONDS.
+        /// The fault: silent, crossed-arp, switch-mtu, spanning-tree[:SECONDS] or loss[:PACKETS].
         #[arg(value_parser = PathFault::parse)]
         fault: PathFault,
         /// Ends it.

@@ -4,6 +4,7 @@
 //! zeros are a valid initial state. The file is sparse: only touched pages take memory. It stays
 //! mapped until the process ends.
 
+use crate::counters::Counter;
 use crate::os::process::{sleep_while, wake};
 use crate::pacing::Resource;
 use crate::path::{PathFault, PathFaults};
@@ -30,7 +31,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below; changes with it.
-pub(crate) const LAYOUT: u64 = 0x5356_000c;
+pub(crate) const LAYOUT: u64 = 0x5356_000d;
 
 /// Layout of the complete file.
 #[repr(C)]
@@ -83,7 +84,7 @@ pub struct RailMemory {
     /// may sleep.
     pub unanswered: AtomicU32,
     /// The rail's path faults: [`PathFaults`].
-    path: AtomicU32,
+    path: AtomicU64,
     /// Number of next completions that are treated as if their completion queue were full.
     pub overruns: AtomicU32,
     /// 1: commands to its firmware do not return. Under Linux a command waits for the firmware, for
@@ -99,6 +100,10 @@ pub struct RailMemory {
     /// Capacity in both directions.
     pub(crate) way: TwoWay,
     pub(crate) sent_bytes: AtomicU64,
+    /// Counters of its port, by [`Counter`].
+    pub(crate) counters: [AtomicU64; Counter::ALL.len()],
+    /// Packets at the last call of [`Self::has_new_packets`].
+    shown_packets: AtomicU64,
 }
 
 impl RailMemory {
@@ -165,6 +170,33 @@ impl RailMemory {
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
 
+    /// Adds to a counter of its port.
+    pub(crate) fn count(&self, counter: Counter, by: u64) {
+        self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Returns the value of a counter.
+    pub fn counted(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Counts packets as sent, up to the first that is lost if one in `loss` is (0: none). Returns
+    /// their number, and true if the last of them is lost.
+    pub(crate) fn send(&self, packets: u64, loss: u64) -> (u64, bool) {
+        let until_lost = |sent: u64| sent.checked_rem(loss).map_or(u64::MAX, |since| loss - since);
+        let sent = &self.counters[Counter::Sent as usize];
+        let more = |sent: u64| sent.wrapping_add(packets.min(until_lost(sent)));
+        let before = sent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sent| Some(more(sent)));
+        let until_lost = until_lost(before.unwrap_or_else(|unchanged| unchanged));
+        (packets.min(until_lost), packets >= until_lost)
+    }
+
+    /// True if packets were counted since the last call, by any process.
+    pub(crate) fn has_new_packets(&self) -> bool {
+        let packets = self.counted(Counter::Sent).wrapping_add(self.counted(Counter::Received));
+        self.shown_packets.swap(packets, Ordering::Relaxed) != packets
+    }
+
     /// Decrements a count of injected faults. Returns false if the count was zero.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
         faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
@@ -217,6 +249,8 @@ pub struct QpMemory {
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
+    /// Time after which it sends an unacknowledged packet again; 0: never.
+    pub(crate) ack_timeout_ns: AtomicU64,
     /// Number of work requests posted since the queue pair was created or last reset.
     pub(crate) posted: AtomicU64,
     /// Number of these work requests that are done.

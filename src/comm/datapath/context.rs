@@ -3,6 +3,7 @@
 
 use super::peer::Peer;
 use super::waker::Waker;
+use crate::comm::log::losses::Losses;
 use crate::comm::log::once::{Direction, LogOnce};
 use crate::comm::rail::registration::Registrations;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub struct PathContext {
     pub stall_warn: Duration,
     /// Record of the messages already logged about the peer, to limit repetition.
     pub log: Arc<LogOnce>,
+    /// Packets that the rails lose, for messages.
+    pub losses: Arc<Losses>,
     /// Wakes the service thread when a rail is lost.
     pub waker: Arc<dyn Waker>,
 }

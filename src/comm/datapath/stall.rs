@@ -144,7 +144,8 @@ impl Stalled {
     fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
         let (peer, Self { what, count, .. }) = (&context.peer.name, self);
         let is_first = context.is_first_stall(self.direction);
-        let lanes = lanes_text(lanes);
+        let devices: Vec<&str> = lanes.iter().map(|lane| lane.rail.info.device.as_str()).collect();
+        let lanes = lanes_text(lanes) + &context.losses.grown(&devices);
         match (self.direction, is_first) {
             (Direction::Send, true) => tracing::warn!(
                 "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"

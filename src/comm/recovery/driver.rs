@@ -475,7 +475,8 @@ impl Driver {
                     }
                     Role::Receiver => "the peer retries".to_owned(),
                 };
-                self.outages.lost(lane, &cause.to_string(), &next, now);
+                let grown = self.process.losses.grown(&[&self.rails[lane.index()].rail.info.device]);
+                self.outages.lost(lane, &cause.to_string(), &(next + &grown), now);
                 self.rails[lane.index()].outages.lost(now);
             }
             (State::Up { .. }, _) => self.returned(lane, now, at),

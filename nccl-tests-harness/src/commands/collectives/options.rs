@@ -230,7 +230,7 @@ mod tests {
             (&["--scale", "0"], "--scale", "must be 0.000001 to 1000000"),
             (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
             (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
-            (&["--path-fault", "a=slow"], "--path-fault", "crossed-arp, switch-mtu, spanning-tree or"),
+            (&["--path-fault", "a=slow"], "--path-fault", "crossed-arp, switch-mtu, spanning-tree, loss"),
             (&["--path-fault", "silent"], "--path-fault", "RAIL=FAULT"),
             (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
             (&["--nic", "rxe"], "--nic", "mlx5, soft-roce"),

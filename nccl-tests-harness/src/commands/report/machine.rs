@@ -1,6 +1,6 @@
 //! Reads this machine as JSON of any content. `facts` takes the fields that a report may hold.
 
-use super::names::{COUNTERS, Name, Value};
+use super::names::{Name, Value, is_counter};
 use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::{Asked, answer};
@@ -112,7 +112,7 @@ fn function(one: &Function, survey: &Survey) -> Json {
         "pcie_errors": one.aer.map(|aer| {
             json!({ "corrected": aer.correctable, "nonfatal": aer.nonfatal, "fatal": aer.fatal })
         }),
-        "counters": one.counters.iter().filter(|(name, _)| COUNTERS.split(' ').any(|known| known == *name))
+        "counters": one.counters.iter().filter(|(name, _)| is_counter(name))
             .collect::<BTreeMap<_, _>>(),
     })
 }

@@ -28,12 +28,15 @@ const RESULTS: &str = "good impaired broken slow fragile note fair bad nothing c
 const PRODUCTS: &str = "NVIDIA DGX Spark GB10 ASUSTeK GX10 Dell LENOVO ThinkStation PGX HP ZGX MSI EdgeXpert GIGABYTE \
     Acer Veriton H100 H200 A100 L4 L40S RTX HBM3 80GB";
 /// Counters of ports, by the kernel's names.
-pub(super) const COUNTERS: &str = "symbol_error port_rcv_errors link_downed link_error_recovery port_xmit_discards port_xmit_wait \
+const COUNTERS: &str = "symbol_error port_rcv_errors link_downed link_error_recovery port_xmit_discards port_xmit_wait \
     local_link_integrity_errors excessive_buffer_overrun_errors port_xmit_data port_rcv_data port_xmit_packets \
     port_rcv_packets local_ack_timeout_err packet_seq_err out_of_sequence duplicate_request rnr_nak_retry_err \
     implied_nak_seq_err out_of_buffer np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored \
     rx_icrc_encapsulated req_transport_retries_exceeded roce_adp_retrans roce_slow_restart req_cqe_error \
-    resp_cqe_error req_remote_access_errors resp_local_length_error rx_write_requests";
+    resp_cqe_error req_remote_access_errors resp_local_length_error rx_write_requests \
+    sent_pkts rcvd_pkts rcvd_seq_err out_of_seq_request completer_retry_err rcvd_rnr_err rx_discards_phy \
+    tx_discards_phy rx_prio#_discards rx_pause_ctrl_phy tx_pause_ctrl_phy rx_global_pause tx_global_pause \
+    rx_prio#_pause tx_prio#_pause";
 /// Variables whose values are numbers.
 const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT NCCL_IB_RETRY_CNT \
     NCCL_IB_QPS_PER_CONNECTION NCCL_IB_PCI_RELAXED_ORDERING NCCL_SPARK_CONNECT_TIMEOUT_S NCCL_SPARK_PROBE_TIMEOUT_MS \
@@ -106,6 +109,11 @@ fn is_known(text: &str) -> bool {
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
     let mut own = FINDINGS.iter().map(|(id, _)| *id).chain(config::table().iter().map(|row| row.name));
     has_form("#", port) && forms.any(|form| has_form(form, name)) || own.any(|known| known == text)
+}
+
+/// True for the name of a counter that a report may have.
+pub(super) fn is_counter(name: &str) -> bool {
+    COUNTERS.split(' ').any(|form| has_form(form, name))
 }
 
 fn has_form(form: &str, text: &str) -> bool {

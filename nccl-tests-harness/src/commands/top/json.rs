@@ -2,7 +2,7 @@
 //! meaning makes another schema.
 
 use super::look::PassedOver;
-use super::rates::{Job, Picture};
+use super::rates::{Job, Picture, Port};
 use super::rows::{self, Row};
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ pub struct LookJson<'a> {
     hidden_processes: usize,
     passed_over: &'a [PassedOver],
     jobs: Vec<JobJson<'a>>,
+    ports: &'a [Port],
 }
 
 #[derive(Debug, Serialize)]
@@ -57,7 +58,14 @@ impl<'a> LookJson<'a> {
     /// Makes the JSON of a look.
     pub fn new(picture: &'a Picture, by_peer: bool, time_s: f64) -> Self {
         let jobs = rows::of_picture(picture, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
-        Self { schema: SCHEMA, time_s, hidden_processes: picture.hidden, passed_over: &picture.passed_over, jobs }
+        Self {
+            schema: SCHEMA,
+            time_s,
+            hidden_processes: picture.hidden,
+            passed_over: &picture.passed_over,
+            jobs,
+            ports: &picture.ports,
+        }
     }
 }
 
@@ -84,7 +92,7 @@ fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::top::rows::tests::{flow, job};
+    use crate::commands::top::rows::tests::{flow, job, port};
     use nccl_net_spark::counters::layout::Direction;
     use serde_json::Value;
 
@@ -92,7 +100,7 @@ mod tests {
     #[test]
     fn the_schema_is_the_documented_one() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];
-        let picture = Picture { jobs: vec![job(7, flows)], hidden: 2, ..Picture::default() };
+        let picture = Picture { jobs: vec![job(7, flows)], hidden: 2, ports: vec![port(7.5)], ..Picture::default() };
         let json = |by_peer| serde_json::to_value(LookJson::new(&picture, by_peer, 5.0)).unwrap();
         let (by_rail, by_peer) = (json(false), json(true));
         assert_eq!((&by_rail["schema"], &by_rail["hidden_processes"]), (&1.into(), &2.into()));
@@ -105,6 +113,11 @@ mod tests {
         assert_eq!((&by_rail["jobs"][0]["stalls"], by_rail["jobs"][0].get("peers")), (&0.into(), None));
         let peer = &by_peer["jobs"][0]["peers"][1];
         assert_eq!((&peer["peer"], &peer["rails"][0]["received"]["bytes"]), (&"c".into(), &1000.into()));
+        let port = &by_peer["ports"][0];
+        assert_eq!(
+            (&port["rail"], &port["counters"]["packet_seq_err"], &port["per_s"]["packet_seq_err"]),
+            (&"r0".into(), &4830.into(), &7.5.into())
+        );
         let guide = include_str!("../../../../docs/guide/monitoring.md");
         let mut names = std::collections::BTreeSet::new();
         names_in(&by_rail, &mut names);

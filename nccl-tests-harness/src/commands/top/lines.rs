@@ -2,10 +2,11 @@
 
 use super::columns::{self, mark, none};
 use super::look::PassedOver;
-use super::rates::{Job, Picture};
+use super::rates::{Job, Picture, Port};
 use super::rows::{self, Row};
-use crate::output::numbers::count;
+use crate::output::numbers::{count, significant};
 use crate::output::table::{Column, Table, left, right};
+use nccl_net_spark::counters::nic;
 use std::io::{self, Write};
 
 /// Writes plain lines, look by look.
@@ -55,9 +56,10 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
     cells
 }
 
-/// Returns a remark on each process or lane that is not shown, with the reason.
+/// Returns a remark on each port that sees errors, and on each process or lane that is not shown.
 pub fn remarks(picture: &Picture) -> Vec<String> {
-    let mut remarks: Vec<String> = hidden(picture.hidden, nix::unistd::geteuid().is_root()).into_iter().collect();
+    let mut remarks: Vec<String> = picture.ports.iter().filter_map(errors).collect();
+    remarks.extend(hidden(picture.hidden, nix::unistd::geteuid().is_root()));
     remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));
     for job in &picture.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
@@ -66,6 +68,12 @@ pub fn remarks(picture: &Picture) -> Vec<String> {
         }
     }
     remarks
+}
+
+fn errors(port: &Port) -> Option<String> {
+    let errors = port.per_s.iter().flatten().filter(|(name, _)| nic::is_error(name));
+    let texts: Vec<String> = errors.map(|(name, rate)| format!("{} {name}/s", significant(*rate))).collect();
+    (!texts.is_empty()).then(|| format!("port {}: {}", port.rail, texts.join(", ")))
 }
 
 fn hidden(processes: usize, is_root: bool) -> Option<String> {
@@ -84,7 +92,7 @@ fn hidden(processes: usize, is_root: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::top::rows::tests::{flow, job};
+    use crate::commands::top::rows::tests::{flow, job, port};
     use nccl_net_spark::counters::layout::Direction;
 
     #[test]
@@ -111,6 +119,14 @@ mod tests {
         assert!(rows.iter().all(|row| row.len() == 16), "{second}");
         assert_eq!(rows[0][..9], ["4711", "-", "a_b", "all", "all", "1.00", "0", "100.0", "1/1"]);
         assert_eq!((rows[1][3], rows[2][3], rows[2][4]), ("b", "b", "r0"));
+    }
+
+    #[test]
+    fn a_port_with_errors_is_a_remark() {
+        let mut packets = port(1.0);
+        packets.per_s = Some([("port_xmit_packets".to_owned(), 5.0)].into());
+        let picture = Picture { ports: vec![port(7.5), packets], ..Picture::default() };
+        assert_eq!(remarks(&picture), ["port r0: 7.50 packet_seq_err/s"]);
     }
 
     #[test]

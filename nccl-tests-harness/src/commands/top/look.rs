@@ -10,7 +10,9 @@ mod process;
 
 pub use process::is_there;
 
+use nccl_net_spark::config::Config;
 use nccl_net_spark::counters::layout::{Counters, FILE_BYTES, FILE_NAME, HEADER_WORDS};
+use nccl_net_spark::counters::nic::{self, PortCounters};
 use nix::fcntl::OFlag;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +68,10 @@ pub struct Look {
     /// Processes with files of another layout, and processes that were asked for and cannot be
     /// shown.
     pub passed_over: Vec<PassedOver>,
+    /// Counters of the ports of the jobs' rails, by the rails' names.
+    pub ports: BTreeMap<String, PortCounters>,
+    /// Time of reading the ports, in ns since the first look.
+    pub ports_at_ns: u64,
 }
 
 /// Takes looks.
@@ -74,6 +80,8 @@ pub struct Looker {
     start: Instant,
     /// The processes to show. Empty for all.
     only: Vec<u32>,
+    /// Where sysfs is mounted.
+    sysfs: PathBuf,
     /// Ranks of known processes, whose environments do not change.
     ranks: BTreeMap<(u32, FileId), Option<u32>>,
 }
@@ -89,7 +97,9 @@ impl Looker {
     /// Looks at these processes, or at all if the list is empty.
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
-        Self { start: Instant::now(), only: only.into_iter().collect(), ranks: BTreeMap::new() }
+        // A wrong setting is the plugin's to refuse.
+        let sysfs = Config::from_environment().map_or_else(|_| "/sys".to_owned(), |config| config.sysfs).into();
+        Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }
 
     /// Takes a look.
@@ -116,7 +126,34 @@ impl Looker {
         // A forked process has its parent's file too. Its own one is shown.
         look.jobs.sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
         look.jobs.dedup_by_key(|job| job.pid);
+        look.ports = self.ports(&look.jobs);
+        look.ports_at_ns = self.now_ns();
         Ok(look)
+    }
+
+    /// Reads the ports of the jobs' rails. A process chooses the names of its rails, so only names
+    /// that sysfs has are paths.
+    fn ports(&self, jobs: &[Job]) -> BTreeMap<String, PortCounters> {
+        let rails: BTreeSet<&str> =
+            jobs.iter().flat_map(|job| &job.counters.records).map(|record| record.rail.as_str()).collect();
+        let names = |folder: PathBuf| {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.filter_map(|entry| entry.file_name().into_string().ok())
+        };
+        let class = self.sysfs.join("class/infiniband");
+        let devices = names(class.clone()).filter(|device| rails.iter().any(|rail| rail.starts_with(device.as_str())));
+        let ports = devices.flat_map(|device| {
+            let numbers = names(class.join(&device).join("ports"));
+            numbers.filter_map(move |number| Some((device.clone(), number.parse::<u8>().ok()?)))
+        });
+        let named = ports.map(|(device, port)| (format!("{device}:{port}"), device, port));
+        let of_jobs = named.filter(|(rail, ..)| rails.contains(rail.as_str()));
+        let read = of_jobs.map(|(rail, device, port)| (rail, nic::read(&self.sysfs, &device, port, nic::is_known)));
+        read.filter(|(_, counters)| !counters.is_empty()).collect()
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Finds the counters files of a process. The error is the reason why the process is not shown.
@@ -163,7 +200,7 @@ impl Looker {
             return Err(format!("more than {MOST} counters files: not read"));
         }
         let counters = read_twice(file)?;
-        let at_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let at_ns = self.now_ns();
         found.insert(id, Found { at_ns, counters, holders: vec![pid] });
         Ok(())
     }

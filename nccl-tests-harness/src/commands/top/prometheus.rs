@@ -82,6 +82,15 @@ impl Collector for Picture {
         };
         gauge("jobs", "Processes with connections of this network.", jobs.len())?;
         gauge("hidden_processes", "Processes that could not be looked into.", self.hidden)?;
+        if !self.ports.is_empty() {
+            let help = "Counters of a rail's port since the driver was loaded, for all of its users.";
+            let mut family = encoder.encode_descriptor("port_counter", help, None, Counter)?;
+            let counters = self.ports.iter().flat_map(|port| port.counters.iter().map(move |counter| (port, counter)));
+            for (port, (name, value)) in counters {
+                let labels = [("rail", port.rail.as_str()), ("counter", name.as_str())];
+                family.encode_family(&labels)?.encode_gauge(&Count(*value))?;
+            }
+        }
         let rows = || jobs.iter().flat_map(|(job, rows)| rows.iter().map(move |row| (*job, row)));
         let rails: Vec<_> = rows().filter(|(_, row)| row.rail.is_some()).collect();
         let peers: Vec<_> = rows().filter(|(_, row)| row.rail.is_none() && row.peer.is_some()).collect();
@@ -175,7 +184,7 @@ impl Drop for Textfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::top::rows::tests::{flow, job};
+    use crate::commands::top::rows::tests::{flow, job, port};
     use nccl_net_spark::counters::layout::Direction;
     use std::collections::BTreeSet;
     use std::os::unix::fs::PermissionsExt;
@@ -184,7 +193,7 @@ mod tests {
         let mut job =
             job(7, vec![flow("r\"0\\", "b", Direction::Send, 5), flow("r\"0\\", "b", Direction::Receive, u64::MAX)]);
         (job.seen.command, job.seen.rank) = ("a\"} 1\\".to_owned(), Some(3));
-        Picture { jobs: vec![job], ..Picture::default() }
+        Picture { jobs: vec![job], ports: vec![port(1.0)], ..Picture::default() }
     }
 
     #[test]
@@ -194,7 +203,11 @@ mod tests {
         assert!(text.contains(expected), "{text}");
         let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let names: BTreeSet<&str> = series.iter().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
-        assert_eq!((names.len(), series.len()), (17, 17), "{text}");
+        assert_eq!((names.len(), series.len()), (18, 18), "{text}");
+        assert!(
+            text.contains("nccl_spark_port_counter_total{rail=\"r0\",counter=\"packet_seq_err\"} 4830\n"),
+            "{text}"
+        );
         assert_eq!(
             super::text(&Picture::default()).unwrap().lines().count(),
             6,
@@ -212,7 +225,7 @@ mod tests {
             rows.filter(|line| line.split('|').any(|cell| cell.trim() == kind)).count()
         };
         let missing: Vec<_> = names.clone().filter(|(name, kind)| row(name, kind) != 1).collect();
-        assert!(missing.is_empty() && names.count() == 17, "docs/guide/monitoring.md does not name {missing:?}");
+        assert!(missing.is_empty() && names.count() == 18, "docs/guide/monitoring.md does not name {missing:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use super::look::{self, FileId, Look, PassedOver};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
+use nccl_net_spark::counters::nic::{self, PortCounters};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -71,6 +72,16 @@ pub struct Job {
     pub flows: Vec<Flow>,
 }
 
+/// Counters of a rail's port: those of all processes that use it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Port {
+    pub rail: String,
+    /// Counts since the driver was loaded, by the kernel's names.
+    pub counters: PortCounters,
+    /// Rates of the counters that have grown since the look before. Unknown at the first look.
+    pub per_s: Option<BTreeMap<String, f64>>,
+}
+
 /// A look with the traffic since the one before.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Picture {
@@ -79,12 +90,16 @@ pub struct Picture {
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
     pub passed_over: Vec<PassedOver>,
+    /// Ports, sorted by rail.
+    pub ports: Vec<Port>,
 }
 
 /// The memory of the look before.
 #[derive(Debug, Default)]
 pub struct Rates {
     jobs: HashMap<(u32, FileId), Known>,
+    ports: BTreeMap<String, PortCounters>,
+    ports_at_ns: u64,
 }
 
 /// A process at the look before.
@@ -103,7 +118,16 @@ impl Rates {
     /// Takes a look, and compares it with the one before.
     pub fn take(&mut self, look: Look) -> Picture {
         let mut jobs = HashMap::new();
-        let mut picture = Picture { hidden: look.hidden, passed_over: look.passed_over, jobs: Vec::new() };
+        let elapsed_ns = look.ports_at_ns.saturating_sub(self.ports_at_ns);
+        let port = |(rail, counters): (&String, &PortCounters)| {
+            let grown = self.ports.get(rail).map(|before| nic::growth(before, counters));
+            let per_s = |(name, count)| Some((name, per_second(count, elapsed_ns)?));
+            let per_s = grown.map(|grown| grown.into_iter().filter_map(per_s).collect());
+            Port { rail: rail.clone(), counters: counters.clone(), per_s }
+        };
+        let ports = look.ports.iter().map(port).collect();
+        let mut picture = Picture { hidden: look.hidden, passed_over: look.passed_over, jobs: Vec::new(), ports };
+        (self.ports, self.ports_at_ns) = (look.ports, look.ports_at_ns);
         for job in look.jobs {
             let before = self.jobs.remove(&(job.pid, job.file));
             let elapsed_ns = before.as_ref().map(|before| job.at_ns.saturating_sub(before.at_ns));

@@ -3,10 +3,7 @@
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Facts, Function};
-
-/// One loss in this many packets begins to show in bandwidth: each costs a round of retransmission,
-/// some 100 us of a link that sends 3 million packets of 4 KiB a second.
-const ONE_IN: u64 = 100_000;
+use nccl_net_spark::counters::nic::ONE_IN;
 
 /// Counters that have one cause.
 struct Group {

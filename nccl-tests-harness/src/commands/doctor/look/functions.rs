@@ -3,8 +3,9 @@
 use super::pcie::{self, Aer};
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
+use nccl_net_spark::counters::nic::{self, PortCounters};
 use nccl_net_spark::rails::{PciFunction, Survey};
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 /// An RDMA function.
@@ -28,8 +29,9 @@ pub struct Function {
     pub mtu_bytes: Option<u32>,
     /// Pause frames of a rail, if they could be read.
     pub pause: Option<Pause>,
-    /// `counters` and `hw_counters` of the port.
-    pub counters: BTreeMap<String, u64>,
+    /// `counters` and `hw_counters` of the port; of a rail also the discards and pauses of
+    /// `ethtool -S`.
+    pub counters: PortCounters,
 }
 
 /// Pause frames of a port.
@@ -51,14 +53,13 @@ impl Function {
 const MELLANOX: &str = "0x15b3";
 
 /// Reads all functions of the survey, rails first.
-pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Function> {
+pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Function> {
     let rails = survey.rails.iter().map(|rail| (&rail.device, rail.port, true, &rail.netdev, &rail.pci));
     let others = survey.refused.iter().map(|one| (&one.device, one.port, false, &one.netdev, &one.pci));
     let mut without_pause: Vec<(&str, String)> = Vec::new();
     let mut found = Vec::new();
     for (device, port, is_rail, netdev, pci) in rails.chain(others) {
         let class = format!("/sys/class/infiniband/{device}");
-        let counters = ["counters", "hw_counters"].map(|kind| format!("{class}/ports/{port}/{kind}"));
         let rail = netdev.as_ref().filter(|_| is_rail);
         found.push(Function {
             vendor: place.text(format!("{class}/device/vendor")),
@@ -68,7 +69,10 @@ pub(super) fn functions(place: &Place, survey: &Survey, not_seen: &mut Vec<NotSe
             iommu: place.text(format!("{class}/device/iommu_group/type")),
             mtu_bytes: netdev.as_ref().and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
             pause: rail.and_then(|name| pause(place, name).map_err(|why| without_pause.push((name, why))).ok()),
-            counters: counters.iter().flat_map(|folder| numbers(place, folder)).collect(),
+            counters: nic::read(sysfs, device, port, |_| true)
+                .into_iter()
+                .chain(rail.map(|name| discards_and_pauses(place, name)).unwrap_or_default())
+                .collect(),
             device: device.clone(),
             is_rail,
             netdev: netdev.clone(),
@@ -128,29 +132,37 @@ pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
         .collect()
 }
 
-fn numbers(place: &Place, folder: &str) -> Vec<(String, u64)> {
-    let names = place.names(folder).into_iter();
-    names.filter_map(|name| Some((name.clone(), place.number(format!("{folder}/{name}"))?))).collect()
-}
-
 fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }
 
-/// Reads the output of `ethtool -a`, or of a copied machine `answers/ethtool-a/NETDEV`.
+/// Reads the output of ethtool, or of a copied machine `answers/ethtool-a/NETDEV`.
+fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> {
+    if !place.is_live() {
+        let text = place.text(format!("/answers/ethtool{option}/{netdev}"));
+        return text.ok_or_else(|| format!("the copy has no answers/ethtool{option} for it"));
+    }
+    let output = ["ethtool", "/usr/sbin/ethtool"]
+        .iter()
+        .find_map(|program| Command::new(program).args([option, netdev]).output().ok());
+    let output = output.ok_or("ethtool is not installed")?;
+    if !output.status.success() {
+        return Err(format!("ethtool {option}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Reads the counts of discarded packets and pause frames, which sysfs does not have. None without
+/// ethtool, which `pause` reports.
+fn discards_and_pauses(place: &Place, netdev: &str) -> PortCounters {
+    let text = ethtool(place, "-S", netdev).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
+    let wanted = lines.filter(|(name, _)| name.contains("discard") || name.contains("pause"));
+    wanted.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
+}
+
 fn pause(place: &Place, netdev: &str) -> Result<Pause, String> {
-    let text = if place.is_live() {
-        let output = ["ethtool", "/usr/sbin/ethtool"]
-            .iter()
-            .find_map(|program| Command::new(program).args(["-a", netdev]).output().ok());
-        let output = output.ok_or("ethtool is not installed")?;
-        if !output.status.success() {
-            return Err(format!("ethtool -a: {}", String::from_utf8_lossy(&output.stderr).trim()));
-        }
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    } else {
-        place.text(format!("/answers/ethtool-a/{netdev}")).ok_or("the copy has no answers/ethtool-a for it")?
-    };
+    let text = ethtool(place, "-a", netdev)?;
     let is_on = |name: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(name));
         line.map(|value| value.trim() == "on").ok_or_else(|| format!("ethtool -a says nothing of {name}"))

@@ -79,7 +79,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     let mut machine = machine::machine(place, pid, not_seen);
     // Verbs has opened the devices. The software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
-    let functions = functions::functions(place, &survey, not_seen);
+    let functions = functions::functions(place, &sysfs, &survey, not_seen);
     let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
     let ports = pcie::ports(place, pci);
     let netdevs: Vec<&str> = functions.iter().filter_map(|one| one.netdev.as_deref()).collect();

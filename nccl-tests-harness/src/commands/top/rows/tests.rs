@@ -30,6 +30,13 @@ pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
     Job { seen, elapsed_ns: Some(SECOND), flows }
 }
 
+/// The port of `r0`, with this rate of errors.
+pub fn port(per_s: f64) -> rates::Port {
+    let name = || "packet_seq_err".to_owned();
+    let (counters, per_s) = ([(name(), 4830)].into(), Some([(name(), per_s)].into()));
+    rates::Port { rail: "r0".to_owned(), counters, per_s }
+}
+
 fn subjects(rows: &[Row]) -> Vec<String> {
     let name = |row: &Row| match (&row.peer, &row.rail) {
         (None, None) => "job".to_owned(),

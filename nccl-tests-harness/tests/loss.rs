@@ -1,0 +1,141 @@
+//! A rail that loses one packet in a thousand, over the software fabric: what the job says, and
+//! what top, the file for Prometheus and the report have of it.
+
+mod common;
+
+use common::{Said, is_built, nccl_spark, plugin};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The rail that loses packets, on every node.
+const RAIL: &str = "rocep1s0f0";
+/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Bed {
+    folder: tempfile::TempDir,
+}
+
+/// A job that ends with the test.
+struct Job(Child);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Bed {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn job(&self, rounds: &str, nic: &str) -> Command {
+        let mut command = nccl_spark();
+        command.args(["all-gather", "--fabric", "soft", "--fabric-name", "bed", "--profile", "unpaced", "--nic", nic]);
+        command.args(["-b", "4M", "-e", "4M", "-w", "0", "-n", rounds, "--path-fault", &format!("{RAIL}=loss:1000")]);
+        command.arg("--plugin").arg(plugin().expect("looked for before"));
+        command.env("SOFTVERBS_DIR", self.folder.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The program with the sysfs of node 0.
+    fn on_node_0(&self, arguments: &[&str]) -> Said {
+        let mut command = nccl_spark();
+        command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
+        command.env("SOFTVERBS_DIR", self.folder.path()).env("SOFTVERBS_FABRIC", "bed").env("SOFTVERBS_NODE", "0");
+        let plugin = plugin().expect("looked for before");
+        let program = nccl_spark().get_program().to_owned();
+        let library = PathBuf::from(program).with_file_name("softverbs-ibverbs");
+        command.env("NCCL_IBVERBS_LIB", library).env("NCCL_NET_PLUGIN", plugin);
+        let said: Said = command.output().unwrap().into();
+        assert_eq!(said.status, Some(0), "{said:?}");
+        said
+    }
+
+    /// Node 0's ports, once this counter of [`RAIL`] grows.
+    fn ports(&self, growing: &str) -> Vec<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let said = self.on_node_0(&["top", "--json", "--count", "1", "--interval", "0.5"]);
+            let look: Value = serde_json::from_str(&said.out).unwrap();
+            let ports = look["ports"].as_array().unwrap().clone();
+            if ports.iter().any(|port| port["per_s"][growing].as_f64() > Some(0.0)) {
+                return ports;
+            }
+            assert!(Instant::now() < deadline, "{growing} does not grow: {look:#}");
+        }
+    }
+}
+
+#[test]
+fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
+    if !is_built() {
+        return;
+    }
+    let bed = Bed::new();
+    let mut job = Job(bed.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(job.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let warning = lines.find(|line| line.contains("more than one packet in 100000 is lost")).expect("the warning");
+    assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("mlnx_qos"), "{warning}");
+    assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
+
+    let ports = bed.ports("packet_seq_err");
+    let port = |device: &str| ports.iter().find(|port| port["rail"] == format!("{device}:1")).unwrap();
+    let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
+    // Each thousandth packet is lost. The packets are those at the last loss, and are read before
+    // or after it.
+    let lost = count(RAIL, "packet_seq_err") + count(RAIL, "local_ack_timeout_err");
+    let expected = count(RAIL, "port_xmit_packets") / 1000;
+    assert!(lost >= 10 && lost.abs_diff(expected) <= 1 + expected / 10, "{lost} of {:#}", port(RAIL));
+    for port in ports.iter().filter(|port| port["rail"] != format!("{RAIL}:1")) {
+        let errors = ["packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"];
+        assert!(errors.iter().all(|name| port["counters"][name] == 0), "{port:#}");
+    }
+    let text = bed.on_node_0(&["top", "--count", "1", "--interval", "0.5"]).out;
+    assert!(text.contains(&format!("# port {RAIL}:1: ")) && text.contains(" packet_seq_err/s"), "{text}");
+
+    let prom = bed.path("spark.prom").display().to_string();
+    bed.on_node_0(&["top", "--count", "1", "--interval", "0.1", "--prometheus", &prom]);
+    let text = std::fs::read_to_string(&prom).unwrap();
+    let series = format!("nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} ");
+    let value = text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
+    assert!(value >= Some(count(RAIL, "packet_seq_err")), "{text}");
+
+    let said = bed.on_node_0(&["report", "--only", "machine", "--output", "-"]);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
+    let function = functions.iter().find(|function| function["device"] == RAIL).unwrap();
+    assert!(function["counters"]["packet_seq_err"].as_u64() >= value, "{function:#}");
+}
+
+#[test]
+fn the_end_of_a_job_names_what_was_lost_with_soft_roces_names_too() {
+    if !is_built() {
+        return;
+    }
+    for (nic, errors) in
+        [("mlx5", ["packet_seq_err", "out_of_sequence"]), ("soft-roce", ["rcvd_seq_err", "out_of_seq_request"])]
+    {
+        let bed = Bed::new();
+        let said: Said = bed.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
+        assert_eq!(said.status, Some(0), "{said:?}");
+        let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
+        // Each of two ranks says it once, and both have lost packets by the end.
+        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.err);
+        let ends: Vec<&str> = said.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
+        assert_eq!(ends.len(), 2, "{}", said.err);
+        for line in ends {
+            assert!(errors.iter().all(|name| line.contains(&format!(" {name}"))), "{nic}: {line}");
+            assert!(line.ends_with(&format!(" on {RAIL}")), "another rail lost packets: {line}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Counters of a port, as sysfs shows them.
+//!
+//! The counters are in shared memory. Their files are in the sysfs tree of their node, if the
+//! fabric was made with [`crate::control::prepare`]. A process that joins writes the files of its
+//! own rails, and a process that sees an error writes the files of both rails. So the counts of
+//! errors are always current, and the counts of packets are those of the last error or of the last
+//! queue pair that was destroyed.
+
+use crate::nic::Nic;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counter {
+    /// Packets sent, lost and repeated ones included.
+    Sent,
+    /// Packets received.
+    Received,
+    /// Lost packets of this end that the peer has reported by a later packet.
+    SequenceError,
+    /// Lost packets of the peer that this end has noticed by a later packet.
+    OutOfSequence,
+    /// Lost packets of this end that no later packet followed: the sender waited for the timeout.
+    AckTimeout,
+    /// Answers of a peer that had no receive posted.
+    ReceiverNotReady,
+}
+
+impl Counter {
+    /// Every counter.
+    pub const ALL: [Self; 6] = [
+        Self::Sent,
+        Self::Received,
+        Self::SequenceError,
+        Self::OutOfSequence,
+        Self::AckTimeout,
+        Self::ReceiverNotReady,
+    ];
+
+    /// Returns the file below `ports/1`. mlx5: drivers/infiniband/hw/mlx5/counters.c and
+    /// drivers/infiniband/core/sysfs.c. rxe: rxe_hw_counters.c, which has no packets in `counters`.
+    fn file(self, nic: Nic) -> &'static str {
+        let (mlx5, rxe) = match self {
+            Self::Sent => ("counters/port_xmit_packets", "hw_counters/sent_pkts"),
+            Self::Received => ("counters/port_rcv_packets", "hw_counters/rcvd_pkts"),
+            Self::SequenceError => ("hw_counters/packet_seq_err", "hw_counters/rcvd_seq_err"),
+            Self::OutOfSequence => ("hw_counters/out_of_sequence", "hw_counters/out_of_seq_request"),
+            Self::AckTimeout => ("hw_counters/local_ack_timeout_err", "hw_counters/completer_retry_err"),
+            Self::ReceiverNotReady => ("hw_counters/rnr_nak_retry_err", "hw_counters/rcvd_rnr_err"),
+        };
+        match nic {
+            Nic::Mlx5 => mlx5,
+            Nic::SoftRoce => rxe,
+        }
+    }
+}
+
+/// Writes a counter into the entry of its device in sysfs. `current` reads the counter. Other
+/// processes may write the same file at the same time: each repeats it until the file has the
+/// current value.
+pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
+    static FILES: AtomicU64 = AtomicU64::new(0);
+    let number = FILES.fetch_add(1, Ordering::Relaxed);
+    let (file, new) = (device.join("ports/1").join(counter.file(nic)), format!(".new-{}-{number}", std::process::id()));
+    let (new, mut value) = (device.join(new), current());
+    // A removed device, or a fabric whose files were deleted, has no counters to show.
+    while write(&file, &new, value).is_ok() && current() != value {
+        value = current();
+    }
+}
+
+/// Replaces a file, so that no reader sees a part of its text.
+fn write(file: &Path, new: &Path, value: u64) -> std::io::Result<()> {
+    std::fs::create_dir_all(file.parent().unwrap_or(file))?;
+    std::fs::write(new, format!("{value}\n"))?;
+    std::fs::rename(new, file)
+}

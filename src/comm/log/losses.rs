@@ -1,0 +1,231 @@
+//! Packets that the rails of this host lose, by the counters of their ports.
+//!
+//! A short-lived thread reads the counters when the first connection starts, every second while
+//! there are connections, and when a communicator ends. It writes one WARN for a process that loses
+//! much. Messages about stalls and lost rails use the newest values, which are about a second old.
+//! The counters are the port's: packets of other jobs count as well.
+
+use crate::comm::threads;
+use crate::counters::nic::{self, PortCounters};
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time between two readings.
+const EVERY: Duration = Duration::from_secs(1);
+/// Longest wait for the last reading. A driver that recovers can block a reading for longer.
+const LAST: Duration = Duration::from_millis(500);
+
+/// The counters of the ports of a process's rails.
+#[derive(Debug)]
+pub struct Losses {
+    sysfs: PathBuf,
+    ports: Vec<Port>,
+    state: Mutex<State>,
+}
+
+/// The port of a rail.
+#[derive(Debug, Clone)]
+pub struct Port {
+    /// Device of the rail.
+    pub device: String,
+    /// Number of the port.
+    pub port: u8,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Values at the start and now, in the order of the ports; empty before the first reading.
+    values: Vec<(PortCounters, PortCounters)>,
+    /// Time at which the next reading is due.
+    due: Option<Instant>,
+    /// True while a thread reads.
+    is_reading: bool,
+    /// True once the WARN was written.
+    has_warned: bool,
+    /// Waits of [`Losses::end`] for a reading that begins after them.
+    waiting: Vec<SyncSender<()>>,
+}
+
+impl Losses {
+    /// Creates a record of these ports. `sysfs` is the mount point of sysfs.
+    pub fn new(sysfs: impl Into<PathBuf>, ports: Vec<Port>) -> Arc<Self> {
+        Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
+    }
+
+    /// Takes the next reading as the start. Called for the first connection.
+    pub fn start(self: &Arc<Self>) {
+        self.state().values.clear();
+        self.read_soon();
+    }
+
+    /// Starts a reading if one is due. The service thread calls it each round.
+    pub fn tick(self: &Arc<Self>, now: Instant) {
+        if self.state().due.is_some_and(|due| now >= due) {
+            self.read_soon();
+        }
+    }
+
+    /// Reads for the last time, and returns the text about counters that have grown on any rail.
+    /// Waits half a second at most.
+    pub fn end(self: &Arc<Self>) -> Option<String> {
+        if self.ports.is_empty() {
+            return None;
+        }
+        let (done, wait) = sync_channel(1);
+        self.state().waiting.push(done);
+        self.read_soon();
+        if wait.recv_timeout(LAST).is_err() {
+            tracing::debug!("the counters of the ports were not read within {LAST:?}");
+        }
+        self.text(|_| true)
+    }
+
+    /// Returns the counters of these devices that have grown, as the end of a message: "; since the
+    /// start: 4,830 packet_seq_err on rocep1s0f0". The text is empty without any. Does not wait for
+    /// a driver.
+    pub fn grown(&self, devices: &[&str]) -> String {
+        self.text(|port| devices.contains(&port.device.as_str())).map(|text| format!("; {text}")).unwrap_or_default()
+    }
+
+    fn text(&self, wanted: impl Fn(&Port) -> bool) -> Option<String> {
+        let state = self.state();
+        let ports = self.ports.iter().zip(&state.values).filter(|(port, _)| wanted(port));
+        let text = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
+            Some(format!("{} on {}", nic::errors_text(&nic::growth(start, now))?, port.device))
+        };
+        let texts: Vec<String> = ports.filter_map(text).collect();
+        (!texts.is_empty()).then(|| format!("since the start: {}", texts.join("; ")))
+    }
+
+    /// Starts a thread that reads, unless one does.
+    fn read_soon(self: &Arc<Self>) {
+        let mut state = self.state();
+        if self.ports.is_empty() || std::mem::replace(&mut state.is_reading, true) {
+            return;
+        }
+        drop(state);
+        let this = Arc::clone(self);
+        threads::detach("spark-counters", move || this.read());
+    }
+
+    fn read(&self) {
+        loop {
+            let waiting = std::mem::take(&mut self.state().waiting);
+            let read = |port: &Port| nic::read(&self.sysfs, &port.device, port.port, nic::is_known);
+            let now: Vec<PortCounters> = self.ports.iter().map(read).collect();
+            let mut state = self.state();
+            self.take(&mut state, now);
+            // A wait that has ended needs no word.
+            waiting.iter().for_each(|done| _ = done.try_send(()));
+            if state.waiting.is_empty() {
+                state.is_reading = false;
+                return;
+            }
+        }
+    }
+
+    fn take(&self, state: &mut State, now: Vec<PortCounters>) {
+        let next = Instant::now() + EVERY;
+        if state.values.is_empty() {
+            // Devices without counters are not read again.
+            state.due = now.iter().any(|port| !port.is_empty()).then_some(next);
+            state.values = now.into_iter().map(|port| (port.clone(), port)).collect();
+            return;
+        }
+        state.due = state.due.map(|_| next);
+        // A removed device has no counters to read.
+        for ((_, newest), now) in state.values.iter_mut().zip(now).filter(|(_, now)| !now.is_empty()) {
+            *newest = now;
+        }
+        let lost = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
+            Some(format!("{} lost {}", port.device, nic::losses_text(&nic::growth(start, now))?))
+        };
+        let texts: Vec<String> = self.ports.iter().zip(&state.values).filter_map(lost).collect();
+        if !texts.is_empty() && !std::mem::replace(&mut state.has_warned, true) {
+            let one_in = nic::ONE_IN;
+            tracing::warn!(
+                "more than one packet in {one_in} is lost and sent again: {}; on a switch, give RoCE a priority with PFC \
+                 on every host and port (mlnx_qos, NCCL_IB_TC); on a cable, re-seat it; see Loss in troubleshooting.md",
+                texts.join("; ")
+            );
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No holder panics with the state half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn put(sysfs: &Path, device: &str, values: [u64; 2]) {
+        let folder = sysfs.join("class/infiniband").join(device).join("ports/1/hw_counters");
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, value) in ["packet_seq_err", "port_xmit_packets"].iter().zip(values) {
+            std::fs::write(folder.join(name), value.to_string()).unwrap();
+        }
+    }
+
+    fn losses(sysfs: &Path) -> Arc<Losses> {
+        let port = |device: &str| Port { device: device.to_owned(), port: 1 };
+        Losses::new(sysfs, vec![port("d0"), port("d1")])
+    }
+
+    #[test]
+    fn growth_counts_from_the_start_and_much_of_it_is_remembered() {
+        let sysfs = tempfile::tempdir().unwrap();
+        put(sysfs.path(), "d0", [100, 1_000]);
+        put(sysfs.path(), "d1", [5, 7]);
+        let losses = losses(sysfs.path());
+        assert_eq!(losses.grown(&["d0"]), "", "nothing was read");
+        losses.read();
+        assert_eq!((losses.grown(&["d0"]).as_str(), losses.state().has_warned), ("", false), "the start");
+        put(sysfs.path(), "d0", [1_109, 100_001_000]);
+        losses.read();
+        assert_eq!(losses.grown(&["d1", "d0"]), "; since the start: 1,009 packet_seq_err on d0");
+        assert_eq!(losses.grown(&["d1", "d2"]), "");
+        assert!(losses.state().has_warned);
+        put(sysfs.path(), "d1", [6, 8]);
+        std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();
+        let text = losses.end().unwrap();
+        assert_eq!(text, "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1");
+        // The next communicator.
+        losses.start();
+        assert_eq!(losses.end(), None);
+    }
+
+    #[test]
+    fn a_reading_that_blocks_delays_nothing_for_long_and_is_not_repeated() {
+        let sysfs = tempfile::tempdir().unwrap();
+        put(sysfs.path(), "d0", [1, 1]);
+        let losses = losses(sysfs.path());
+        losses.read();
+        // A reader of a pipe waits for a writer.
+        let file = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let later = Instant::now() + 2 * EVERY;
+        losses.tick(later);
+        losses.tick(later);
+        assert_eq!((losses.end(), losses.state().is_reading), (None, true));
+        // The reading ends, and the one that `end` asked for with it.
+        std::fs::write(&file, "1\n").unwrap();
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn a_port_without_counters_is_read_once() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let losses = losses(sysfs.path());
+        losses.read();
+        assert_eq!((losses.end(), losses.state().due), (None, None));
+        let none = Losses::new(sysfs.path(), Vec::new());
+        assert_eq!((none.end(), none.state().is_reading), (None, false));
+    }
+}
