@@ -128,6 +128,8 @@ settings! {
         "Whether peers that no rail can reach (the diagonal of a ring without a switch) are connected by TCP over `NCCL_SOCKET_IFNAME`; the tuner then offers NCCL only Ring.";
     stall_warn: Duration = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
+    stall_abort: Option<u64> = "NCCL_SPARK_STALL_ABORT_S", "", optional::<u64, 1, 86_400>, "1 to 86400 seconds.",
+        "How long posted requests may make no progress before the connection fails, if two answers of the peer (or two missing ones) agree on the cause; unset: for ever.";
     loss_timeout: Duration = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may have no working rail before it fails.";
     tuner: Mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",

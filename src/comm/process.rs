@@ -4,6 +4,7 @@ mod cpu_latency;
 
 use super::log::once::LogOnce;
 use super::log::outages::Outages;
+use super::log::stalls::Stalls;
 use super::log::tcp::TcpOutages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
@@ -42,6 +43,8 @@ pub struct Process {
     pub outages: Arc<Outages>,
     /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
+    /// Connections without progress, with one line in the log for each peer.
+    pub stalls: Arc<Stalls>,
     /// Subjects already logged about peers.
     pub log: Arc<LogOnce>,
     /// Limit of bytes in flight for all sends together, if the settings have one.
@@ -71,7 +74,8 @@ impl Process {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, for_streams, by_streams, backoff, outages, tcp_outages, log) = Default::default();
+        let (registrations, for_streams, by_streams, backoff) = Default::default();
+        let (outages, tcp_outages, stalls, log) = Default::default();
         let bound = config.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
         let counting = Counting::new(config.counters);
@@ -86,6 +90,7 @@ impl Process {
             backoff,
             outages,
             tcp_outages,
+            stalls,
             log,
             bound,
             counting,
@@ -93,10 +98,11 @@ impl Process {
         }
     }
 
-    /// Writes the log lines about outages that are due. The service thread calls it each round.
+    /// Writes the log lines about outages and stalls that are due. The service thread calls it each round.
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
+        self.stalls.tick(self.config.stall_warn, now);
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the

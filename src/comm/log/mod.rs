@@ -2,4 +2,5 @@
 
 pub mod once;
 pub mod outages;
+pub mod stalls;
 pub mod tcp;

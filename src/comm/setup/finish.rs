@@ -165,7 +165,6 @@ pub fn finish<P: Shareable + 'static>(
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),
         stall_warn: process.config.stall_warn,
-        log: Arc::clone(&process.log),
         waker: setup.service.clone(),
     });
     let bound = process.bound.clone();
