@@ -102,8 +102,7 @@ impl Bed {
 
     fn irecv(&self) -> u16 {
         let Pair { recv, contexts, .. } = &self.pairs[0];
-        let part =
-            RecvPart { addr: self.fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &self.fabric.into };
+        let part = RecvPart { addr: self.fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &self.fabric.into };
         recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap().expect("room")
     }
 
@@ -250,6 +249,5 @@ fn is_one(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
 
 /// The lines of the sender, and those of the receiver.
 fn by_side(lines: &[(u64, String)]) -> [Lines; 2] {
-    ["with end 1 ", "with end 0 "]
-        .map(|peer| lines.iter().filter(|(_, line)| line.contains(peer)).cloned().collect())
+    ["with end 1 ", "with end 0 "].map(|peer| lines.iter().filter(|(_, line)| line.contains(peer)).cloned().collect())
 }

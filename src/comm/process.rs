@@ -98,7 +98,8 @@ impl Process {
         }
     }
 
-    /// Writes the log lines about outages and stalls that are due. The service thread calls it each round.
+    /// Writes the log lines about outages and stalls that are due. The service thread calls it each
+    /// round.
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);

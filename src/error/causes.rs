@@ -394,7 +394,9 @@ pub enum StallCause {
         "its requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
     )]
     NotTested { idle: Duration },
-    #[error("its receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES")]
+    #[error(
+        "its receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
+    )]
     HeldBack,
     #[error("its receive is posted, and the clear-to-send has not arrived here")]
     NoGrantHere,

@@ -122,18 +122,7 @@ impl StallWatch {
     pub fn new(limits: StallLimits) -> Self {
         let (moved_at, called_at, number, next_question, agreed) = Default::default();
         let (progress, repeated_since, asked, verdict) = Default::default();
-        Self {
-            limits,
-            progress,
-            moved_at,
-            called_at,
-            repeated_since,
-            number,
-            asked,
-            next_question,
-            verdict,
-            agreed,
-        }
+        Self { limits, progress, moved_at, called_at, repeated_since, number, asked, next_question, verdict, agreed }
     }
 
     /// Reports that the caller has used the data path since the last report.

@@ -92,7 +92,10 @@ mod tests {
         flow.side.stall = Some(Cause::NotAcknowledged);
         let rows = of_job(&job(1, vec![flow]), false);
         let texts = |row: &Row| ALL.map(|column| column.text(row));
-        assert_eq!(texts(&rows[0]), ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0", "not-acknowledged"]);
+        assert_eq!(
+            texts(&rows[0]),
+            ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0", "not-acknowledged"]
+        );
         assert_eq!(texts(&rows[1])[9..], ["", "", ""]);
     }
 
