@@ -143,20 +143,20 @@ impl Bed {
         assert!(self.is_sent(send) && self.is_received(receive));
         assert_eq!(self.pass(30, |_| ()), []);
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "its rank has posted no receive for 9", "GPU or its program is late");
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 9", "GPU or its program is late");
     }
 
     fn no_send_posted(&mut self) {
         self.connect(&[0, 1], 1);
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
-        is_one(&lines, "end 0", "its rank has posted no send for 6", "GPU or its program is late");
+        is_one(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
     }
 
     fn one_line_for_many_connections(&mut self) {
         self.connect(&[0, 1], 3);
         let lines = self.pass(80, |bed| (0..3).for_each(|pair| assert_eq!(bed.isend(pair, 0).unwrap(), None)));
-        is_one(&lines, "end 1", "its rank has posted no receive for 6", "");
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
         assert!(lines[0].1.contains(" on 3 connections: "), "{lines:?}");
     }
 
@@ -171,8 +171,8 @@ impl Bed {
             assert!(!bed.is_received(receive));
         });
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "its receive is posted, and the clear-to-send has not arrived here", "");
-        is_one(&receiver, "end 0", "the receive is posted here, and its clear-to-send has not arrived there", "");
+        is_one(&sender, "end 1", "the peer has posted a receive, and its clear-to-send has not arrived here", "");
+        is_one(&receiver, "end 0", "a receive is posted here, and its clear-to-send has not arrived at the peer", "");
     }
 
     fn receiver_does_not_test(&mut self) {
@@ -180,7 +180,12 @@ impl Bed {
         let (send, _) = self.exchange();
         assert!(self.is_sent(send));
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "its requests are done, and its program has not tested them for 6", "proxy thread");
+        is_one(
+            &lines,
+            "end 1",
+            "the peer's requests are done, and its program has not tested them for 6",
+            "proxy thread",
+        );
     }
 
     fn sender_does_not_test(&mut self) {
@@ -189,7 +194,12 @@ impl Bed {
         assert!(self.is_received(receive));
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
-        is_one(&lines, "end 0", "its requests are done, and its program has not tested them for 6", "proxy thread");
+        is_one(
+            &lines,
+            "end 0",
+            "the peer's requests are done, and its program has not tested them for 6",
+            "proxy thread",
+        );
     }
 
     fn other_tag(&mut self) {
@@ -200,15 +210,15 @@ impl Bed {
             assert!(!bed.is_received(receive));
         });
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "its receive is here, and the send waits on this host", "another tag");
-        is_one(&receiver, "end 0", "its rank has posted no send", "");
+        is_one(&sender, "end 1", "the peer's receive is here, and the send waits on this host", "another tag");
+        is_one(&receiver, "end 0", "the peer's rank has posted no send", "");
     }
 
     fn no_answer(&mut self) {
         self.connect(&[0, 1], 1);
         self.is_stopped = true;
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "it has not answered for", "its process is stopped");
+        is_one(&lines, "end 1", "the peer has not answered for", "its process is stopped");
     }
 
     fn lost_data(&mut self) {
@@ -219,8 +229,8 @@ impl Bed {
         let send = self.isend(0, 0).unwrap().expect("a grant");
         let lines = self.pass(80, |bed| assert!(!bed.is_sent(send) && !bed.is_received(receive)));
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "it has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
-        is_one(&receiver, "end 0", "its data on x2:1 (peer rail x2:1) is not acknowledged", "");
+        is_one(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
+        is_one(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
         self.pairs.clear();
         self.fabric.set(2, true);
     }
@@ -228,7 +238,7 @@ impl Bed {
     fn aborts(&mut self) {
         self.connect(&[0, 1], 1);
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "its rank has posted no receive for 6", "");
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
         let mut error = None;
         self.pass(30, |bed| error = error.take().or(bed.isend(0, 0).err()));
         let error = *error.expect("the connection's end");

@@ -386,29 +386,32 @@ pub enum TimedOut {
 /// Cause of a stall, as the peer's answer shows it. Times are those since the last progress.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
-    #[error("its rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
+    #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
     NoReceive { idle: Duration },
-    #[error("its rank has posted no send for {idle:.0?}: its GPU or its program is late")]
+    #[error("the peer's rank has posted no send for {idle:.0?}: its GPU or its program is late")]
     NoSend { idle: Duration },
     #[error(
-        "its requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
+        "the peer's requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
     )]
     NotTested { idle: Duration },
     #[error(
-        "its receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
+        "the peer's receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
     )]
     HeldBack,
-    #[error("its receive is posted, and the clear-to-send has not arrived here")]
+    #[error("the peer has posted a receive, and its clear-to-send has not arrived here")]
     NoGrantHere,
-    #[error("the receive is posted here, and its clear-to-send has not arrived there")]
+    #[error("a receive is posted here, and its clear-to-send has not arrived at the peer")]
     NoGrantThere,
-    #[error("all its data was acknowledged, and some has not arrived here")]
+    #[error("all data of the peer was acknowledged, and some has not arrived here")]
     NotArrived,
-    #[error("it has not acknowledged the data posted on {rails}")]
+    #[error("the peer has not acknowledged the data posted on {rails}")]
     SendNotAcknowledged { rails: String },
-    #[error("its data on {rails} is not acknowledged")]
+    #[error("the peer's data on {rails} is not acknowledged")]
     ReceiveNotAcknowledged { rails: String },
-    #[error("it has not answered for {silent:.0?}: its process is stopped, or its host or the network is down{}", unacknowledged_on(.unacknowledged))]
+    #[error(
+        "the peer has not answered for {silent:.0?}: its process is stopped, or its host or the network is down{}",
+        unacknowledged_on(.unacknowledged)
+    )]
     NoAnswer { silent: Duration, unacknowledged: String },
 }
 

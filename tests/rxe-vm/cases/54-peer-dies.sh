@@ -77,7 +77,7 @@ freeze() {
 unanswered() {
   local tries
   for ((tries = 0; tries < 600; tries++)); do
-    ! grep -E "no progress with [^ ]*:$1 for .*: it has not answered for" "$BED_LOGS/frozen.txt" || return 0
+    ! grep -E "no progress with [^ ]*:$1 for .*: the peer has not answered for" "$BED_LOGS/frozen.txt" || return 0
     sleep 0.1
   done
   return 1
