@@ -1,9 +1,9 @@
 //! The cause of a stall: which side does not do its part, from the progress of both sides.
 //!
 //! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
-//! wait and nothing moves for the limit, this side asks the peer for its progress. [`Cause`] follows
-//! from both ([`StallWatch::answered`]), or from a missing answer. This side asks again while the
-//! stall lasts.
+//! wait and nothing moves for the limit, this side asks the peer for its progress. The [`Cause`]
+//! follows from both ([`StallWatch::answered`]), or from a missing answer. This side asks again
+//! while the stall lasts.
 //!
 //! A connection without requests never stalls. A send that is not granted yet has no request; it
 //! waits as long as the caller repeats it.

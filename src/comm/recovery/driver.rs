@@ -12,6 +12,7 @@ mod reconnect;
 mod stall;
 
 use super::attempt::ManagedRail;
+use super::stall::Stall;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::{broken, broken_protocol};
 use crate::comm::datapath::lane::Role;
@@ -32,7 +33,6 @@ use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::fields::Priority;
 use crate::wire::ids::LaneId;
-use stall::Stall;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -4,12 +4,9 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::Role;
-use crate::comm::log::stalls::ConnectionStall;
-use crate::comm::process::Process;
 use crate::counters::layout::stall_word;
-use crate::counters::nanos;
 use crate::error::{StallCause, TimedOut};
-use crate::flow::stall::{Cause, StallLimits, StallWatch, Verdict};
+use crate::flow::stall::{Cause, Verdict};
 use crate::wire::control::Progress;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
@@ -17,24 +14,6 @@ use std::time::{Duration, Instant};
 /// Interval between samples of a data path, in nanoseconds. Each borrows the data path for a
 /// moment. A limit of one second is noticed within half a second.
 const SAMPLE: u64 = 500_000_000;
-
-/// Stall detection of one connection.
-pub(super) struct Stall {
-    watch: StallWatch,
-    log: ConnectionStall,
-    next_sample: u64,
-    /// True once this side has closed the connection.
-    is_closed: bool,
-}
-
-impl Stall {
-    pub(super) fn new(process: &Process, peer: &str) -> Self {
-        let (warn, abort) = (process.config.stall_warn, process.config.stall_abort.map(Duration::from_secs));
-        let limits = StallLimits { warn: nanos(warn), abort: abort.map(nanos) };
-        let log = ConnectionStall::new(&process.stalls, peer);
-        Self { watch: StallWatch::new(limits), log, next_sample: 0, is_closed: false }
-    }
-}
 
 impl Driver {
     /// Ends the detection: the caller has closed the connection.
