@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Time for other connections to report their causes, too. Service threads sample every connection
 /// in half of it.
-const SETTLED: Duration = Duration::from_secs(1);
+pub const SETTLED: Duration = Duration::from_secs(1);
 
 /// The present stalls of this process's connections.
 #[derive(Debug, Default)]
