@@ -108,6 +108,8 @@ pub struct SetupConfig {
 pub struct RecoveryConfig {
     /// `NCCL_SPARK_PROBE_TIMEOUT_MS`.
     pub probe_timeout: Duration,
+    /// `NCCL_SPARK_STALL_ABORT_S`.
+    pub stall_abort_s: Option<u64>,
     /// `NCCL_SPARK_LOSS_TIMEOUT_S`.
     pub loss_timeout: Duration,
 }
@@ -213,6 +215,8 @@ settings! {
         "Whether peers that no rail can reach (the diagonal of a ring without a switch) are connected by TCP over `NCCL_SOCKET_IFNAME`; the tuner then offers NCCL only Ring.";
     data_path.stall_warn = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
+    recovery.stall_abort_s = "NCCL_SPARK_STALL_ABORT_S", "", optional::<u64, 1, 86_400>, "1 to 86400 seconds.",
+        "How long posted requests may make no progress before the connection fails, if two answers of the peer (or two missing ones) agree on the cause; unset: for ever.";
     recovery.loss_timeout = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may have no working rail before it fails.";
     tuner.mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",

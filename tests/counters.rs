@@ -19,6 +19,7 @@ use common::{LIMIT, until};
 use job::{Job, sums};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::counters::layout::{Counters, Direction, FILE_BYTES, FILE_NAME, Record, State};
+use nccl_net_spark::flow::stall::Cause;
 use softverbs::control::Action;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
@@ -306,11 +307,16 @@ fn without_a_free_descriptor_a_connection_counts_for_itself() {
 
 #[test]
 fn a_request_that_waits_is_a_stall_of_its_connection() {
-    let bed = Bed::new(&[]);
+    let bed = Bed::new(&[("NCCL_SPARK_STALL_WARN_S", "1")]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
     until(|| stream.finish_step(&bed).unwrap().then_some(()));
     let path = bed.hosts[1].process().counting.path().expect("a memory file");
+    let causes = || -> Vec<Option<Cause>> {
+        let records = job::read(Path::new(&path)).expect("counters").records;
+        let cause = |(number, _): (u8, u64)| Cause::of_number(number.into()).expect("a cause");
+        records.iter().map(|record| record.stall.map(cause)).collect()
+    };
     let stalls = || -> Vec<(u64, u64)> {
         let records = job::read(Path::new(&path)).expect("counters").records;
         records.iter().map(|record| (record.counts.stalls, record.counts.stalled_ns)).collect()
@@ -328,9 +334,15 @@ fn a_request_that_waits_is_a_stall_of_its_connection() {
     let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else { panic!("two lanes") };
     assert_eq!((count, of_second), (1, 0), "one stall, counted with the first lane");
     assert!(first < LIMIT.as_nanos() as u64);
+    // The peer's answer is shown with the first lane, as long as the stall lasts.
+    until(|| {
+        assert!(!bed.recv.test(receive, |_, _| {}).unwrap());
+        (causes() == [Some(Cause::NotPosted), None]).then_some(())
+    });
     let send = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 9, &stream.out).unwrap());
     until(|| bed.send.test(send).unwrap());
     until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(()));
+    until(|| (causes() == [None, None]).then_some(()));
     let after = stalls();
     stream.run(&bed, 20);
     assert_eq!(stalls(), after, "moving requests are not stalls");

@@ -9,7 +9,7 @@ use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
-    ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Received,
+    ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Progress, Received,
 };
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
@@ -53,7 +53,10 @@ fn check_message(bytes: &[u8]) -> bool {
             check_queue_pairs(&end.qps);
         }
         ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => is_said(*lane),
-        ControlMessage::AreYouThere | ControlMessage::Bye { .. } => {}
+        ControlMessage::AreYouThere
+        | ControlMessage::Bye { .. }
+        | ControlMessage::StallQuery { .. }
+        | ControlMessage::StallReply { .. } => {}
     }
     true
 }
@@ -177,6 +180,23 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
         ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
+        ("stall-query", ControlMessage::StallQuery { number: 1 }),
+        (
+            "stall-reply-of-sender",
+            ControlMessage::StallReply {
+                number: 1,
+                idle_ms: 61_000,
+                progress: Progress::Sender { begun: 9, is_granted: true, running: 2, lanes: 0b101, untested: 1 },
+            },
+        ),
+        (
+            "stall-reply-of-receiver",
+            ControlMessage::StallReply {
+                number: 1,
+                idle_ms: 61_000,
+                progress: Progress::Receiver { granted: 9, delivered: 7, open: 2, arrived: 3, untested: 1 },
+            },
+        ),
     ]
 }
 

@@ -11,7 +11,7 @@ use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Answer, Failure, Limits, Recovery, Role, State};
 use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Progress, Received};
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
@@ -106,7 +106,7 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
         | ControlMessage::NotNow { lane, .. }
         | ControlMessage::Live { lane } => *lane = at,
         ControlMessage::Bye { delivered } => *delivered = 0,
-        ControlMessage::AreYouThere => {}
+        ControlMessage::AreYouThere | ControlMessage::StallQuery { .. } | ControlMessage::StallReply { .. } => {}
     }
     message
 }
@@ -262,6 +262,21 @@ impl Caller {
                 Action::PeerClosed(_) | Action::PeerGone => {
                     assert!(!self.recovery.recovers());
                     self.has_ended = true;
+                }
+                Action::StallQuery(number) => {
+                    let progress = match self.role {
+                        Role::Sender => {
+                            Progress::Sender { begun: 0, is_granted: false, running: 0, lanes: 0, untested: 0 }
+                        }
+                        Role::Receiver => {
+                            Progress::Receiver { granted: 0, delivered: 0, open: 0, arrived: 0, untested: 0 }
+                        }
+                    };
+                    self.recovery.reply_to_stall(number, 0, progress);
+                }
+                Action::StallReply { progress, .. } => {
+                    let is_sender = matches!(progress, Progress::Sender { .. });
+                    assert_eq!(is_sender, self.role == Role::Receiver, "the other role's progress");
                 }
                 Action::Changed(_) | Action::Log(_) => {}
             }

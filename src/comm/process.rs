@@ -5,6 +5,7 @@ mod cpu_latency;
 use super::log::losses::{Losses, Port};
 use super::log::once::LogOnce;
 use super::log::outages::RailOutages;
+use super::log::stalls::Stalls;
 use super::log::tcp::TcpOutages;
 use super::rail::Rail;
 use super::rail::backoff::Backoff;
@@ -43,6 +44,8 @@ pub struct Process {
     pub outages: Arc<RailOutages>,
     /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
+    /// Connections without progress, with one line in the log for each peer.
+    pub stalls: Arc<Stalls>,
     /// Subjects already logged about peers.
     pub log: Arc<LogOnce>,
     /// Packets that the rails lose.
@@ -74,12 +77,13 @@ impl Process {
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
-        let (registrations, for_streams, by_streams, backoff, outages, tcp_outages, log) = Default::default();
+        let (registrations, for_streams, by_streams, backoff) = Default::default();
+        let (outages, tcp_outages, stalls, log) = Default::default();
         let bound = config.data_path.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
         let counting = Counting::new(config.counters);
         let ports = rails.iter().map(|rail| Port { device: rail.info.device.clone(), port: rail.info.port });
-        let losses = Losses::new(&config.sysfs, ports.collect());
+        let losses = Losses::new(&config.rails.sysfs, ports.collect());
         Self {
             config,
             rails,
@@ -91,6 +95,7 @@ impl Process {
             backoff,
             outages,
             tcp_outages,
+            stalls,
             log,
             losses,
             bound,
@@ -99,11 +104,13 @@ impl Process {
         }
     }
 
-    /// Writes the log lines about outages that are due. The service thread calls it each round.
+    /// Writes the log lines about outages and stalls that are due. The service thread calls it each
+    /// round.
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
         self.losses.tick(now);
+        self.stalls.tick(self.config.data_path.stall_warn, now, || self.losses.grown(None));
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the

@@ -190,8 +190,9 @@ fn a_removed_setting_is_ignored_with_a_warning_in_the_environment_and_in_a_file(
 }
 
 /// Every setting of this plugin's own that any version has had.
-const EVER: &str = "CONNECT_TIMEOUT_S COUNTERS CPU_LATENCY_US FLOW_LABEL INFLIGHT_BYTES LL128 LOSS_TIMEOUT_S MIN_SHARE_BYTES \
-                    PROBE_TIMEOUT_MS RING_TCP SETTINGS_FILE STALL_WARN_S SYSFS TUNER TUNER_TABLE VLLM";
+const EVER: &str = "CONNECT_TIMEOUT_S COUNTERS CPU_LATENCY_US FLOW_LABEL INFLIGHT_BYTES LL128 LOSS_TIMEOUT_S \
+                    MIN_SHARE_BYTES PROBE_TIMEOUT_MS RING_TCP SETTINGS_FILE STALL_ABORT_S STALL_WARN_S SYSFS TUNER \
+                    TUNER_TABLE VLLM";
 
 #[test]
 fn a_setting_leaves_the_table_for_the_list_of_removed_ones_alone() {

@@ -296,6 +296,11 @@ impl Outages {
         self.record.set_state(State::Lost);
     }
 
+    /// Shows the present stall of the connection ([`Word::Stall`]), or with 0 that it has none.
+    pub fn stalled(&self, word: u64) {
+        self.record.set(Word::Stall, word);
+    }
+
     /// Records that the lane works again, with queue pairs of this path MTU.
     pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
         if let Some(since) = self.lost_since.take() {

@@ -83,6 +83,9 @@ pub enum Word {
     /// Path MTU of the lane's newest queue pairs, in bytes; 0 before the first. Like
     /// [`Word::State`], it changes without [`Word::Sequence`].
     PathMtu = 21,
+    /// The connection's present stall ([`stall_word`]), 0 if it has none. Only in the record of the
+    /// connection's first lane. Like [`Word::State`], it changes without [`Word::Sequence`].
+    Stall = 22,
     /// Payload bytes: confirmed for a sender, received for a receiver.
     Bytes = 24,
     /// Work requests that carried the bytes.
@@ -157,6 +160,8 @@ pub struct Record {
     pub peer: String,
     /// [`Word::PathMtu`]; 0 if unknown.
     pub path_mtu_bytes: u64,
+    /// Number of the cause of the connection's present stall, and its length in seconds so far.
+    pub stall: Option<(u8, u64)>,
     /// The counters.
     pub counts: Counts,
 }
@@ -282,6 +287,12 @@ pub fn text_words<const WORDS: usize>(text: &str) -> [u64; WORDS] {
     words
 }
 
+/// Returns the word for a stall: the number of its cause (`flow::stall::Cause`) in the lowest byte,
+/// and above it the stall's length in seconds.
+pub fn stall_word(cause: u8, seconds: u64) -> u64 {
+    u64::from(cause) | seconds << 8
+}
+
 fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
     let at = HEADER_WORDS + index * RECORD_WORDS;
     let word = |word: Word| word_at(bytes, at + word as usize);
@@ -306,6 +317,7 @@ fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
         peer_rail: text(Word::PeerRail, RAIL_BYTES)?,
         peer: text(Word::Peer, PEER_BYTES)?,
         path_mtu_bytes: word(Word::PathMtu)?,
+        stall: Some(word(Word::Stall)?).filter(|stall| *stall != 0).map(|stall| (stall as u8, stall >> 8)),
         counts: Counts {
             bytes: word(Word::Bytes)?,
             writes: word(Word::Writes)?,

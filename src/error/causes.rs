@@ -379,6 +379,44 @@ pub enum TimedOut {
     NotStopped { rail: String, peer: String, limit: u64, rails: String },
     #[error("{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}")]
     NotAcknowledged { rail: String, peer: String, limit: u64, rails: String },
+    #[error("no progress with {peer} for {waited:.0?} (NCCL_SPARK_STALL_ABORT_S={limit}): {why}")]
+    Stalled { peer: String, waited: Duration, limit: u64, why: StallCause },
+}
+
+/// Cause of a stall, as the peer's answer shows it. Times are those since the last progress.
+#[derive(Debug, Clone, PartialEq, Eq, Cause)]
+pub enum StallCause {
+    #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
+    NoReceive { idle: Duration },
+    #[error("the peer's rank has posted no send for {idle:.0?}: its GPU or its program is late")]
+    NoSend { idle: Duration },
+    #[error(
+        "the peer's requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
+    )]
+    NotTested { idle: Duration },
+    #[error(
+        "the peer's receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
+    )]
+    HeldBack,
+    #[error("the peer has posted a receive, and its clear-to-send has not arrived here")]
+    NoGrantHere,
+    #[error("a receive is posted here, and its clear-to-send has not arrived at the peer")]
+    NoGrantThere,
+    #[error("all data of the peer was acknowledged, and some has not arrived here")]
+    NotArrived,
+    #[error("the peer has not acknowledged the data posted on {rails}")]
+    SendNotAcknowledged { rails: String },
+    #[error("the peer's data on {rails} is not acknowledged")]
+    ReceiveNotAcknowledged { rails: String },
+    #[error(
+        "the peer has not answered for {silent:.0?}: its process is stopped, or its host or the network is down{}",
+        unacknowledged_on(.unacknowledged)
+    )]
+    NoAnswer { silent: Duration, unacknowledged: String },
+}
+
+fn unacknowledged_on(rails: &str) -> String {
+    if rails.is_empty() { String::new() } else { format!("; data posted on {rails} is not acknowledged") }
 }
 
 /// Fault in this library.

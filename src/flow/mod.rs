@@ -10,7 +10,7 @@
 //!   speed), `paths` (promised speed).
 //! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
 //!   return), `control_link` (control messages in order over paths that lose and duplicate frames),
-//!   `redial` (when TCP is dialled again).
+//!   `redial` (when TCP is dialled again), `stall` (which side does not do its part).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_types)]
@@ -26,6 +26,7 @@ pub mod receives;
 pub mod recovery;
 pub mod redial;
 pub mod sends;
+pub mod stall;
 pub mod streams;
 pub mod striping;
 

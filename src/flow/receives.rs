@@ -1,5 +1,7 @@
 //! The receiver's side: granted receives, and the shares of each that have arrived.
 
+mod progress;
+
 use super::NotInFlight;
 use crate::wire::control::{OpenReceive, Received};
 use crate::wire::ids::{LaneId, Slot};
@@ -377,13 +379,6 @@ impl Receives {
     /// Records that the resend has completed, so the sender has the entry.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
-    }
-
-    /// Returns true if the caller waits for a receive that is not optional.
-    pub fn is_awaited(&self) -> bool {
-        let awaited =
-            |state: &SlotState| matches!(state, SlotState::Granted(g) if g.unfinished > 0 && g.claim == Claim::Pending);
-        self.slots.iter().any(awaited)
     }
 
     /// Number of the oldest receive that waits for bytes, and of the next one to be granted.

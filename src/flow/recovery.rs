@@ -32,7 +32,7 @@ pub use action::{Action, Answer, Failure, Frame, LogEntry};
 pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
-use crate::wire::control::{ControlFrame, ControlMessage, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, Progress, Received};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
@@ -222,6 +222,19 @@ impl Recovery {
         self.link.say(ControlMessage::Bye { delivered });
     }
 
+    /// Asks the peer for its progress. Sends nothing while many messages wait: the peer confirms
+    /// none, so it would not answer either.
+    pub fn ask_about_stall(&mut self, number: u32) {
+        if self.link.backlog() < CROWDED {
+            self.link.say(ControlMessage::StallQuery { number });
+        }
+    }
+
+    /// Answers [`Action::StallQuery`] with this side's progress.
+    pub fn reply_to_stall(&mut self, number: u32, idle_ms: u64, progress: Progress) {
+        self.link.say(ControlMessage::StallReply { number, idle_ms, progress });
+    }
+
     /// Reports a loss that the data path has found. The data path has already fenced the rail.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
         // In any other state the loss is already known.
@@ -376,6 +389,13 @@ impl Recovery {
         let lane = match &message {
             ControlMessage::Bye { delivered } => return self.peer_closed(*delivered),
             ControlMessage::AreYouThere => return,
+            ControlMessage::StallQuery { number } => {
+                return self.actions.push_back(Action::StallQuery(*number));
+            }
+            ControlMessage::StallReply { number, idle_ms, progress } => {
+                let (number, idle_ms, progress) = (*number, *idle_ms, *progress);
+                return self.actions.push_back(Action::StallReply { number, idle_ms, progress });
+            }
             ControlMessage::Fenced { lane, .. }
             | ControlMessage::Join { lane, .. }
             | ControlMessage::Joined { lane, .. }
@@ -432,7 +452,11 @@ impl Recovery {
         }
         match (message, self.role) {
             (ControlMessage::Join { .. } | ControlMessage::Live { .. }, Role::Sender)
-            | (ControlMessage::Joined { .. }, Role::Receiver) => Err("message invalid for this role".to_owned()),
+            | (ControlMessage::Joined { .. }, Role::Receiver)
+            | (ControlMessage::StallReply { progress: Progress::Sender { .. }, .. }, Role::Sender)
+            | (ControlMessage::StallReply { progress: Progress::Receiver { .. }, .. }, Role::Receiver) => {
+                Err("message invalid for this role".to_owned())
+            }
             (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
                 let (granted, open) = (received.granted, received.open.len());
                 Err(format!(

@@ -2,9 +2,9 @@
 
 use super::NotInFlight;
 use super::in_flight::{Bound, Hold};
-use super::next::{Head, Next, Peek};
+use super::next::{Head, Next, Peek, granted};
 use super::plan::Share;
-use crate::wire::control::Received;
+use crate::wire::control::{Progress, Received};
 use crate::wire::cts::{Epoch, Violation};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_LEADS};
@@ -439,6 +439,28 @@ impl Sends {
         });
         let next = self.next.sequence();
         (running.min().unwrap_or(next), next)
+    }
+
+    /// Returns the progress of all sends. `ring` has the peer's clear-to-sends.
+    pub fn progress(&self, ring: &[AtomicU64]) -> Progress {
+        let (mut running, mut lanes, mut untested) = (0, 0, 0);
+        for (request, shares) in self.requests.iter().zip(self.shares.iter()) {
+            match request {
+                Request::Free => continue,
+                Request::Done { .. } => {
+                    untested += 1;
+                    continue;
+                }
+                Request::Whole(whole) => lanes |= whole.lane.bit(),
+                Request::Cut(cut) => {
+                    let unfinished = shares.iter().enumerate().filter(|(number, _)| cut.unfinished >> number & 1 == 1);
+                    unfinished.for_each(|(_, share)| lanes |= share.lane.bit());
+                }
+            }
+            running += 1;
+        }
+        let begun = self.next.sequence();
+        Progress::Sender { begun, is_granted: granted(ring, begun, 0).is_some(), running, lanes, untested }
     }
 
     /// Returns true if a send runs.

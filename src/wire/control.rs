@@ -1,5 +1,5 @@
-//! Control messages between the two ends of a running connection: lost rails, returning rails, and
-//! the close.
+//! Control messages between the two ends of a running connection: lost rails, returning rails,
+//! stalls, and the close.
 //!
 //! A [`ControlFrame`] carries one [`ControlMessage`] with a number, and the peer confirms it. So a
 //! message may be sent on several paths in parallel (the bootstrap's TCP connection, and on every
@@ -83,6 +83,88 @@ pub enum ControlMessage {
         /// From a sender: 0.
         delivered: u64,
     },
+    /// Requests of this side make no progress. Asks for the peer's progress.
+    StallQuery {
+        /// Number of the question on this side.
+        number: u32,
+    },
+    /// Answers a STALL QUERY.
+    StallReply {
+        /// Number of the question.
+        number: u32,
+        /// Time in milliseconds since `progress` last changed, as far as this side has sampled it.
+        idle_ms: u64,
+        /// Progress of this side.
+        progress: Progress,
+    },
+}
+
+/// Progress of one side of a connection. Two equal values mean that nothing has moved in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Progress {
+    /// Progress of the side that sends.
+    Sender {
+        /// Number of receives, counted from the first, for which all sends have begun.
+        begun: u64,
+        /// True if the CTS entry of the next receive has arrived.
+        is_granted: bool,
+        /// Number of sends with shares that are not acknowledged.
+        running: u16,
+        /// Lanes of these shares, by [`LaneId::bit`].
+        lanes: u8,
+        /// Number of finished sends that the caller has not tested.
+        untested: u16,
+    },
+    /// Progress of the side that receives.
+    Receiver {
+        /// Number of receives granted so far.
+        granted: u64,
+        /// Number of receives, counted from the first, that have all their bytes.
+        delivered: u64,
+        /// Number of granted receives that wait for bytes.
+        open: u16,
+        /// Number of shares of these receives that have arrived.
+        arrived: u16,
+        /// Number of receives with all their bytes that the caller has not tested.
+        untested: u16,
+    },
+}
+
+impl Progress {
+    fn write(&self, w: &mut Writer) {
+        match *self {
+            Self::Sender { begun, is_granted, running, lanes, untested } => {
+                w.u8(1).u64(begun).u8(u8::from(is_granted)).u16(running).u8(lanes).u16(untested)
+            }
+            Self::Receiver { granted, delivered, open, arrived, untested } => {
+                w.u8(2).u64(granted).u64(delivered).u16(open).u16(arrived).u16(untested)
+            }
+        };
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match r.u8()? {
+            1 => Ok(Self::Sender {
+                begun: r.u64()?,
+                is_granted: match r.u8()? {
+                    0 => false,
+                    1 => true,
+                    value => return Err(Malformed::Value { what: "grant", value: u64::from(value) }),
+                },
+                running: r.u16()?,
+                lanes: r.u8()?,
+                untested: r.u16()?,
+            }),
+            2 => Ok(Self::Receiver {
+                granted: r.u64()?,
+                delivered: r.u64()?,
+                open: r.u16()?,
+                arrived: r.u16()?,
+                untested: r.u16()?,
+            }),
+            side => Err(Malformed::Value { what: "progress", value: u64::from(side) }),
+        }
+    }
 }
 
 /// A receiver's report of the data that it has.
@@ -156,6 +238,12 @@ impl ControlMessage {
             Self::AreYouThere => {
                 w.u8(7);
             }
+            Self::StallQuery { number } => {
+                w.u8(8).u32(*number);
+            }
+            Self::StallReply { number, idle_ms, progress } => {
+                progress.write(w.u8(9).u32(*number).u64(*idle_ms));
+            }
         }
         w.into_bytes()
     }
@@ -190,6 +278,8 @@ impl ControlMessage {
             5 => Self::Live { lane: lane(r)? },
             6 => Self::Bye { delivered: r.u64()? },
             7 => Self::AreYouThere,
+            8 => Self::StallQuery { number: r.u32()? },
+            9 => Self::StallReply { number: r.u32()?, idle_ms: r.u64()?, progress: Progress::read(r)? },
             kind => return Err(Malformed::Value { what: "message", value: u64::from(kind) }),
         };
         reader.end()?;
@@ -312,6 +402,23 @@ mod tests {
             ControlMessage::Live { lane: lane(2) },
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,
+            ControlMessage::StallQuery { number: u32::MAX },
+            ControlMessage::StallReply {
+                number: 1,
+                idle_ms: u64::MAX,
+                progress: Progress::Sender {
+                    begun: u64::MAX,
+                    is_granted: true,
+                    running: 256,
+                    lanes: 0xff,
+                    untested: 256,
+                },
+            },
+            ControlMessage::StallReply {
+                number: 2,
+                idle_ms: 0,
+                progress: Progress::Receiver { granted: 99, delivered: 67, open: 32, arrived: 2048, untested: 31 },
+            },
         ]
     }
 
@@ -367,7 +474,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mix_of_two_frames_has_not_arrived(which in 0..7usize, other in 0..7usize, mask: u64) {
+        fn a_mix_of_two_frames_has_not_arrived(which in 0..10usize, other in 0..10usize, mask: u64) {
             let frame = |number, which: usize| ControlFrame { number, heard: 1, asks: true, message: samples()[which].encode() };
             let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
             let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });

@@ -27,7 +27,7 @@ pub mod stream;
 
 /// Protocol version of everything in this module. Two ends with different versions refuse each
 /// other with a clear error.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 
 /// Maximum number of receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's
 /// `nccl_net.h`).

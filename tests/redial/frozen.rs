@@ -76,8 +76,6 @@ impl Frozen {
             peer: Arc::new(Peer::new("nobody".to_owned())),
             registrations: Arc::clone(&process.registrations),
             stall_warn: process.config.data_path.stall_warn,
-            log: Arc::clone(&process.log),
-            losses: Arc::clone(&process.losses),
             waker: host.setup().service.clone(),
         });
         let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };

@@ -106,16 +106,21 @@ pub struct Start {
 impl Fabric {
     /// Sets the fabric up, once in a process.
     pub fn new() -> Self {
-        Self::of(PROFILE)
+        Self::of(PROFILE, &[])
+    }
+
+    /// As `new`, with more settings for both hosts.
+    pub fn with_settings(more: &[(&str, &str)]) -> Self {
+        Self::of(PROFILE, more)
     }
 
     /// As `new`, with ports whose path MTU is 1024 bytes, so that packets above it exist.
     pub fn of_small_packets() -> Self {
         let with_mtu = |line: &str| line.to_owned() + if line.contains(" rail ") { " mtu=1024\n" } else { "\n" };
-        Self::of(&PROFILE.lines().map(with_mtu).collect::<String>())
+        Self::of(&PROFILE.lines().map(with_mtu).collect::<String>(), &[])
     }
 
-    fn of(text: &str) -> Self {
+    fn of(text: &str, more: &[(&str, &str)]) -> Self {
         super::threads::replace();
         let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -134,7 +139,7 @@ impl Fabric {
         let node = Node::enter(&settings).unwrap();
         // From here on there are no engine threads, and only this clock.
         node.memory.virtual_clock.store(1, Ordering::Release);
-        let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile));
+        let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile, more));
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
@@ -419,8 +424,6 @@ impl Fabric {
                 peer: Arc::new(Peer::new(format!("end {}", 1 - side))),
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
-                log: Arc::clone(&process.log),
-                losses: Arc::clone(&process.losses),
                 waker: self.hosts[side].setup().service.clone(),
             })
         });
@@ -458,7 +461,7 @@ impl Fabric {
     }
 }
 
-fn bring_up_host(dir: &Path, fabric: &str, profile: &str) -> Arc<Host> {
+fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)]) -> Arc<Host> {
     let exe = std::env::current_exe().unwrap();
     let library = exe.ancestors().nth(2).unwrap().join("softverbs-ibverbs");
     assert!(library.exists(), "{} is not built: cargo build (with --release for a release test)", library.display());
@@ -486,6 +489,7 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str) -> Arc<Host> {
         ("NCCL_SPARK_PROBE_TIMEOUT_MS", "100".to_owned()),
         ("NCCL_SPARK_LOSS_TIMEOUT_S", "3600".to_owned()),
     ];
-    let settings = settings.map(|(name, value)| (name.to_owned(), value));
+    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+    let settings: Vec<_> = settings.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect();
     bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
 }

@@ -8,7 +8,7 @@ use super::peer::PeerState;
 use super::rails::Rails;
 use super::status::{Doubt, Fenced, Loss, STRIKES};
 use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
-use crate::wire::control::Received;
+use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
@@ -23,6 +23,9 @@ pub trait DataPath: Send {
     /// Stops the queue pairs of a lost rail, takes in what has come, and closes the lane. Nothing
     /// goes by the lane from here on, even if its device does not stop yet.
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
+
+    /// Returns the progress of all requests, for the detection of stalls.
+    fn progress(&self) -> Progress;
 
     /// Returns the receives that a receiver has; empty for a sender.
     fn received(&self) -> Received;

@@ -1,4 +1,6 @@
-//! Detection of requests without progress. The clock is not read while requests make progress.
+//! Requests without progress: counts them, and ends those whose peer has left. The clock is not
+//! read while requests make progress. The service thread finds the cause of a stall
+//! (`comm::recovery::driver`).
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
@@ -111,8 +113,8 @@ pub struct Stalled {
 }
 
 impl Stalled {
-    /// Logs a request that has waited for `stall_warn`. Fails a request whose peer has closed or
-    /// vanished.
+    /// Logs a request that has waited for `stall_warn`, for TRACE. Fails a request whose peer has
+    /// closed or vanished.
     ///
     /// # Errors
     /// [`Error::PeerGone`], with which the caller ends the connection.
@@ -124,7 +126,8 @@ impl Stalled {
         let peer = || context.peer.name.clone();
         let gone = match context.peer.presence() {
             PeerState::Here if timer.should_warn(waited, context.stall_warn) => {
-                self.warn(context, waited, lanes);
+                let (what, count, peer, lanes) = (self.what, self.count, &context.peer.name, lanes_text(lanes));
+                tracing::debug!("{what} ({count}) with {peer} has made no progress for {waited:.0?}; {lanes}");
                 return Ok(());
             }
             PeerState::Here => return Ok(()),
@@ -139,27 +142,6 @@ impl Stalled {
             Direction::Receive => Waited::Receive { what, waited, pending: self.count },
         };
         Err(Box::new(PeerGone::OnLanes { gone: Box::new(gone), waited, lanes: lanes_text(lanes) }.into()))
-    }
-
-    fn warn(&self, context: &PathContext, waited: Duration, lanes: &[Lane]) {
-        let (peer, Self { what, count, .. }) = (&context.peer.name, self);
-        let is_first = context.is_first_stall(self.direction);
-        let devices: Vec<&str> = lanes.iter().map(|lane| lane.rail.info.device.as_str()).collect();
-        let lanes = lanes_text(lanes) + &context.losses.grown(&devices);
-        match (self.direction, is_first) {
-            (Direction::Send, true) => tracing::warn!(
-                "{what} to {peer} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck; {lanes}"
-            ),
-            (Direction::Receive, true) => tracing::warn!(
-                "{what} from {peer} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck; {lanes}"
-            ),
-            (Direction::Send, false) => {
-                tracing::debug!("{what} to {peer} has made no progress for {waited:.0?} ({count} bytes); {lanes}");
-            }
-            (Direction::Receive, false) => {
-                tracing::debug!("{what} from {peer} has made no progress for {waited:.0?}; {lanes}");
-            }
-        }
     }
 }
 

@@ -3,4 +3,5 @@
 pub mod losses;
 pub mod once;
 pub mod outages;
+pub mod stalls;
 pub mod tcp;

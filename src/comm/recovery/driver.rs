@@ -9,8 +9,10 @@
 
 mod first_rail;
 mod reconnect;
+mod stall;
 
 use super::attempt::ManagedRail;
+use super::stall::Stall;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::{broken, broken_protocol};
 use crate::comm::datapath::lane::Role;
@@ -77,6 +79,8 @@ pub struct Driver {
     outages: ConnectionOutages,
     /// Membership in the log lines about lost TCP.
     tcp: tcp::ConnectionTcpOutages,
+    /// Detection of requests without progress.
+    stall: Stall,
     /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
     is_owing: bool,
     /// Number of warnings so far that the connection has no rail yet.
@@ -110,6 +114,7 @@ impl Driver {
             rails[lane.index()].outages.lost(now);
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
+        let stall = Stall::new(&process, &context.peer.name);
         let (origin, is_owing, warnings, asked_at) = Default::default();
         Self {
             process,
@@ -123,6 +128,7 @@ impl Driver {
             origin,
             outages,
             tcp,
+            stall,
             is_owing,
             warnings,
             asked_at,
@@ -167,6 +173,7 @@ impl Driver {
 
     /// Takes in what has arrived, and sends BYE.
     pub fn close(&mut self) {
+        self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
             if !self.take_losses(Instant::now()) {
@@ -269,6 +276,7 @@ impl Driver {
         }
         let at = self.clock(now);
         self.look_at_devices(at);
+        self.watch_progress(is_unused, at, now);
         self.act(now);
         self.fence_what_was_cut_off(at);
         self.look_at_attempts(now, at);
@@ -399,6 +407,10 @@ impl Driver {
                     self.context.peer.vanished();
                 }
                 Action::Fail(failure) => self.fail(&failure),
+                Action::StallQuery(number) => self.reply_to_stall(number, at),
+                Action::StallReply { number, idle_ms, progress } => {
+                    self.hear_stall_reply(number, idle_ms, &progress, at);
+                }
                 Action::Changed(changed) => self.changed(*changed, now),
                 Action::Log(entry) => self.log(&entry),
             }

@@ -3,7 +3,7 @@
 //!
 //! - `service`: the thread that watches over all connections.
 //! - `driver`: executes the decisions for one connection; `attempt`: state of a rail that is being
-//!   reconnected.
+//!   reconnected; `stall`: state of its stall detection.
 //! - `devices`: events of this host's devices, and queries to them.
 //! - `tcp`: the TCP connection of one connection; `redial`: the listener where peers dial again.
 
@@ -12,4 +12,5 @@ pub mod devices;
 pub mod driver;
 pub mod redial;
 pub mod service;
+pub mod stall;
 pub mod tcp;

@@ -166,8 +166,6 @@ pub fn finish<P: Shareable + 'static>(
         peer: Arc::new(Peer::new(peer)),
         registrations: Arc::clone(&process.registrations),
         stall_warn: process.config.data_path.stall_warn,
-        log: Arc::clone(&process.log),
-        losses: Arc::clone(&process.losses),
         waker: setup.service.clone(),
     });
     let bound = process.bound.clone();

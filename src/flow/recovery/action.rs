@@ -1,7 +1,7 @@
 //! Actions that recovery requests from its caller, and the data in them.
 
 use super::Changed;
-use crate::wire::control::{ControlFrame, ControlMessage, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
@@ -50,6 +50,13 @@ pub enum Action {
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
+    /// The peer asks for this side's progress. Answer with
+    /// [`reply_to_stall`](super::Recovery::reply_to_stall).
+    StallQuery(u32),
+    /// The peer has answered question `number` with its progress, which has not changed for
+    /// `idle_ms`.
+    #[allow(missing_docs)]
+    StallReply { number: u32, idle_ms: u64, progress: Progress },
     /// Count and log the change of a rail's state.
     Changed(Box<Changed>),
     /// Write a log entry.

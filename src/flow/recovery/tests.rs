@@ -426,12 +426,34 @@ fn what_the_peer_must_not_say_fails_the_connection() {
         (Role::Sender, ControlMessage::Live { lane: lane(0) }),
         (Role::Receiver, joined(0, 1)),
         (Role::Sender, ControlMessage::Bye { delivered: 1 }),
+        (Role::Sender, ControlMessage::StallReply { number: 0, idle_ms: 0, progress: SENDS }),
+        (Role::Receiver, ControlMessage::StallReply { number: 0, idle_ms: 0, progress: RECEIVES }),
         (Role::Sender, ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } }),
     ] {
         let mut end = End::new(role);
         end.hears(&message, SECOND);
         assert!(matches!(end.actions()[..], [Action::Fail(Failure::Protocol(_))]), "{message:?}");
     }
+}
+
+const SENDS: Progress = Progress::Sender { begun: 1, is_granted: false, running: 0, lanes: 0, untested: 0 };
+const RECEIVES: Progress = Progress::Receiver { granted: 1, delivered: 0, open: 1, arrived: 0, untested: 0 };
+
+#[test]
+fn a_question_about_a_stall_gets_its_answer() {
+    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    end.recovery.ask_about_stall(7);
+    assert_eq!(end.says(now), Some(ControlMessage::StallQuery { number: 7 }));
+    let reply = |number, idle_ms, progress| ControlMessage::StallReply { number, idle_ms, progress };
+    end.hears(&reply(7, 5, RECEIVES), now);
+    assert_eq!(end.actions(), [Action::StallReply { number: 7, idle_ms: 5, progress: RECEIVES }]);
+    end.hears(&ControlMessage::StallQuery { number: 3 }, now);
+    assert_eq!(end.actions(), [Action::StallQuery(3)]);
+    end.recovery.reply_to_stall(3, 4, SENDS);
+    assert_eq!(end.says(now), Some(reply(3, 4, SENDS)));
+    // A peer that confirms nothing is not asked without end.
+    (0..1000).for_each(|number| end.recovery.ask_about_stall(number));
+    assert!(end.recovery.link.backlog() <= CROWDED);
 }
 
 #[test]

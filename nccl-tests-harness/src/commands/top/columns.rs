@@ -16,7 +16,7 @@ pub struct Column {
 }
 
 /// All figures from left to right.
-pub const ALL: [Column; 11] = [
+pub const ALL: [Column; 12] = [
     Column { name: "out Gb/s", width: 8, place: 0, text: |row| gigabits(row.sent.bytes_per_s) },
     Column { name: "in Gb/s", width: 8, place: 1, text: |row| gigabits(row.received.bytes_per_s) },
     Column { name: "share %", width: 7, place: 3, text: |row| row.share_percent.map_or_else(none, tenths) },
@@ -28,6 +28,7 @@ pub const ALL: [Column; 11] = [
     Column { name: "lost s", width: 7, place: 9, text: |row| tenths(row.lost_s) },
     Column { name: "stalls", width: 6, place: 6, text: |row| row.stalls.map_or_else(String::new, |it| it.to_string()) },
     Column { name: "stalled s", width: 9, place: 10, text: |row| row.stalled_s.map_or_else(String::new, tenths) },
+    Column { name: "stuck", width: 16, place: 11, text: |row| row.stall_cause.unwrap_or_default().to_owned() },
 ];
 
 impl Column {
@@ -75,6 +76,7 @@ mod tests {
     use crate::commands::top::rows::of_job;
     use crate::commands::top::rows::tests::{flow, job};
     use nccl_net_spark::counters::layout::{Counts, Direction};
+    use nccl_net_spark::flow::stall::Cause;
 
     #[test]
     fn figures_have_their_units() {
@@ -87,10 +89,14 @@ mod tests {
             stalled_ns: 9_000_000_000,
             ..flow.side.total
         };
+        flow.side.stall = Some(Cause::NotAcknowledged);
         let rows = of_job(&job(1, vec![flow]), false);
         let texts = |row: &Row| ALL.map(|column| column.text(row));
-        assert_eq!(texts(&rows[0]), ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0"]);
-        assert_eq!(texts(&rows[1])[9..], ["", ""]);
+        assert_eq!(
+            texts(&rows[0]),
+            ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0", "not-acknowledged"]
+        );
+        assert_eq!(texts(&rows[1])[9..], ["", "", ""]);
     }
 
     #[test]

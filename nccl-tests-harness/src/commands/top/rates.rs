@@ -8,6 +8,7 @@
 use super::look::{self, FileId, Look, PassedOver};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
 use nccl_net_spark::counters::nic::{self, PortCounters};
+use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -45,6 +46,9 @@ pub struct Side {
     pub connections: usize,
     /// Open connections that the rail carries for.
     pub carrying: usize,
+    /// The greatest cause of the connections' present stalls.
+    #[serde(skip)]
+    pub stall: Option<Cause>,
 }
 
 impl Side {
@@ -58,6 +62,7 @@ impl Side {
         self.bits_per_s = self.bits_per_s.max(other.bits_per_s);
         self.connections += other.connections;
         self.carrying += other.carrying;
+        self.stall = self.stall.max(other.stall);
     }
 }
 
@@ -165,6 +170,10 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
             bits_per_s: record.bits_per_s,
             connections: usize::from(record.state != State::Closed),
             carrying: usize::from(record.state == State::Carries),
+            stall: record
+                .stall
+                .filter(|_| record.state != State::Closed)
+                .and_then(|(cause, _)| Cause::of_number(cause.into())),
             ..Side::default()
         });
     }

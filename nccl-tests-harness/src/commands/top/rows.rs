@@ -3,6 +3,7 @@
 
 use super::rates::{self, Flow, Job, Picture, Side};
 use nccl_net_spark::counters::layout::Direction;
+use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -50,6 +51,8 @@ pub struct Row {
     /// `None` for a rail: a connection stalls, not one of its rails.
     pub stalls: Option<u64>,
     pub stalled_s: Option<f64>,
+    /// Cause of the present stall of the row's connections, as their peers answer.
+    pub stall_cause: Option<&'static str>,
     pub condition: Condition,
 }
 
@@ -106,6 +109,7 @@ impl Row {
         (self.losses, self.recoveries, self.lost_s) = (total.losses, total.recoveries, seconds(total.lost_ns));
         if self.rail.is_none() {
             (self.stalls, self.stalled_s) = (Some(total.stalls), Some(seconds(total.stalled_ns)));
+            self.stall_cause = self.sent.stall.max(self.received.stall).map(Cause::name);
         }
     }
 }

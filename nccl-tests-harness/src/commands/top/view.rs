@@ -17,7 +17,7 @@ const LEAST_NAME: usize = 11;
 const MOST_NAME: usize = 44;
 /// The figures that may cut the names of rails. Others are left out where they would.
 const FIRST_FIGURES: usize = 2;
-const HELP: [&str; 14] = [
+const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C  end",
     "p               pause, go on",
     "s               order by pid, rate, rank",
@@ -31,6 +31,7 @@ const HELP: [&str; 14] = [
     "carry    connections that the rail carries",
     "mean     post to confirmation, this interval",
     "losses, returns, stalls  since the start",
+    "stuck    why connections wait now",
     "docs/guide/monitoring.md says more",
 ];
 

@@ -11,7 +11,7 @@ use crate::comm::datapath::status::Fenced;
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Network, Result, Usage};
 use crate::flow::receives::Grant;
-use crate::wire::control::Received;
+use crate::wire::control::{Progress, Received};
 use crate::wire::cts::{Entry, Epoch, Terms};
 use crate::wire::ids::LaneId;
 use std::sync::atomic::Ordering;
@@ -165,6 +165,10 @@ impl DataPath for RecvPath {
         }
         self.rails.close_lane(lane);
         Fenced::Now
+    }
+
+    fn progress(&self) -> Progress {
+        self.receives.progress()
     }
 
     fn received(&self) -> Received {

@@ -13,7 +13,7 @@ use crate::error::{Result, Usage};
 use crate::flow::next;
 use crate::flow::sends::{Route, Stranded};
 use crate::wire::MAX_RAILS;
-use crate::wire::control::Received;
+use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
@@ -80,6 +80,10 @@ impl DataPath for SendPath {
         }
         self.rails.close_lane(lane);
         Fenced::Now
+    }
+
+    fn progress(&self) -> Progress {
+        self.sends.progress(self.ring.words())
     }
 
     fn received(&self) -> Received {

@@ -15,6 +15,7 @@ fn record(index: usize, bytes: u64) -> Record {
         peer_rail: "there".to_owned(),
         peer: "b".to_owned(),
         path_mtu_bytes: 4096,
+        stall: None,
         counts: Counts { bytes, writes: bytes / 10, timed_writes: 2, timed_ns: bytes, ..Counts::default() },
     }
 }

@@ -76,6 +76,8 @@ impl World {
                 self.closing[side].peer_is_away = true;
                 self.end_path(side);
             }
+            // No side asks: a question changes no rail.
+            Action::StallQuery(_) | Action::StallReply { .. } => {}
             Action::Changed(_) | Action::Log(_) => {}
         }
         Ok(())

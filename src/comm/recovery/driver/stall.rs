@@ -1,0 +1,107 @@
+//! Requests without progress: samples the data path, asks the peer, and reports the cause to the
+//! log, to the counters and, with `NCCL_SPARK_STALL_ABORT_S`, to the caller.
+//! [`crate::flow::stall`] decides.
+
+use super::Driver;
+use crate::comm::datapath::lane::Role;
+use crate::counters::layout::stall_word;
+use crate::error::{StallCause, TimedOut};
+use crate::flow::stall::{Cause, Verdict};
+use crate::wire::control::Progress;
+use crate::wire::ids::LaneId;
+use std::time::{Duration, Instant};
+
+/// Interval between samples of a data path, in nanoseconds. Each borrows the data path for a
+/// moment. A limit of one second is noticed within half a second.
+const SAMPLE: u64 = 500_000_000;
+
+impl Driver {
+    /// Ends the detection: the caller has closed the connection.
+    pub(super) fn stop_stall_watch(&mut self) {
+        self.stall.is_closed = true;
+        self.show_no_stall();
+    }
+
+    /// Does one round. `is_unused` is false if the caller has used the data path since the last
+    /// round.
+    pub(super) fn watch_progress(&mut self, is_unused: bool, at: u64, now: Instant) {
+        if !is_unused {
+            self.stall.watch.called(at);
+        }
+        // Until the first rail carries, there are other messages.
+        if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.has_carried() {
+            self.show_no_stall();
+        } else if at >= self.stall.next_sample {
+            self.sample(at);
+            self.show_stall(at, now);
+        }
+    }
+
+    /// Answers the peer's question.
+    pub(super) fn reply_to_stall(&mut self, number: u32, at: u64) {
+        if let Some(progress) = self.sample(at) {
+            self.recovery.reply_to_stall(number, self.stall.watch.idle(at) / 1_000_000, progress);
+        }
+    }
+
+    /// Handles the peer's answer.
+    pub(super) fn hear_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
+        self.sample(at);
+        self.stall.watch.answered(number, idle_ms, progress, at);
+    }
+
+    /// Samples the data path, and asks the peer if that is due. Returns `None` after a panic in the
+    /// data path.
+    fn sample(&mut self, at: u64) -> Option<Progress> {
+        self.stall.next_sample = at + SAMPLE;
+        let progress = self.path.borrow()?.progress();
+        if let Some(number) = self.stall.watch.sample(progress, at) {
+            self.recovery.ask_about_stall(number);
+        }
+        Some(progress)
+    }
+
+    fn show_no_stall(&mut self) {
+        self.stall.log.ended();
+        self.show_in_counters(0);
+    }
+
+    fn show_stall(&mut self, at: u64, now: Instant) {
+        let Some(verdict) = self.stall.watch.verdict().copied() else { return self.show_no_stall() };
+        let (waited, why) = (Duration::from_nanos(self.stall.watch.waited(at)), self.stall_cause(&verdict, at));
+        self.show_in_counters(stall_word(verdict.cause as u8, waited.as_secs()));
+        if let Some(limit) = self.process.config.stall_abort.filter(|_| self.stall.watch.must_abort(at)) {
+            let peer = self.context.peer.name.clone();
+            return self.give_up(TimedOut::Stalled { peer, waited, limit, why }.into());
+        }
+        let since = now.checked_sub(waited).unwrap_or(now);
+        self.stall.log.stalled(verdict.cause, why, since, now);
+    }
+
+    fn show_in_counters(&self, word: u64) {
+        if let Some(first) = self.rails.first() {
+            first.outages.stalled(word);
+        }
+    }
+
+    fn stall_cause(&self, Verdict { cause, lanes, since }: &Verdict, at: u64) -> StallCause {
+        let rail = |lane: LaneId| {
+            let managed = &self.rails[lane.index()];
+            format!("{} (peer rail {})", managed.rail.name(), managed.peer_rail)
+        };
+        let rails = || self.lanes().filter(|lane| lanes & lane.bit() != 0).map(rail).collect::<Vec<_>>().join(", ");
+        let idle = Duration::from_nanos(at.saturating_sub(*since));
+        match (cause, self.role) {
+            (Cause::NotPosted, Role::Sender) => StallCause::NoReceive { idle },
+            (Cause::NotPosted, Role::Receiver) => StallCause::NoSend { idle },
+            (Cause::NotTested, _) => StallCause::NotTested { idle },
+            (Cause::HeldBack, _) => StallCause::HeldBack,
+            (Cause::NotGranted, Role::Sender) => StallCause::NoGrantHere,
+            (Cause::NotGranted, Role::Receiver) => StallCause::NoGrantThere,
+            (Cause::NotArrived, _) => StallCause::NotArrived,
+            (Cause::NotAcknowledged, Role::Sender) => StallCause::SendNotAcknowledged { rails: rails() },
+            (Cause::NotAcknowledged, Role::Receiver) => StallCause::ReceiveNotAcknowledged { rails: rails() },
+            (Cause::NoAnswer, _) => StallCause::NoAnswer { silent: idle, unacknowledged: rails() },
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! State of the stall detection of one connection.
+
+use crate::comm::log::stalls::ConnectionStall;
+use crate::comm::process::Process;
+use crate::counters::nanos;
+use crate::flow::stall::{StallLimits, StallWatch};
+use std::time::Duration;
+
+/// State of the stall detection of one connection. The driver uses it (`driver::stall`).
+pub struct Stall {
+    /// The decisions.
+    pub watch: StallWatch,
+    /// Membership in the log lines about stalls.
+    pub log: ConnectionStall,
+    /// Time of the next sample, on recovery's clock.
+    pub next_sample: u64,
+    /// True once this side has closed the connection.
+    pub is_closed: bool,
+}
+
+impl Stall {
+    /// Returns the state of a new connection.
+    pub fn new(process: &Process, peer: &str) -> Self {
+        let (warn, abort) = (process.config.stall_warn, process.config.stall_abort.map(Duration::from_secs));
+        let limits = StallLimits { warn: nanos(warn), abort: abort.map(nanos) };
+        let log = ConnectionStall::new(&process.stalls, peer);
+        Self { watch: StallWatch::new(limits), log, next_sample: 0, is_closed: false }
+    }
+}

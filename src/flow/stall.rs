@@ -1,0 +1,251 @@
+//! The cause of a stall: which side does not do its part, from the progress of both sides.
+//!
+//! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
+//! wait and nothing moves for the limit, this side asks the peer for its progress. The [`Cause`]
+//! follows from both ([`StallWatch::answered`]), or from a missing answer. This side asks again
+//! while the stall lasts.
+//!
+//! A connection without requests never stalls. A send that is not granted yet has no request; it
+//! waits as long as the caller repeats it.
+//!
+//! All times are nanoseconds of recovery's clock.
+
+use crate::wire::control::Progress;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Time for the peer to answer. Service threads answer within milliseconds, and the bootstrap's TCP
+/// needs a few seconds if packets are lost.
+const ANSWER: u64 = 5 * SECOND;
+/// Pause between a verdict and the next question.
+const PAUSE: u64 = 5 * SECOND;
+/// Time without a call after which the caller no longer repeats a send.
+const CALLS: u64 = 2 * SECOND;
+/// Number of verdicts in a row with the same cause that end a connection.
+const AGREED: u32 = 2;
+
+/// Cause of a stall. Greater causes say more: one line about several connections names the
+/// greatest. The numbers are in the counters' memory file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Cause {
+    /// The peer's caller has not posted the receive, or the send.
+    NotPosted = 1,
+    /// The peer's requests are done, and its caller has not tested them.
+    NotTested = 2,
+    /// The receive is granted, and this side's send waits here: for another tag, for a rail, or for
+    /// the bound on bytes in flight.
+    HeldBack = 3,
+    /// A receive is posted, and its CTS entry has not arrived.
+    NotGranted = 4,
+    /// All data was acknowledged, and some has not arrived.
+    NotArrived = 5,
+    /// Data was posted and is not acknowledged.
+    NotAcknowledged = 6,
+    /// The peer does not answer.
+    NoAnswer = 7,
+}
+
+impl Cause {
+    /// All causes.
+    pub const ALL: [Self; 7] = [
+        Self::NotPosted,
+        Self::NotTested,
+        Self::HeldBack,
+        Self::NotGranted,
+        Self::NotArrived,
+        Self::NotAcknowledged,
+        Self::NoAnswer,
+    ];
+
+    /// Returns the cause with this number.
+    pub fn of_number(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| *cause as u64 == number)
+    }
+
+    /// Returns the cause in a word or two.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotPosted => "not-posted",
+            Self::NotTested => "not-tested",
+            Self::HeldBack => "held-back",
+            Self::NotGranted => "not-granted",
+            Self::NotArrived => "not-arrived",
+            Self::NotAcknowledged => "not-acknowledged",
+            Self::NoAnswer => "no-answer",
+        }
+    }
+}
+
+/// Result of one question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// The cause.
+    pub cause: Cause,
+    /// Lanes with data that is not acknowledged, by [`crate::wire::ids::LaneId::bit`].
+    pub lanes: u8,
+    /// Time of the peer's last progress, or of the question that it does not answer.
+    pub since: u64,
+}
+
+/// Time limits, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct StallLimits {
+    /// Time without progress until the peer is asked.
+    pub warn: u64,
+    /// Time without progress until the connection ends, if it does.
+    pub abort: Option<u64>,
+}
+
+/// Stall detection of one side of a connection.
+#[derive(Debug)]
+pub struct StallWatch {
+    limits: StallLimits,
+    progress: Option<Progress>,
+    moved_at: u64,
+    /// Time of the caller's last call.
+    called_at: u64,
+    /// Time since when the caller has repeated a send that is not granted.
+    repeated_since: Option<u64>,
+    /// Number of the last question.
+    number: u32,
+    /// Time of the question that is not answered yet, and the verdicts made meanwhile.
+    asked: Option<(u64, u64)>,
+    next_question: u64,
+    verdict: Option<Verdict>,
+    /// Number of verdicts in a row with the same cause.
+    agreed: u32,
+}
+
+impl StallWatch {
+    /// Returns a watch of a new connection.
+    pub fn new(limits: StallLimits) -> Self {
+        let (moved_at, called_at, number, next_question, agreed) = Default::default();
+        let (progress, repeated_since, asked, verdict) = Default::default();
+        Self { limits, progress, moved_at, called_at, repeated_since, number, asked, next_question, verdict, agreed }
+    }
+
+    /// Reports that the caller has used the data path since the last report.
+    pub fn called(&mut self, now: u64) {
+        self.called_at = now;
+    }
+
+    /// Reports the progress of this side. Returns the number of the question to send to the peer,
+    /// if one is due.
+    pub fn sample(&mut self, progress: Progress, now: u64) -> Option<u32> {
+        if self.progress != Some(progress) {
+            (self.progress, self.moved_at) = (Some(progress), now);
+            (self.asked, self.verdict, self.agreed, self.next_question) = (None, None, 0, 0);
+        }
+        let repeats = matches!(progress, Progress::Sender { running: 0, untested: 0, .. })
+            && self.called_at > 0
+            && now.saturating_sub(self.called_at) < CALLS;
+        self.repeated_since = repeats.then(|| self.repeated_since.unwrap_or(now));
+        let limit = self.limits.abort.map_or(self.limits.warn, |abort| abort.min(self.limits.warn));
+        if self.waited(now) < limit {
+            return None;
+        }
+        match self.asked {
+            None if now >= self.next_question => {
+                self.number = self.number.wrapping_add(1);
+                self.asked = Some((now, 0));
+                return Some(self.number);
+            }
+            Some((asked, silences)) if now.saturating_sub(asked) >= ANSWER * (silences + 1) => {
+                self.asked = Some((asked, silences + 1));
+                self.conclude(Verdict { cause: Cause::NoAnswer, lanes: lanes(&progress), since: asked });
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Reports the peer's answer, which is ignored if this side has moved since the question.
+    pub fn answered(&mut self, number: u32, idle_ms: u64, peer: &Progress, now: u64) {
+        let Some(own) = self.progress.filter(|_| self.asked.is_some() && number == self.number) else { return };
+        (self.asked, self.next_question) = (None, now + PAUSE);
+        match judge(&own, peer) {
+            Some((cause, lanes)) => {
+                let since = now.saturating_sub(idle_ms.saturating_mul(1_000_000));
+                self.conclude(Verdict { cause, lanes, since });
+            }
+            None => (self.verdict, self.agreed) = (None, 0),
+        }
+    }
+
+    /// Returns the last verdict about the present stall.
+    pub fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref()
+    }
+
+    /// Returns the time that requests have waited without progress; 0 if none waits.
+    pub fn waited(&self, now: u64) -> u64 {
+        match (&self.progress, self.repeated_since) {
+            (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
+                now.saturating_sub(self.moved_at)
+            }
+            // The caller waited until its last call at least.
+            (_, Some(since)) => self.called_at.saturating_sub(since.max(self.moved_at)),
+            _ => 0,
+        }
+    }
+
+    /// Returns the time since this side's last progress.
+    pub fn idle(&self, now: u64) -> u64 {
+        now.saturating_sub(self.moved_at)
+    }
+
+    /// Returns true if the stall ends the connection: the limit has passed, and the last verdicts
+    /// agree.
+    pub fn must_abort(&self, now: u64) -> bool {
+        self.agreed >= AGREED && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
+    }
+
+    fn conclude(&mut self, verdict: Verdict) {
+        let agrees = self.verdict.is_some_and(|before| before.cause == verdict.cause);
+        self.agreed = if agrees { self.agreed + 1 } else { 1 };
+        self.verdict = Some(verdict);
+    }
+}
+
+/// Returns the cause of a stall and the lanes with unacknowledged data. `None` if the peer's answer
+/// is older than this side's progress.
+fn judge(own: &Progress, peer: &Progress) -> Option<(Cause, u8)> {
+    let cause = match (*own, *peer) {
+        (Progress::Sender { running: 1.., .. }, _) => Cause::NotAcknowledged,
+        (Progress::Sender { is_granted: true, .. }, _) => Cause::HeldBack,
+        (Progress::Sender { begun, .. }, Progress::Receiver { granted, untested, .. }) => match granted {
+            _ if granted > begun => Cause::NotGranted,
+            _ if granted < begun => return None,
+            _ if untested > 0 => Cause::NotTested,
+            _ => Cause::NotPosted,
+        },
+        (Progress::Receiver { delivered, .. }, Progress::Sender { begun, is_granted, running, untested, .. }) => {
+            match () {
+                () if begun < delivered => return None,
+                () if begun > delivered && running > 0 => Cause::NotAcknowledged,
+                () if begun > delivered => Cause::NotArrived,
+                () if !is_granted => Cause::NotGranted,
+                () if running > 0 => Cause::NotAcknowledged,
+                () if untested > 0 => Cause::NotTested,
+                () => Cause::NotPosted,
+            }
+        }
+        // Recovery refuses an answer that is not of the other role.
+        (Progress::Sender { .. }, Progress::Sender { .. }) | (Progress::Receiver { .. }, Progress::Receiver { .. }) => {
+            return None;
+        }
+    };
+    let lanes = if cause == Cause::NotAcknowledged { lanes(own) | lanes(peer) } else { 0 };
+    Some((cause, lanes))
+}
+
+fn lanes(progress: &Progress) -> u8 {
+    match progress {
+        Progress::Sender { lanes, .. } => *lanes,
+        Progress::Receiver { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

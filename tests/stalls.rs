@@ -1,0 +1,263 @@
+//! Requests without progress, in virtual time: both sides name the cause, in one line for each
+//! peer. `NCCL_SPARK_STALL_ABORT_S` ends the connection. A job that posts nothing gets no line.
+
+#![allow(unsafe_code)]
+
+mod common;
+mod sim;
+
+use common::heard::Heard;
+use nccl_net_spark::comm::RecvPart;
+use nccl_net_spark::error::{Quick, StallCause, TimedOut};
+use nccl_net_spark::wire::control::ControlFrame;
+use sim::fabric::{Fabric, Pair, Start};
+use std::sync::atomic::Ordering;
+
+const BYTES: usize = 64;
+/// Time of a round of the drivers.
+const ROUND_NS: u64 = 50_000_000;
+
+struct Bed {
+    fabric: Fabric,
+    heard: Heard,
+    pairs: Vec<Pair>,
+    /// True while the receivers' service thread does not run.
+    is_stopped: bool,
+}
+
+/// Lines about stalls, each with the time in seconds at which it came.
+type Lines = Vec<(u64, String)>;
+
+// One test only: a process has one fabric and one virtual clock.
+#[test]
+fn the_warning_says_who_is_stuck() {
+    // The longest scenario without an end by this limit takes 80 s.
+    let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
+    let mut bed = Bed { fabric, heard: Heard::default(), pairs: Vec::new(), is_stopped: false };
+    bed.nothing_posted();
+    bed.no_receive_posted();
+    bed.no_send_posted();
+    bed.one_line_for_many_connections();
+    bed.lost_grant();
+    bed.receiver_does_not_test();
+    bed.sender_does_not_test();
+    bed.other_tag();
+    bed.no_answer();
+    bed.lost_data();
+    bed.aborts();
+}
+
+impl Bed {
+    fn connect(&mut self, rails: &[usize], count: usize) {
+        self.is_stopped = false;
+        self.pairs = (0..count).map(|_| self.fabric.connect_over(rails, 1, Start::default())).collect();
+    }
+
+    /// Lets this time pass. `caller` acts in each round. Returns the lines about stalls.
+    fn pass(&mut self, seconds: u64, mut caller: impl FnMut(&Self)) -> Lines {
+        let (heard, begun) = (self.heard.clone(), self.fabric.now_ns());
+        let mut lines = Vec::new();
+        while self.fabric.now_ns() - begun < seconds * 1_000_000_000 {
+            heard.by(|| {
+                caller(self);
+                self.round();
+            });
+            let at = (self.fabric.now_ns() - begun) / 1_000_000_000;
+            let said = heard.take().into_iter().map(|(_, line)| line);
+            lines.extend(said.filter(|line| line.starts_with("no progress with ")).map(|line| (at, line)));
+        }
+        lines
+    }
+
+    fn round(&mut self) {
+        (0..10).for_each(|_| self.fabric.pass(ROUND_NS / 10));
+        let now = self.fabric.now();
+        for pair in &mut self.pairs {
+            let mut frames = [Vec::<ControlFrame>::new(), Vec::new()];
+            for (side, driver) in pair.drivers.iter_mut().enumerate().filter(|(side, _)| *side == 0 || !self.is_stopped)
+            {
+                driver.poll(now, false, &mut |frame| {
+                    frames[1 - side].push(frame);
+                    true
+                });
+            }
+            for ((side, driver), frames) in pair.drivers.iter_mut().enumerate().zip(frames) {
+                if side == 0 || !self.is_stopped {
+                    frames.iter().for_each(|frame| driver.hear(frame, now));
+                }
+            }
+        }
+        self.fabric.hosts.iter().for_each(|host| host.process().tick(now));
+    }
+
+    fn isend(&self, pair: usize, tag: i32) -> Quick<Option<u16>> {
+        let Pair { send, contexts, .. } = &self.pairs[pair];
+        send.enter().unwrap().isend(&contexts[0], self.fabric.from.as_ptr() as u64, BYTES, tag, &self.fabric.out)
+    }
+
+    fn is_sent(&self, request: u16) -> bool {
+        let Pair { send, contexts, .. } = &self.pairs[0];
+        send.enter().unwrap().test(&contexts[0], request).unwrap().is_some()
+    }
+
+    fn irecv(&self) -> u16 {
+        let Pair { recv, contexts, .. } = &self.pairs[0];
+        let part = RecvPart { addr: self.fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &self.fabric.into };
+        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap().expect("room")
+    }
+
+    fn is_received(&self, request: u16) -> bool {
+        let Pair { recv, contexts, .. } = &self.pairs[0];
+        recv.enter().unwrap().test(&contexts[1], request, |_, _| {}).unwrap()
+    }
+
+    /// Posts a receive and a send. Returns their requests after a second, when the data has
+    /// arrived and both service threads have seen that.
+    fn exchange(&mut self) -> (u16, u16) {
+        let receive = self.irecv();
+        assert_eq!(self.pass(1, |_| ()), []);
+        let send = self.isend(0, 0).unwrap().expect("a grant");
+        assert_eq!(self.pass(1, |_| ()), []);
+        (send, receive)
+    }
+
+    /// Repeats a send without a grant for 80 s, and returns the lines.
+    fn repeat_send(&mut self) -> Lines {
+        self.pass(80, |bed| assert_eq!(bed.isend(0, 0).unwrap(), None))
+    }
+
+    fn nothing_posted(&mut self) {
+        self.connect(&[0, 1], 1);
+        for _ in 0..6 {
+            let (send, receive) = self.exchange();
+            // The service threads have taken in what has come: the caller need not be there.
+            assert_eq!(self.pass(300, |_| ()), [], "a caller that sleeps, and no request that waits");
+            assert!(self.is_sent(send) && self.is_received(receive));
+            assert_eq!(self.pass(300, |_| ()), [], "a caller that computes");
+        }
+    }
+
+    fn no_receive_posted(&mut self) {
+        self.connect(&[0, 1], 1);
+        let (send, receive) = self.exchange();
+        assert!(self.is_sent(send) && self.is_received(receive));
+        assert_eq!(self.pass(30, |_| ()), []);
+        let lines = self.repeat_send();
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 9", "GPU or its program is late");
+    }
+
+    fn no_send_posted(&mut self) {
+        self.connect(&[0, 1], 1);
+        let receive = self.irecv();
+        let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
+        is_one(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
+    }
+
+    fn one_line_for_many_connections(&mut self) {
+        self.connect(&[0, 1], 3);
+        let lines = self.pass(80, |bed| (0..3).for_each(|pair| assert_eq!(bed.isend(pair, 0).unwrap(), None)));
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        assert!(lines[0].1.contains(" on 3 connections: "), "{lines:?}");
+    }
+
+    fn lost_grant(&mut self) {
+        self.connect(&[0, 1], 1);
+        let receive = self.irecv();
+        assert_eq!(self.pass(1, |_| ()), []);
+        let ring = self.pairs[0].mailboxes[0].words();
+        assert_ne!(ring[0].swap(0, Ordering::Relaxed), 0, "the entry that gets lost");
+        let lines = self.pass(80, |bed| {
+            assert_eq!(bed.isend(0, 0).unwrap(), None);
+            assert!(!bed.is_received(receive));
+        });
+        let [sender, receiver] = by_side(&lines);
+        is_one(&sender, "end 1", "the peer has posted a receive, and its clear-to-send has not arrived here", "");
+        is_one(&receiver, "end 0", "a receive is posted here, and its clear-to-send has not arrived at the peer", "");
+    }
+
+    fn receiver_does_not_test(&mut self) {
+        self.connect(&[0, 1], 1);
+        let (send, _) = self.exchange();
+        assert!(self.is_sent(send));
+        let lines = self.repeat_send();
+        is_one(
+            &lines,
+            "end 1",
+            "the peer's requests are done, and its program has not tested them for 6",
+            "proxy thread",
+        );
+    }
+
+    fn sender_does_not_test(&mut self) {
+        self.connect(&[0, 1], 1);
+        let (_, receive) = self.exchange();
+        assert!(self.is_received(receive));
+        let receive = self.irecv();
+        let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
+        is_one(
+            &lines,
+            "end 0",
+            "the peer's requests are done, and its program has not tested them for 6",
+            "proxy thread",
+        );
+    }
+
+    fn other_tag(&mut self) {
+        self.connect(&[0, 1], 1);
+        let receive = self.irecv();
+        let lines = self.pass(80, |bed| {
+            assert_eq!(bed.isend(0, 7).unwrap(), None);
+            assert!(!bed.is_received(receive));
+        });
+        let [sender, receiver] = by_side(&lines);
+        is_one(&sender, "end 1", "the peer's receive is here, and the send waits on this host", "another tag");
+        is_one(&receiver, "end 0", "the peer's rank has posted no send", "");
+    }
+
+    fn no_answer(&mut self) {
+        self.connect(&[0, 1], 1);
+        self.is_stopped = true;
+        let lines = self.repeat_send();
+        is_one(&lines, "end 1", "the peer has not answered for", "its process is stopped");
+    }
+
+    fn lost_data(&mut self) {
+        self.connect(&[2], 1);
+        let receive = self.irecv();
+        assert_eq!(self.pass(1, |_| ()), []);
+        self.fabric.set(2, false);
+        let send = self.isend(0, 0).unwrap().expect("a grant");
+        let lines = self.pass(80, |bed| assert!(!bed.is_sent(send) && !bed.is_received(receive)));
+        let [sender, receiver] = by_side(&lines);
+        is_one(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
+        is_one(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
+        self.pairs.clear();
+        self.fabric.set(2, true);
+    }
+
+    fn aborts(&mut self) {
+        self.connect(&[0, 1], 1);
+        let lines = self.repeat_send();
+        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        let mut error = None;
+        self.pass(30, |bed| error = error.take().or(bed.isend(0, 0).err()));
+        let error = *error.expect("the connection's end");
+        let nccl_net_spark::error::Error::TimedOut(TimedOut::Stalled { waited, limit: 90, why, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert!((90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }), "{error}");
+        assert!(error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"), "{error}");
+    }
+}
+
+/// Asserts one line about this peer, a moment after the limit of a minute, with both texts.
+fn is_one(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
+    let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
+    let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));
+    assert!(is_timely && line.contains(&format!(": {cause}")) && line.contains(more), "{at} s: {line}");
+}
+
+/// The lines of the sender, and those of the receiver.
+fn by_side(lines: &[(u64, String)]) -> [Lines; 2] {
+    ["with end 1 ", "with end 0 "].map(|peer| lines.iter().filter(|(_, line)| line.contains(peer)).cloned().collect())
+}
