@@ -432,4 +432,6 @@ impl<const N: usize> Receives<N> {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

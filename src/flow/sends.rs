@@ -570,4 +570,6 @@ pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
