@@ -27,12 +27,12 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
     assert!(is_inline(&mut fabric, &[2, 0], 1));
     // A group does not fit into a work request, so the test can tell inline entries from others.
     assert!(!is_inline(&mut fabric, &[1, 2], 2));
-    assert!(!is_owing_without_rails(&mut fabric));
+    assert!(!has_repeats_without_rails(&mut fabric));
 }
 
 /// Grants a receive, and loses all rails. True if the receiver asks the service thread for more
 /// looks, which could repeat no grant.
-fn is_owing_without_rails(fabric: &mut Fabric) -> bool {
+fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
     let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);
     let buffer = RecvPart { addr, bytes: BYTES, tag: 0, memory };
@@ -44,7 +44,7 @@ fn is_owing_without_rails(fabric: &mut Fabric) -> bool {
     for lane in LaneId::all(2) {
         path.recover(&pair.contexts[1], lane, &Received::default()).unwrap();
     }
-    path.is_owing()
+    path.has_repeats()
 }
 
 /// Grants a receive of `parts` buffers over these rails while no NIC may read the memory of grants.

@@ -10,7 +10,7 @@ use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::flow::next::{Head, Peek};
 use nccl_net_spark::flow::plan::Share;
-use nccl_net_spark::flow::sends::{REQUESTS, Route, Sends};
+use nccl_net_spark::flow::sends::{LocalRoute, REQUESTS, Route, Sends};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{OpenReceive, Received};
 use nccl_net_spark::wire::cts::{
@@ -58,7 +58,7 @@ struct Piece {
     is_closed: bool,
     is_done: bool,
     /// True after its lane was lost, until it has another one.
-    is_stranded: bool,
+    waits_for_lane: bool,
 }
 
 impl Sent {
@@ -250,7 +250,7 @@ impl Model<'_> {
         assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
         self.under_way.push(Posted { request, share: 0, lane });
         let share = Share { lane, offset: 0, bytes };
-        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false, is_stranded: false }];
+        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false, waits_for_lane: false }];
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
@@ -279,7 +279,7 @@ impl Model<'_> {
                 self.sends.keep_share(request, number as u8, share, route, CHUNK);
             }
             let posted = if now { share.bytes } else { 0 };
-            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false, is_stranded: false });
+            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false, waits_for_lane: false });
         }
         (request, Sent { head, bytes, is_whole: false, shares: pieces })
     }
@@ -292,7 +292,7 @@ impl Model<'_> {
             let sent = self.requests.get_mut(&request).expect("a waiting request exists");
             assert_eq!(usize::from(count), sent.shares.len());
             for (number, piece) in (0..).zip(&mut sent.shares) {
-                while left > 0 && !piece.is_stranded && !self.is_lost[piece.share.lane.index()] {
+                while left > 0 && !piece.waits_for_lane && !self.is_lost[piece.share.lane.index()] {
                     let Some(next) = self.sends.next_write(request, number, CHUNK) else { break };
                     left -= 1;
                     let from = piece.share.offset + piece.posted;
@@ -374,7 +374,7 @@ impl Model<'_> {
                 if piece.share.lane == lost && !piece.is_done {
                     (piece.posted, piece.is_closed) = (0, false);
                     piece.is_done = received.has(sequence, part, number);
-                    piece.is_stranded = !piece.is_done;
+                    piece.waits_for_lane = !piece.is_done;
                     sent.is_whole = false;
                 }
             }
@@ -383,18 +383,31 @@ impl Model<'_> {
         if self.is_lost[other.index()] {
             return;
         }
-        let route = Route { queue: 0, lkey: 3, rkey: 4, timed: false };
+        // A share waits while its entry is not whole, or has keys of an earlier epoch.
+        let has_keys = |sequence, part: u8| {
+            let at = entry_word(sequence, usize::from(part));
+            let entry = Entry::whole(std::array::from_fn(|word| self.ring[at + word].load(Relaxed)), sequence);
+            entry.is_some_and(|entry| entry.epoch().is_since(Epoch::default()))
+        };
         let mut moved = 0;
-        let is_left = self.sends.reroute(|stranded| {
+        self.sends.resend(self.ring, other.bit(), |share| {
             moved += 1;
-            assert!(stranded.memory == 7 && stranded.bytes <= MAX_RECEIVE_BYTES);
-            Some((other, route))
+            assert!(share.memory == 7 && share.bytes <= MAX_RECEIVE_BYTES);
+            Some(LocalRoute { lane: share.lane(lost), queue: 0, lkey: 3 })
         });
-        assert!(!is_left);
-        let unfinished = self.requests.values_mut().filter(|sent| !sent.is_done());
-        let waiting = unfinished.flat_map(|sent| &mut sent.shares).filter(|piece| piece.is_stranded && !piece.is_done);
-        let moved_here = waiting.map(|piece| (piece.share.lane, piece.is_stranded) = (other, false)).count();
-        assert_eq!(moved_here, moved);
+        let mut moved_here = 0;
+        let mut is_left = false;
+        for sent in self.requests.values_mut().filter(|sent| !sent.is_done()) {
+            let has_keys = has_keys(sent.head.sequence, sent.head.part);
+            for piece in sent.shares.iter_mut().filter(|piece| piece.waits_for_lane && !piece.is_done) {
+                if has_keys {
+                    (piece.share.lane, piece.waits_for_lane) = (other, false);
+                    moved_here += 1;
+                }
+                is_left |= !has_keys;
+            }
+        }
+        assert_eq!((moved, self.sends.has_lost_shares()), (moved_here, is_left));
     }
 
     /// Lets the peer close, with a count of deliveries.

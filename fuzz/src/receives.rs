@@ -8,7 +8,7 @@ use crate::memory;
 use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::flow::NotInFlight;
-use nccl_net_spark::flow::receives::{Arrival, Grant, Owed, Receives, Violation};
+use nccl_net_spark::flow::receives::{Arrival, Grant, Receives, Repeat, Violation};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlMessage, MAX_CONTROL_BYTES};
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
@@ -47,7 +47,7 @@ struct Open {
     told: bool,
     lane: LaneId,
     /// True after the lane of its clear-to-send was lost.
-    owed: bool,
+    to_repeat: bool,
 }
 
 impl Open {
@@ -104,7 +104,7 @@ impl Model {
         if is_free {
             let parts = rooms.into_iter().map(|room| Part { room, ..Part::default() }).collect();
             let sequence = self.granted;
-            self.slots[at] = Some(Open { sequence, parts, optional, told: false, lane, owed: false });
+            self.slots[at] = Some(Open { sequence, parts, optional, told: false, lane, to_repeat: false });
             self.granted += 1;
         }
     }
@@ -220,31 +220,24 @@ impl Model {
                 *repeating = None;
             }
             if let Some(open) = slot.as_mut().filter(|open| open.lane == lane && !open.is_whole()) {
-                open.owed = true;
+                open.to_repeat = true;
             }
         }
     }
 
-    /// Repeats grants that are owed, or confirms a repeated one.
+    /// Repeats a grant of a lost lane, or confirms a repeated one.
     fn repeat(&mut self, tape: &mut Tape<'_>) {
         let (what, lane) = (tape.u8(), tape.lane(LANES));
-        let is_owed = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.owed && !open.is_whole());
         if what & 0x80 == 0 {
-            let owed = self.slots.iter().position(is_owed).map(|at| (at, self.slots[at].clone()));
-            let expected = owed.as_ref().and_then(|(at, open)| {
-                let open = open.as_ref()?;
-                Some(Owed {
-                    grant: Grant { slot: slot(*at), sequence: open.sequence },
-                    parts: open.parts.len(),
-                    lane: None,
-                })
-            });
-            assert_eq!(self.receives.next_owed(|_| true), expected);
-            if let Some((at, _)) = owed {
-                self.receives.repeats(slot(at), lane);
+            assert_eq!(self.receives.next_repeat(lane, |_| false), None);
+            let is_due = |open: &&mut Open| open.to_repeat && !open.is_whole();
+            let due = (0..).zip(&mut self.slots).find_map(|(at, open)| Some((at, open.as_mut().filter(is_due)?)));
+            let expected = due.map(|(at, open)| {
+                (open.to_repeat, open.lane) = (false, lane);
                 self.repeating[at] = Some(lane);
-                self.slots[at].iter_mut().for_each(|open| (open.owed, open.lane) = (false, lane));
-            }
+                Repeat { grant: Grant { slot: slot(at), sequence: open.sequence }, parts: open.parts.len(), lane }
+            });
+            assert_eq!(self.receives.next_repeat(lane, |by| by == lane), expected);
             return;
         }
         // A completion of this side's own NIC, so it only comes for posted requests.

@@ -3,9 +3,9 @@
 //! No I/O, no clock, no locks, no `unsafe`. Code that runs for each message allocates nothing.
 //! `comm` reports what the NICs did and executes the answers.
 //!
-//! - Messages: `receives` (granted receives), `next` (the CTS entry at the head of the ring),
-//!   `sends` (running sends), `in_flight` (the bound of `NCCL_SPARK_INFLIGHT_BYTES`), `streams`
-//!   (messages over TCP).
+//! - Messages: `receives` (granted receives), `shadow` (their CTS entries), `next` (the CTS entry
+//!   at the head of the ring), `sends` (running sends), `epochs` (of the keys in CTS entries),
+//!   `in_flight` (the bound of `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
 //! - Rails of a message: `striping` (which lanes), `plan` (bytes for each lane), `pace` (measured
 //!   speed), `paths` (promised speed).
 //! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
@@ -16,6 +16,7 @@
 #![deny(clippy::disallowed_types)]
 
 pub mod control_link;
+mod epochs;
 pub mod in_flight;
 pub mod next;
 pub mod pace;
@@ -26,9 +27,20 @@ pub mod receives;
 pub mod recovery;
 pub mod redial;
 pub mod sends;
+pub mod shadow;
 pub mod stall;
 pub mod streams;
 pub mod striping;
+
+use crate::wire::SLOTS;
+
+/// Returns the number of the receive after number `sequence`. A connection with fewer than
+/// [`SLOTS`] slots, as in a model, leaves out the numbers of the slots that it lacks.
+#[inline(always)]
+const fn sequence_after<const N: usize>(sequence: u64) -> u64 {
+    let next = sequence + 1;
+    if (next as usize % SLOTS) < N { next } else { next.next_multiple_of(SLOTS as u64) }
+}
 
 /// A request number with no request in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

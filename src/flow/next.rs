@@ -1,6 +1,7 @@
 //! The next receive in the ring of clear-to-sends: detects that all of its entries have arrived,
 //! and finds the part that matches a send.
 
+use super::sequence_after;
 use crate::wire::PARTS;
 use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in};
 use crate::wire::ids::LaneId;
@@ -8,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The receive at the head of the ring, the only one that sends are matched with. Its entries stay
 /// in the ring: the receiver overwrites them only after it has all bytes of their sends.
-#[derive(Debug, Default)]
-pub(super) struct Next {
+#[derive(Debug, Clone, Default, Hash)]
+pub(super) struct Next<const N: usize> {
     sequence: u64,
     /// Bit set of the parts that no send has taken. 0 while the group has not arrived, or if the
     /// receive is a single part that needed no search.
@@ -44,7 +45,7 @@ impl Head {
 }
 
 /// Returns the entry of a receive part for which a send runs; `None` while it is being rewritten.
-pub fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
+pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
     entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
 
@@ -71,7 +72,7 @@ pub enum Peek {
     Search,
 }
 
-impl Next {
+impl<const N: usize> Next<N> {
     /// The receive's number on this connection.
     pub(super) fn sequence(&self) -> u64 {
         self.sequence
@@ -103,7 +104,7 @@ impl Next {
     pub(super) fn take(&mut self, part: u8) {
         self.waiting &= !(1 << (part & 7));
         if self.waiting == 0 {
-            self.sequence += 1;
+            self.sequence = sequence_after::<N>(self.sequence);
         }
     }
 

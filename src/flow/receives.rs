@@ -2,40 +2,51 @@
 
 mod progress;
 
-use super::NotInFlight;
+use super::epochs::Epochs;
+use super::{NotInFlight, sequence_after, shadow};
 use crate::wire::control::{OpenReceive, Received};
+use crate::wire::cts::{Epoch, PackedKeys};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
+use std::sync::atomic::AtomicU64;
 
-/// All receives of one connection.
-#[derive(Debug)]
-pub struct Receives {
-    slots: [SlotState; SLOTS],
+/// All receives of one connection. It uses the first `N` slots; only a model has fewer than all.
+#[derive(Debug, Clone)]
+pub struct Receives<const N: usize = SLOTS> {
+    slots: [SlotState; N],
     /// The parts of each slot's receive; entries beyond its part count are stale.
-    parts: [[Part; PARTS]; SLOTS],
+    parts: [[Part; PARTS]; N],
     /// Lane that carried each slot's last clear-to-send.
-    lanes: [LaneId; SLOTS],
-    /// Slots (one bit each) whose clear-to-send must be resent: lane lost, or keys changed.
-    owed: u32,
-    /// The slots of `owed` whose lane still works and whose keys have changed. The resend must take
-    /// the same lane: on another one it could arrive before the first clear-to-send.
-    bound: u32,
-    /// Slots whose clear-to-send is being resent. Not granted again before that is done, because a
-    /// late resend could overwrite the entry of the slot's next receive.
+    lanes: [LaneId; N],
+    /// Slots (one bit each) whose grant must be repeated: lane lost, or keys changed.
+    to_repeat: u32,
+    /// The slots of `to_repeat` whose lane still works and whose keys have changed. The repeated
+    /// clear-to-send must take the same lane: on another one it could arrive before the first one.
+    same_lane: u32,
+    /// Slots whose repeated clear-to-send is in transit. Not granted again before it is confirmed,
+    /// because it could overwrite the entry of the slot's next receive.
     repeating: u32,
+    epochs: Epochs,
     next: u64,
     open: usize,
     chunk_bytes: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 enum SlotState {
     Free,
     Granted(Granted),
 }
 
-#[derive(Debug, Clone, Copy)]
+impl SlotState {
+    /// True while bytes of the slot's receive are missing.
+    fn is_waiting(&self) -> bool {
+        matches!(self, Self::Granted(granted) if granted.unfinished > 0)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Hash)]
 struct Granted {
     sequence: u64,
     count: u8,
@@ -44,7 +55,7 @@ struct Granted {
 }
 
 /// Completion notification of a receive that NCCL is still to get.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Claim {
     /// Due when all bytes have arrived.
     Pending,
@@ -54,7 +65,7 @@ enum Claim {
     Told,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Hash)]
 struct Part {
     room: u64,
     bytes: u64,
@@ -81,15 +92,15 @@ pub struct Grant {
     pub sequence: u64,
 }
 
-/// A clear-to-send that must be resent.
+/// A grant to repeat now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owed {
+pub struct Repeat {
     /// The receive.
     pub grant: Grant,
     /// Number of its parts.
     pub parts: usize,
-    /// The lane that must carry it, if only one will do.
-    pub lane: Option<LaneId>,
+    /// The lane that carries it.
+    pub lane: LaneId,
 }
 
 /// Result of an immediate.
@@ -142,16 +153,17 @@ pub enum Violation {
     },
 }
 
-impl Receives {
+impl<const N: usize> Receives<N> {
     /// Returns an empty set of receives. `chunk_bytes` is the size that the connection agreed on.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
-            slots: [SlotState::Free; SLOTS],
-            parts: [[Part::default(); PARTS]; SLOTS],
-            lanes: [LaneId::default(); SLOTS],
-            owed: 0,
-            bound: 0,
+            slots: [SlotState::Free; N],
+            parts: [[Part::default(); PARTS]; N],
+            lanes: [LaneId::default(); N],
+            to_repeat: 0,
+            same_lane: 0,
             repeating: 0,
+            epochs: Epochs::default(),
             next: 0,
             open: 0,
             chunk_bytes,
@@ -193,10 +205,10 @@ impl Receives {
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
         self.lanes[slot.index()] = lane;
-        // A resend that the slot's previous receive had pending is no longer needed.
-        self.owed &= !slot.bit();
-        self.bound &= !slot.bit();
-        self.next += 1;
+        // A repetition that the slot's previous receive had pending is no longer needed.
+        self.to_repeat &= !slot.bit();
+        self.same_lane &= !slot.bit();
+        self.next = sequence_after::<N>(self.next);
         self.open += 1;
         Some(Grant { slot, sequence })
     }
@@ -312,71 +324,89 @@ impl Receives {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// Marks the pending clear-to-sends of a lost lane, stopped on both sides, for a resend.
+    /// Marks the pending grants of a lost lane, stopped on both sides, for repetition.
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
                 continue;
             }
             self.repeating &= !slot.bit();
-            self.bound &= !slot.bit();
-            if matches!(state, SlotState::Granted(granted) if granted.unfinished > 0) {
-                self.owed |= slot.bit();
+            self.same_lane &= !slot.bit();
+            if state.is_waiting() {
+                self.to_repeat |= slot.bit();
             }
         }
     }
 
-    /// Marks the clear-to-sends of all pending receives for a resend, because their keys have
-    /// changed. `tell` gets each receive and its number of parts before any is resent.
-    pub fn renew(&mut self, mut tell: impl FnMut(Grant, usize)) {
+    /// Epoch of the keys in an entry that is written now.
+    #[inline(always)]
+    pub fn epoch(&self) -> Epoch {
+        self.epochs.newest()
+    }
+
+    /// First epoch whose entries have valid keys for a lane.
+    pub fn epoch_of(&self, lane: LaneId) -> Epoch {
+        self.epochs.since(lane)
+    }
+
+    /// Begins an epoch for a lane whose device has returned with new keys. Puts the keys from
+    /// `keys_of`, which gets a receive and a part, into the entries of all pending receives in
+    /// `shadow`, and marks these grants for repetition.
+    ///
+    /// # Errors
+    /// The error of `keys_of`, after which the connection has to end.
+    pub fn take_new_keys<E>(
+        &mut self,
+        lane: LaneId,
+        shadow: &[AtomicU64],
+        mut keys_of: impl FnMut(Grant, usize) -> Result<PackedKeys, E>,
+    ) -> Result<(), E> {
+        self.epochs.begin(lane);
         for (slot, state) in Slot::all().zip(&self.slots) {
-            if let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state {
-                // A slot in `owed` already has a lost lane.
-                self.bound |= slot.bit() & !self.owed;
-                self.owed |= slot.bit();
-                tell(Grant { slot, sequence }, usize::from(count));
+            let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state else { continue };
+            // A slot in `to_repeat` already has a lost lane.
+            self.same_lane |= slot.bit() & !self.to_repeat;
+            self.to_repeat |= slot.bit();
+            let grant = Grant { slot, sequence };
+            for part in 0..usize::from(count) {
+                shadow::replace_keys(shadow, sequence, part, &keys_of(grant, part)?, self.epochs.newest());
             }
         }
+        Ok(())
     }
 
-    /// Returns a clear-to-send to resend now, if any, that is not being resent already. `takes`
-    /// checks the required lane for room, or all lanes for `None`. The caller posts the
-    /// clear-to-send, then calls [`Receives::repeats`].
-    pub fn next_owed(&mut self, mut takes: impl FnMut(Option<LaneId>) -> bool) -> Option<Owed> {
-        let mut left = self.owed & !self.repeating;
+    /// Returns a grant to repeat now, or `None` if there is none for a lane that `has_room`. The
+    /// caller then writes its clear-to-send. `preferred` is the lane of a grant that may take any.
+    pub fn next_repeat(&mut self, preferred: LaneId, has_room: impl Fn(LaneId) -> bool) -> Option<Repeat> {
+        let mut left = self.to_repeat & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
             left &= !slot.bit();
-            let lane = (self.bound & slot.bit() != 0).then(|| self.lanes[slot.index()]);
-            match self.slots[slot.index()] {
-                SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) => {
-                    if takes(lane) {
-                        return Some(Owed { grant: Grant { slot, sequence }, parts: usize::from(count), lane });
-                    }
-                }
-                _ => {
-                    self.owed &= !slot.bit();
-                    self.bound &= !slot.bit();
-                }
+            let is_bound = self.same_lane & slot.bit() != 0;
+            let lane = if is_bound { self.lanes[slot.index()] } else { preferred };
+            let waiting = match self.slots[slot.index()] {
+                SlotState::Granted(granted) if granted.unfinished > 0 => Some(granted),
+                _ => None,
+            };
+            if waiting.is_some() && !has_room(lane) {
+                continue;
+            }
+            self.to_repeat &= !slot.bit();
+            self.same_lane &= !slot.bit();
+            if let Some(Granted { sequence, count, .. }) = waiting {
+                self.repeating |= slot.bit();
+                self.lanes[slot.index()] = lane;
+                return Some(Repeat { grant: Grant { slot, sequence }, parts: usize::from(count), lane });
             }
         }
         None
     }
 
-    /// Returns true if a clear-to-send must be resent.
-    pub fn is_owing(&self) -> bool {
-        let waits = |slot: Slot| matches!(self.slots[slot.index()], SlotState::Granted(g) if g.unfinished > 0);
-        Slot::all().any(|slot| self.owed & slot.bit() != 0 && waits(slot))
+    /// Returns true if a grant must be repeated.
+    pub fn has_repeats(&self) -> bool {
+        Slot::all().zip(&self.slots).any(|(slot, state)| self.to_repeat & slot.bit() != 0 && state.is_waiting())
     }
 
-    /// Records that a clear-to-send was posted again on `lane`.
-    pub fn repeats(&mut self, slot: Slot, lane: LaneId) {
-        self.owed &= !slot.bit();
-        self.bound &= !slot.bit();
-        self.repeating |= slot.bit();
-        self.lanes[slot.index()] = lane;
-    }
-
-    /// Records that the resend has completed, so the sender has the entry.
+    /// Records that a repeated clear-to-send was confirmed, so the sender has the entry.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
     }
@@ -397,198 +427,6 @@ impl Receives {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::ids::lane;
-
-    const CHUNK: u64 = 4096;
-
-    /// The last write of share `share.0` of `share.1`.
-    fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
-        let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
-        Immediate { slot: grant.slot, part, generation, shares, share, leads }
-    }
-
-    /// The sizes of a finished receive.
-    fn test(receives: &mut Receives, slot: Slot) -> Result<Option<Vec<u64>>, NotInFlight> {
-        let mut sizes = Vec::new();
-        let done = receives.test(slot, |part, bytes| {
-            assert_eq!(part, sizes.len());
-            sizes.push(bytes);
-        })?;
-        Ok(done.then_some(sizes))
-    }
-
-    fn one(receives: &mut Receives, room: u64) -> Grant {
-        receives.grant([room].into_iter(), false, lane(0)).unwrap()
-    }
-
-    #[test]
-    fn shares_in_any_order_make_the_true_size() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = one(&mut receives, 100_000);
-        assert_eq!(receives.arrived(&immediate(grant, 0, (2, 3), 0), 10), Ok(Arrival::Part));
-        assert_eq!(receives.arrived(&immediate(grant, 0, (0, 3), 2), 0), Ok(Arrival::Part));
-        assert_eq!(test(&mut receives, grant.slot), Ok(None));
-        assert_eq!(receives.delivered(), 0);
-        assert_eq!(receives.arrived(&immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
-        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
-        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
-        assert_eq!((receives.open(), receives.delivered()), (0, 1));
-    }
-
-    #[test]
-    fn a_group_is_done_when_all_its_parts_are() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8, 8].into_iter(), false, lane(0)).unwrap();
-        for (part, bytes) in [(2, 0), (0, 8)] {
-            assert_eq!(receives.arrived(&immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
-            assert_eq!(test(&mut receives, grant.slot), Ok(None));
-        }
-        assert_eq!(receives.arrived(&immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Whole));
-        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![8, 3, 0])));
-    }
-
-    #[test]
-    fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([64].into_iter(), true, lane(0)).unwrap();
-        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
-        assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
-        for _ in 1..SLOTS {
-            let other = one(&mut receives, 1);
-            receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
-            test(&mut receives, other.slot).unwrap().unwrap();
-        }
-        assert!(!receives.has_room(), "the slot's immediate has not arrived");
-        assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
-        assert_eq!(receives.arrived(&immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
-        assert_eq!(one(&mut receives, 1).slot, grant.slot);
-    }
-
-    #[test]
-    fn what_an_earlier_use_left_behind_is_dropped() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = one(&mut receives, 8);
-        let old = Immediate { generation: 5, ..immediate(grant, 0, (0, 1), 0) };
-        assert_eq!(receives.arrived(&old, 8), Ok(Arrival::Stale));
-        let free = Immediate { slot: Slot::of(9), ..immediate(grant, 0, (0, 1), 0) };
-        assert_eq!(receives.arrived(&free, 8), Ok(Arrival::Stale));
-        assert_eq!(test(&mut receives, grant.slot), Ok(None));
-    }
-
-    #[test]
-    fn a_lying_peer_is_caught() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
-        let mut say = |part, share, leads, bytes| receives.arrived(&immediate(grant, part, share, leads), bytes);
-        assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
-        assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
-        assert_eq!(say(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
-        assert_eq!(say(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
-        assert_eq!(say(0, (1, 2), 0, 4), Ok(Arrival::Part));
-        assert_eq!(say(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
-        let again = |share, bytes| Err(Violation::Again { part: 0, share, bytes });
-        assert_eq!(say(0, (1, 2), 0, 4), again(1, 4));
-        assert_eq!(say(0, (1, 3), 0, 0), again(1, 0), "the number of shares differs");
-        assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
-        assert_eq!(say(0, (0, 2), 0, 1), again(0, 1));
-        assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
-        assert_eq!(test(&mut receives, Slot::of(9)), Err(NotInFlight(9)));
-    }
-
-    #[test]
-    fn a_share_that_comes_again_without_bytes_counts_for_nothing() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = one(&mut receives, 8);
-        let mut say = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
-        assert_eq!(say(1, 4), Ok(Arrival::Part));
-        for _ in 0..100 {
-            assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other share is missing");
-        }
-        assert_eq!(say(0, 3), Ok(Arrival::Whole));
-        assert_eq!(say(0, 0), Ok(Arrival::Stale), "and when all shares have arrived");
-        assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![7])));
-    }
-
-    #[test]
-    fn what_a_slots_last_receive_was_owed_its_next_one_is_not() {
-        let mut receives = Receives::new(CHUNK);
-        let first = one(&mut receives, 8);
-        receives.lost(lane(0));
-        receives.arrived(&immediate(first, 0, (0, 1), 0), 8).unwrap();
-        test(&mut receives, first.slot).unwrap().unwrap();
-        for _ in 1..SLOTS {
-            let other = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-            receives.arrived(&immediate(other, 0, (0, 1), 0), 8).unwrap();
-            test(&mut receives, other.slot).unwrap().unwrap();
-        }
-        let again = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        assert_eq!((again.slot, receives.next_owed(|_| true)), (first.slot, None));
-    }
-
-    #[test]
-    fn eight_shares_are_all_there_are() {
-        let mut receives = Receives::new(CHUNK);
-        let grant = one(&mut receives, 100);
-        for share in 0..7 {
-            assert_eq!(receives.arrived(&immediate(grant, 0, (share, 8), 0), 1), Ok(Arrival::Part));
-        }
-        assert!(receives.received().has(0, 0, 6) && !receives.received().has(0, 0, 7));
-        assert_eq!(receives.arrived(&immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Whole));
-        assert!(receives.received().has(0, 0, 7) && !receives.received().has(1, 0, 0));
-    }
-
-    #[test]
-    fn what_went_by_a_lost_lane_goes_once_more_and_holds_its_slot() {
-        let mut receives = Receives::new(CHUNK);
-        let first = receives.grant([8, 8].into_iter(), false, lane(1)).unwrap();
-        let by_other = receives.grant([8].into_iter(), false, lane(0)).unwrap();
-        let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        receives.arrived(&immediate(done, 0, (0, 1), 0), 8).unwrap();
-        receives.lost(lane(1));
-        assert_eq!(receives.next_owed(|_| true), Some(Owed { grant: first, parts: 2, lane: None }));
-        receives.repeats(first.slot, lane(0));
-        assert_eq!(receives.next_owed(|_| true), None, "one is done, and one used another lane");
-        for part in [0, 1] {
-            receives.arrived(&immediate(first, part, (0, 1), 0), 8).unwrap();
-        }
-        receives.arrived(&immediate(by_other, 0, (0, 1), 0), 8).unwrap();
-        (0..3).map(Slot::of).for_each(|slot| assert!(test(&mut receives, slot).unwrap().is_some()));
-        for _ in 3..SLOTS {
-            let other = one(&mut receives, 1);
-            receives.arrived(&immediate(other, 0, (0, 1), 0), 1).unwrap();
-            test(&mut receives, other.slot).unwrap().unwrap();
-        }
-        assert!(!receives.has_room(), "the slot's clear-to-send is still under way");
-        receives.repeated(first.slot);
-        assert_eq!(one(&mut receives, 1).slot, first.slot);
-        receives.lost(lane(0));
-        assert!(receives.next_owed(|_| true).is_some_and(|owed| owed.grant.sequence == SLOTS as u64));
-    }
-
-    #[test]
-    fn what_has_other_keys_goes_once_more_by_its_own_lane() {
-        let mut receives = Receives::new(CHUNK);
-        let by_one = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        let by_other = receives.grant([8, 8].into_iter(), false, lane(2)).unwrap();
-        let by_lost = receives.grant([8].into_iter(), false, lane(0)).unwrap();
-        let done = receives.grant([8].into_iter(), false, lane(1)).unwrap();
-        receives.arrived(&immediate(done, 0, (0, 1), 0), 8).unwrap();
-        receives.lost(lane(0));
-        let mut told = Vec::new();
-        receives.renew(|grant, parts| told.push((grant, parts)));
-        assert_eq!(told, [(by_one, 1), (by_other, 2), (by_lost, 1)]);
-        assert!(receives.is_owing());
-        let owed = receives.next_owed(|at| at == Some(lane(2)));
-        assert_eq!(owed, Some(Owed { grant: by_other, parts: 2, lane: Some(lane(2)) }), "lane 1 has no room");
-        receives.repeats(by_other.slot, lane(2));
-        assert_eq!(receives.next_owed(|at| at.is_none()), Some(Owed { grant: by_lost, parts: 1, lane: None }));
-        receives.renew(|_, _| {});
-        assert_eq!(receives.next_owed(|at| at == Some(lane(2))), None, "the resend before is still under way");
-        receives.repeated(by_other.slot);
-        assert!(receives.next_owed(|at| at == Some(lane(2))).is_some());
-        receives.lost(lane(2));
-        assert_eq!(receives.next_owed(|at| at.is_none()).map(|owed| owed.grant), Some(by_other), "by any lane now");
-    }
-}
+mod model;
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,9 @@
 //! The sender's side: the ring of granted receives, and the running sends.
 
 use super::NotInFlight;
+use super::epochs::Epochs;
 use super::in_flight::{Bound, Hold};
-use super::next::{Head, Next, Peek, granted};
+use super::next::{self, Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::{Epoch, Violation};
@@ -15,20 +16,24 @@ use std::sync::atomic::AtomicU64;
 /// Number of sends that can be in flight on one connection: one for every part of every receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
 
-/// All sends of one connection.
+/// All sends of one connection, at most `R` at a time, for a receiver that uses the first `N`
+/// slots. Only a model has fewer than all.
 #[derive(Debug)]
-pub struct Sends {
-    requests: Box<[Request; REQUESTS]>,
+pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
+    requests: Box<[Request; R]>,
     /// The shares of running sends, written only for cut sends and for those that wait for room.
-    shares: Box<[[RunningShare; MAX_RAILS]; REQUESTS]>,
-    free: [u16; REQUESTS],
+    shares: Box<[[RunningShare; MAX_RAILS]; R]>,
+    free: [u16; R],
     free_count: usize,
-    next: Next,
+    next: Next<N>,
+    epochs: Epochs,
+    /// True while a share waits for a lane because its own was lost.
+    has_lost_shares: bool,
     /// Bytes that running sends have reserved of the process's bound, if one is set.
     hold: Option<Hold>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
     /// A send in one write, posted when the send started. With a bound, only an empty send stays in
@@ -41,7 +46,7 @@ enum Request {
 }
 
 /// The receive that a send is for, and the addresses of its bytes: enough to post it again.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 struct Origin {
     sequence: u64,
     part: u8,
@@ -51,7 +56,7 @@ struct Origin {
 }
 
 /// A send in one write.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 struct Whole {
     origin: Origin,
     bytes: u64,
@@ -59,7 +64,7 @@ struct Whole {
 }
 
 /// A send in several shares, or one that waits for room.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 struct Cut {
     origin: Origin,
     bytes: u64,
@@ -89,31 +94,49 @@ impl RunningShare {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 enum Left {
     #[default]
     Nothing,
     /// The range is empty for an empty message, which has one write too.
     Range { from: u64, to: u64 },
     /// All of the share, on a lane that must still be chosen, because both ends have lost its own.
-    Stranded,
+    Lost,
 }
 
-/// A share that needs another lane.
+/// A share of a lost lane, which is sent again on another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stranded {
+pub struct LostShare {
     /// Size of the share.
     pub bytes: u64,
     /// The number of its memory, as given to [`Sends::start`].
     pub memory: u32,
-    /// Number of its receive.
-    pub sequence: u64,
-    /// Part of that receive.
-    pub part: u8,
+    /// First lane that can carry the share.
+    first: LaneId,
+    /// Set of all lanes that can.
+    lanes: u8,
+}
+
+impl LostShare {
+    /// Returns the lane that carries the share: the preferred one, if it can.
+    pub fn lane(&self, preferred: LaneId) -> LaneId {
+        if self.lanes & preferred.bit() != 0 { preferred } else { self.first }
+    }
+}
+
+/// Queue pair and local key for a share that is sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalRoute {
+    /// The lane.
+    pub lane: LaneId,
+    /// Queue pair of the lane.
+    pub queue: u8,
+    /// The rail's key of the caller's buffer.
+    pub lkey: u32,
 }
 
 /// The queue pair and keys that a share uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Route {
     /// Queue pair of the lane.
     pub queue: u8,
@@ -142,19 +165,21 @@ pub struct NextWrite {
     pub immediate: Option<Immediate>,
 }
 
-impl Sends {
+impl<const N: usize, const R: usize> Sends<N, R> {
     /// No sends yet.
     pub fn new() -> Self {
-        let mut free = [0; REQUESTS];
+        let mut free = [0; R];
         for (index, slot) in free.iter_mut().enumerate() {
-            *slot = (REQUESTS - 1 - index) as u16;
+            *slot = (R - 1 - index) as u16;
         }
         Self {
-            requests: Box::new([Request::Free; REQUESTS]),
-            shares: Box::new([[RunningShare::default(); MAX_RAILS]; REQUESTS]),
+            requests: Box::new([Request::Free; R]),
+            shares: Box::new([[RunningShare::default(); MAX_RAILS]; R]),
             free,
-            free_count: REQUESTS,
+            free_count: R,
             next: Next::default(),
+            epochs: Epochs::default(),
+            has_lost_shares: false,
             hold: None,
         }
     }
@@ -187,7 +212,7 @@ impl Sends {
 
     /// Makes a send that reserved its bytes, and has started, release them when it is done.
     pub fn keep_taken(&mut self, request: u16) {
-        let at = usize::from(request) % REQUESTS;
+        let at = usize::from(request) % R;
         if self.hold.is_some() {
             self.requests[at].cut(&mut self.shares[at]);
         }
@@ -225,18 +250,33 @@ impl Sends {
         self.next.search(ring, tag)
     }
 
-    /// Sets the epoch of the keys in the receiver's clear-to-sends; [`Sends::search`] finds older
-    /// ones.
-    pub fn set_epoch(&mut self, epoch: Epoch) {
-        self.next.set_epoch(epoch);
+    /// Takes the first epoch with valid keys for a lane from the receiver's answer. From then on,
+    /// only [`Sends::search`] finds receives of older epochs. Returns true if the lane's keys are
+    /// new.
+    pub fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) -> bool {
+        let is_new = self.epochs.learn(lane, epoch);
+        self.next.set_epoch(self.epochs.newest());
+        is_new
+    }
+
+    /// First epoch whose entries have valid keys for a lane.
+    pub fn epoch_of(&self, lane: LaneId) -> Epoch {
+        self.epochs.since(lane)
+    }
+
+    /// Returns the lanes of the set `open` that can carry a send for this receive part. If the
+    /// receive was granted before one of the receiver's devices returned, that device's lane cannot
+    /// until the grant is repeated.
+    pub fn lanes_with_keys(&self, open: u8, head: &Head) -> u8 {
+        self.epochs.lanes_with_keys(open, head.epoch)
     }
 
     #[inline(always)]
     fn run(&mut self, part: u8, request: Request) -> Option<u16> {
         self.free_count = self.free_count.checked_sub(1)?;
-        let number = self.free[self.free_count % REQUESTS];
+        let number = self.free[self.free_count % R];
         self.next.take(part);
-        self.requests[usize::from(number) % REQUESTS] = request;
+        self.requests[usize::from(number) % R] = request;
         Some(number)
     }
 
@@ -275,7 +315,7 @@ impl Sends {
     /// with the returned immediate.
     #[inline(always)]
     pub fn post_share(&mut self, request: u16, number: u8, share: &Share) -> Option<Immediate> {
-        let at = usize::from(request) % REQUESTS;
+        let at = usize::from(request) % R;
         let Request::Cut(running) = &mut self.requests[at] else { return None };
         running.unposted &= !(1 << (number & 7));
         let place = &mut self.shares[at][usize::from(number) % MAX_RAILS];
@@ -287,7 +327,7 @@ impl Sends {
     /// Records that share `number` of a send that was just started waits for [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
         let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
-        let place = &mut self.shares[usize::from(request) % REQUESTS][usize::from(number) % MAX_RAILS];
+        let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
         let Share { lane, offset, bytes } = *share;
         *place = RunningShare { lane, leads, route, offset, bytes, left: Left::Nothing };
         place.is_all_left();
@@ -297,7 +337,7 @@ impl Sends {
     /// been posted. The caller posts the write, then calls [`Sends::posted`].
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
-        let at = usize::from(request) % REQUESTS;
+        let at = usize::from(request) % R;
         let Request::Cut(running) = &self.requests[at] else { return None };
         let part = self.shares[at][..usize::from(running.count).min(MAX_RAILS)].get(usize::from(share))?;
         let Left::Range { from, to } = part.left else { return None };
@@ -316,7 +356,7 @@ impl Sends {
     /// Records that the write from [`Sends::next_write`] was posted.
     #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
-        let at = usize::from(request) % REQUESTS;
+        let at = usize::from(request) % R;
         let Request::Cut(running) = &mut self.requests[at] else { return };
         let left = &mut self.shares[at][usize::from(share) % MAX_RAILS].left;
         if write.immediate.is_some() {
@@ -342,7 +382,7 @@ impl Sends {
     /// [`NotInFlight`] when no such send runs.
     #[inline(always)]
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
-        let at = usize::from(request) % REQUESTS;
+        let at = usize::from(request) % R;
         let slot = &mut self.requests[at];
         if let Request::Whole(Whole { bytes, .. }) = *slot {
             *slot = Request::Done { bytes };
@@ -375,7 +415,7 @@ impl Sends {
     }
 
     /// Records the loss of a lane that carries nothing any longer in either direction. Its shares
-    /// that `received` lists are confirmed; the others wait for [`Sends::reroute`].
+    /// that `received` lists are confirmed; the others wait for [`Sends::resend`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::Whole(whole) = slot
@@ -396,7 +436,8 @@ impl Sends {
                     share.left = Left::Nothing;
                 } else {
                     running.unposted |= bit;
-                    share.left = Left::Stranded;
+                    share.left = Left::Lost;
+                    self.has_lost_shares = true;
                 }
             }
             if running.unfinished == 0 {
@@ -406,27 +447,37 @@ impl Sends {
         }
     }
 
-    /// Moves each share whose lane was lost to the lane that `find` returns. Returns true if some
-    /// still have none.
-    pub fn reroute(&mut self, mut find: impl FnMut(Stranded) -> Option<(LaneId, Route)>) -> bool {
-        let mut is_left = false;
+    /// Moves each share of a lost lane to another lane of the set `open`. `choose` gets the share
+    /// and returns its route on [`LostShare::lane`]; with `None` the share waits for the next
+    /// call. It also waits while no lane can carry it, or while the receiver rewrites its entry in
+    /// the ring. The caller then posts the writes of [`Sends::waiting`].
+    pub fn resend(&mut self, ring: &[AtomicU64], open: u8, mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>) {
+        self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
-            for share in shares.iter_mut().take(usize::from(running.count)) {
-                if share.left != Left::Stranded {
-                    continue;
-                }
-                let Origin { sequence, part, memory, .. } = running.origin;
-                match find(Stranded { bytes: share.bytes, memory, sequence, part }) {
+            let Origin { sequence, part, memory, .. } = running.origin;
+            for share in shares.iter_mut().take(usize::from(running.count)).filter(|share| share.left == Left::Lost) {
+                let found = next::granted(ring, sequence, part).and_then(|entry| {
+                    let lanes = self.epochs.lanes_with_keys(open, entry.epoch());
+                    let first = LaneId::first_in(lanes)?;
+                    let LocalRoute { lane, queue, lkey } =
+                        choose(&LostShare { bytes: share.bytes, memory, first, lanes })?;
+                    Some((lane, Route { queue, lkey, rkey: entry.rkey(lane), timed: false }))
+                });
+                match found {
                     Some(found) => {
                         (share.lane, share.route) = found;
                         share.is_all_left();
                     }
-                    None => is_left = true,
+                    None => self.has_lost_shares = true,
                 }
             }
         }
-        is_left
+    }
+
+    /// Returns true while a share waits for [`Sends::resend`].
+    pub fn has_lost_shares(&self) -> bool {
+        self.has_lost_shares
     }
 
     /// Number of the oldest receive with a running send, and of the receive that the next send is
@@ -460,7 +511,7 @@ impl Sends {
             running += 1;
         }
         let begun = self.next.sequence();
-        Progress::Sender { begun, is_granted: granted(ring, begun, 0).is_some(), running, lanes, untested }
+        Progress::Sender { begun, is_granted: next::granted(ring, begun, 0).is_some(), running, lanes, untested }
     }
 
     /// Returns true if a send runs.
@@ -470,7 +521,7 @@ impl Sends {
 
     /// The requests with unposted writes.
     pub fn waiting(&self) -> impl Iterator<Item = u16> {
-        (0..REQUESTS as u16).filter(|request| self.shares_to_post(*request) > 0)
+        (0..R as u16).filter(|request| self.shares_to_post(*request) > 0)
     }
 
     /// Returns the size of a finished send and frees its request number; `None` while the send
@@ -486,7 +537,7 @@ impl Sends {
             Request::Whole(_) | Request::Cut(_) => Ok(None),
             Request::Done { bytes } => {
                 *slot = Request::Free;
-                self.free[self.free_count % REQUESTS] = request;
+                self.free[self.free_count % R] = request;
                 self.free_count += 1;
                 Ok(Some(bytes))
             }
@@ -494,7 +545,7 @@ impl Sends {
     }
 }
 
-impl Default for Sends {
+impl<const N: usize, const R: usize> Default for Sends<N, R> {
     fn default() -> Self {
         Self::new()
     }
@@ -540,5 +591,7 @@ pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

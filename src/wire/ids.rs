@@ -85,6 +85,11 @@ impl LaneId {
         if after.index() < count { after } else { Self(LaneIndex::L0) }
     }
 
+    /// Returns the first lane in a set, which has a bit for each lane.
+    pub const fn first_in(set: u8) -> Option<Self> {
+        Self::new(set.trailing_zeros() as usize)
+    }
+
     /// Returns the number, as an index into arrays with an element per lane.
     #[inline(always)]
     pub const fn index(self) -> usize {

@@ -44,16 +44,16 @@ pub trait DataPath: Send {
     /// As [`DataPath::recover`].
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
-    /// Returns the first epoch whose clear-to-sends have keys of use on a lane. For a receiver with
-    /// `has_new_keys` (the lane's device has returned) that is a new one, and all that is granted
-    /// is granted again.
+    /// Returns the first epoch whose clear-to-sends have valid keys for a lane. For a receiver with
+    /// `has_new_keys` (the lane's device has returned) that is a new one, and all grants are
+    /// repeated.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
-    fn renewed_epoch(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
+    fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
 
     /// Takes the first epoch of a lane from the receiver's answer. For a sender.
-    fn take_epoch(&mut self, lane: LaneId, epoch: Epoch);
+    fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
     /// Takes in what has come while NCCL's thread may be asleep. Returns true if something had
     /// come.
@@ -62,8 +62,8 @@ pub trait DataPath: Send {
     /// The reason why the connection has failed.
     fn poll(&mut self, context: &PathContext) -> Result<bool>;
 
-    /// True if work that a loss left waits for room on an open lane, and for [`DataPath::poll`].
-    fn is_owing(&mut self) -> bool;
+    /// True if shares or grants are to be sent again on an open lane, by [`DataPath::poll`].
+    fn has_repeats(&mut self) -> bool;
 
     /// Returns the number of receives, from the first on, that have all their bytes; 0 for a
     /// sender.

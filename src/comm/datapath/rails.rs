@@ -27,6 +27,12 @@ impl Rails {
         Self { role, lanes, striping, status: Status::default() }
     }
 
+    /// Returns the set of open lanes, with a bit for each.
+    pub fn open_lanes(&self) -> u8 {
+        let is_open = |lane: &LaneId| self.lanes[lane.index()].is_open();
+        LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
+    }
+
     /// Closes a lane whose completions were taken in. They would count as the rail's pace, so the
     /// striping loses it afterwards.
     #[cold]

@@ -18,13 +18,13 @@ use crate::comm::rail::registration::{Registration, pack};
 use crate::error::{Argument, Error, Internal, Quick};
 use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
+use crate::flow::shadow;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
 use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
-use crate::wire::{MAX_RAILS, PARTS, SLOTS};
+use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One buffer of a grouped receive.
@@ -50,10 +50,6 @@ pub struct RecvPath {
     ring_addr: u64,
     /// Source of the keys in each entry of `shadow`.
     memory: Box<[Source; SLOTS * PARTS]>,
-    /// Epoch of new entries. It advances when a device of this host returns with new keys.
-    epoch: Epoch,
-    /// First epoch whose entries have valid keys for a lane, for each lane.
-    since: [Epoch; MAX_RAILS],
     /// Lane that the last immediate arrived on. It is polled first.
     hot: LaneId,
     /// Lane that was polled last because `hot` had no completions.
@@ -92,8 +88,6 @@ impl RecvPath {
             shadow,
             ring_addr,
             memory: Box::new([Source::default(); SLOTS * PARTS]),
-            epoch: Epoch::default(),
-            since: [Epoch::default(); MAX_RAILS],
             hot: LaneId::default(),
             cold: LaneId::default(),
             buffer: CompletionBuffer::new(),
@@ -158,11 +152,14 @@ impl RecvPath {
             return self.write_group(lane, grant, parts, strict);
         }
         let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
-        let kept = kept(&self.shadow, grant, 0).ok_or_else(no_room)?;
-        keep(kept, &Entry::new(&terms(part, 0, 1, self.epoch), &part.memory.packed_keys(strict), grant.sequence));
+        let place = shadow::place(self.shadow.words(), grant.sequence, 0).ok_or_else(no_room)?;
+        shadow::store(
+            place,
+            &Entry::new(&terms(part, 0, 1, self.receives.epoch()), &part.memory.packed_keys(strict), grant.sequence),
+        );
         self.memory[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
         let slot = self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
-        slot.write(&write, Some(kept.into()))
+        slot.write(&write, Some(place.into()))
     }
 
     /// Slower version of [`RecvPath::clear_to_send`]: for a group, for a device whose work requests
@@ -170,9 +167,12 @@ impl RecvPath {
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
-            let keys = self.keys(part.memory, strict);
-            let kept = kept(&self.shadow, grant, index).ok_or_else(no_room)?;
-            keep(kept, &Entry::new(&terms(part, index, parts.len(), self.epoch), &keys, grant.sequence));
+            let keys = keys(&self.rails.lanes, self.lanes_are_rails, part.memory, strict);
+            let place = shadow::place(self.shadow.words(), grant.sequence, index).ok_or_else(no_room)?;
+            shadow::store(
+                place,
+                &Entry::new(&terms(part, index, parts.len(), self.receives.epoch()), &keys, grant.sequence),
+            );
             self.memory[source_of(grant, index)] = Source { memory: part.memory.id, strict };
         }
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
@@ -191,7 +191,7 @@ impl RecvPath {
             ..LaneWrite::default()
         };
         let is_inline = parts == 1 && self.rails.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
-        let entry = kept(&self.shadow, grant, 0).filter(|_| is_inline);
+        let entry = shadow::place(self.shadow.words(), grant.sequence, 0).filter(|_| is_inline);
         self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, entry.map(Into::into))
     }
 
@@ -199,17 +199,6 @@ impl RecvPath {
     fn place(&self, lane: LaneId, grant: Grant) -> Remote {
         let addr = self.ring_addr + entry_word(grant.sequence, 0) as u64 * 8;
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
-    }
-
-    /// Returns the buffer's keys in the order of the connection's lanes.
-    fn keys(&self, memory: &Registration, strict: bool) -> PackedKeys {
-        if self.lanes_are_rails {
-            return memory.packed_keys(strict);
-        }
-        pack(self.rails.lanes.iter().map(|lane| {
-            let keys = memory.keys(lane.rail.id);
-            keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
-        }))
     }
 
     /// Returns true if a receive is finished, after calling `tell` with the index and received
@@ -403,20 +392,15 @@ fn arrive(
     Ok(found)
 }
 
-/// Returns the place of a receive's entry in the shadow. The entry is written from there now, and
-/// again if its rail is lost.
-#[inline(always)]
-fn kept(shadow: &Region, grant: Grant, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
-    shadow.words().get(entry_word(grant.sequence, part)..)?.first_chunk()
-}
-
-#[inline(always)]
-fn keep(kept: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
-    for (cell, word) in kept.iter().zip(entry.words()) {
-        // Relaxed: the provider orders these stores before the doorbell that makes the NIC read
-        // them, or reads them itself.
-        cell.store(*word, Ordering::Relaxed);
+/// Returns the buffer's keys in the order of the connection's lanes.
+fn keys(lanes: &[Lane], lanes_are_rails: bool, memory: &Registration, strict: bool) -> PackedKeys {
+    if lanes_are_rails {
+        return memory.packed_keys(strict);
     }
+    pack(lanes.iter().map(|lane| {
+        let keys = memory.keys(lane.rail.id);
+        keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
+    }))
 }
 
 #[inline(always)]

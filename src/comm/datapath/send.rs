@@ -23,8 +23,6 @@ use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
 use crate::flow::sends::{REQUESTS, Route, Sends};
 use crate::verbs::{CompletionBuffer, Region, Remote};
-use crate::wire::MAX_RAILS;
-use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
@@ -48,10 +46,6 @@ pub struct SendPath {
     fast: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
-    /// First epoch whose CTS entries have valid keys for a lane, for each lane.
-    since: [Epoch; MAX_RAILS],
-    /// True while a share waits for a lane because its own was lost.
-    is_stranded: bool,
     /// Time when a send with timed writes was given to its lanes, by request number.
     given_ns: Box<[u64; REQUESTS]>,
 }
@@ -107,8 +101,6 @@ impl SendPath {
             chunk_bytes,
             buffer: CompletionBuffer::new(),
             stall: StallTimer::default(),
-            since: [Epoch::default(); MAX_RAILS],
-            is_stranded: false,
             given_ns: Box::new([0; REQUESTS]),
         }
     }
@@ -192,10 +184,10 @@ impl SendPath {
 
     /// Starts a send whose CTS entry was found by a search.
     fn send_granted(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
-        if LaneId::all(self.rails.lanes.len())
-            .any(|lane| self.rails.lanes[lane.index()].is_open() && !self.has_key(lane, head.epoch))
-        {
-            return self.send_with_old_keys(context, head, send);
+        let open = self.rails.open_lanes();
+        let usable = self.sends.lanes_with_keys(open, &head);
+        if usable != open {
+            return self.send_with_old_keys(context, head, send, usable);
         }
         if send.bytes <= self.sizes.whole_bytes {
             self.send_whole(context, head, send)
@@ -204,17 +196,17 @@ impl SendPath {
         }
     }
 
-    /// Returns true if a CTS entry of this epoch has a valid key for a lane.
-    fn has_key(&self, lane: LaneId, epoch: Epoch) -> bool {
-        epoch.is_since(self.since[lane.index()])
-    }
-
-    /// Starts a send whose receive was granted before one of the receiver's devices returned. Until
-    /// the receive is granted again, that device's rail cannot be used.
+    /// Starts a send whose receive was granted before one of the receiver's devices returned. Only
+    /// the lanes of the set `usable` can carry it.
     #[cold]
-    fn send_with_old_keys(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
-        let is_usable = |lane: &LaneId| self.rails.lanes[lane.index()].is_open() && self.has_key(*lane, head.epoch);
-        let Some(lane) = LaneId::all(self.rails.lanes.len()).find(is_usable) else {
+    fn send_with_old_keys(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+        usable: u8,
+    ) -> Quick<Option<u16>> {
+        let Some(lane) = LaneId::first_in(usable) else {
             return self.stalled(context, "a send that is to be granted once more", send.bytes as usize).map(|()| None);
         };
         self.stall.moved();

@@ -589,7 +589,7 @@ impl Driver {
     fn on_path<T>(&mut self, work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T) -> Option<T> {
         let done = self.path.borrow().map(|mut path| {
             let done = work(&mut *path, &self.context);
-            (done, path.is_owing())
+            (done, path.has_repeats())
         });
         self.is_owing = done.as_ref().is_some_and(|(_, is_owing)| *is_owing);
         done.map(|(done, _)| done)

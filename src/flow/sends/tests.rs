@@ -55,7 +55,7 @@ fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
 
 #[test]
 fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
-    let (mut sends, ring) = (Sends::new(), ring());
+    let (mut sends, ring) = (<Sends>::new(), ring());
     assert_eq!(take(&mut sends, &ring, 7), None);
     grant(&ring, 0, &[7, 9, 7]);
     grant(&ring, 1, &[7]);
@@ -70,7 +70,7 @@ fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
 
 #[test]
 fn a_group_is_seen_only_when_all_of_it_has_arrived() {
-    let (mut sends, ring) = (Sends::new(), ring());
+    let (mut sends, ring) = (<Sends>::new(), ring());
     grant(&ring, 0, &[1, 2, 3]);
     let hole = entry_word(0, 2) + 4;
     let word = ring[hole].swap(0, Ordering::Relaxed);
@@ -81,7 +81,7 @@ fn a_group_is_seen_only_when_all_of_it_has_arrived() {
 
 #[test]
 fn a_lie_in_the_ring_is_named() {
-    let (mut sends, ring) = (Sends::new(), ring());
+    let (mut sends, ring) = (<Sends>::new(), ring());
     grant(&ring, 0, &[1, 2]);
     put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
     assert_eq!(find(&mut sends, &ring, 1), Err(Violation::Parts(3)));
@@ -89,7 +89,7 @@ fn a_lie_in_the_ring_is_named() {
 
 #[test]
 fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
-    let (mut sends, ring) = (Sends::new(), ring());
+    let (mut sends, ring) = (<Sends>::new(), ring());
     grant(&ring, 0, &[0]);
     let bytes = 40_000;
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
@@ -131,7 +131,7 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
 
 #[test]
 fn shares_that_are_posted_at_once_need_no_other_look() {
-    let mut sends = Sends::new();
+    let mut sends = <Sends>::new();
     let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 100, bytes: 100 };
     let request = sends.start(&head, (0, 9), &[share(0), share(1)]).unwrap();
@@ -150,7 +150,7 @@ fn shares_that_are_posted_at_once_need_no_other_look() {
 
 #[test]
 fn all_requests_can_run_and_come_back() {
-    let mut sends = Sends::new();
+    let mut sends = <Sends>::new();
     let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let shares = [Share { lane: lane(0), offset: 0, bytes: 0 }];
     let start = |sends: &mut Sends| start(sends, &head, 0, &shares, 4096);
@@ -170,7 +170,7 @@ fn all_requests_can_run_and_come_back() {
 #[test]
 fn what_did_not_come_by_a_lost_lane_goes_by_another() {
     use crate::wire::control::OpenReceive;
-    let mut sends = Sends::new();
+    let mut sends = <Sends>::new();
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let (whole, _) = sends.start_whole(head(0), (0x5000, 9), 64, lane(1)).unwrap();
     let (came, _) = sends.start_whole(head(1), (0x5000, 9), 64, lane(1)).unwrap();
@@ -193,21 +193,23 @@ fn what_did_not_come_by_a_lost_lane_goes_by_another() {
     assert_eq!(sends.waiting().collect::<Vec<_>>(), [whole, half]);
     assert_eq!((sends.test(whole), sends.test(unhurt), sends.test(cut)), (Ok(None), Ok(None), Ok(None)));
     assert_eq!(sends.shares_to_post(cut), 0, "the share had arrived");
-    assert!(sends.reroute(|_| None));
+    let ring = ring();
+    (0..5).for_each(|sequence| grant(&ring, sequence, &[0]));
+    sends.resend(&ring, 0, |_| panic!("no lane is open"));
+    assert!(sends.has_lost_shares());
     assert_eq!(sends.next_write(whole, 0, 4096), None, "no other lane is available");
-    let mut asked = Vec::new();
-    let is_left = sends.reroute(|stranded| {
-        asked.push((stranded.sequence, stranded.bytes, stranded.memory));
-        Some((lane(2), route(lane(2))))
+    let (mut asked, source) = (Vec::new(), LocalRoute { lane: lane(2), queue: 6, lkey: 22 });
+    sends.resend(&ring, 0b101, |share| {
+        asked.push((share.bytes, share.memory));
+        assert_eq!((share.lane(lane(2)), share.lane(lane(1))), (lane(2), lane(0)));
+        Some(source)
     });
-    assert!(!is_left);
+    assert!(!sends.has_lost_shares());
     asked.sort_unstable();
-    assert_eq!(asked, [(0, 64, 9), (4, 10_000, 8)]);
+    assert_eq!(asked, [(64, 9), (10_000, 8)]);
+    let by_other = Route { queue: 6, lkey: 22, rkey: 1, timed: false };
     let again = sends.next_write(whole, 0, 4096).unwrap();
-    assert_eq!(
-        (again.lane, again.route, again.local_addr, again.remote_addr),
-        (lane(2), route(lane(2)), 0x5000, 0x1000)
-    );
+    assert_eq!((again.lane, again.route, again.local_addr, again.remote_addr), (lane(2), by_other, 0x5000, 0x1000));
     assert_eq!((again.bytes, again.immediate.unwrap().shares), (64, 1));
     let first = sends.next_write(half, 1, 4096).unwrap();
     assert_eq!((first.local_addr, first.remote_addr, first.bytes), (0x9000 + 10_000, 0x1000 + 10_000, 4096));
@@ -229,11 +231,38 @@ fn what_did_not_come_by_a_lost_lane_goes_by_another() {
 }
 
 #[test]
+fn a_lost_share_waits_for_an_entry_with_a_key_for_an_open_lane() {
+    let (mut sends, ring) = (<Sends>::new(), ring());
+    grant(&ring, 0, &[0]);
+    let head = find(&mut sends, &ring, 0).unwrap().unwrap();
+    let (request, _) = sends.start_whole(head, (0x5000, 9), 64, lane(1)).unwrap();
+    sends.lost(lane(1), &Received { granted: 1, open: vec![] });
+    assert_eq!(sends.test(request), Ok(Some(64)), "it had arrived");
+    grant(&ring, 1, &[0]);
+    let head = find(&mut sends, &ring, 0).unwrap().unwrap();
+    let (request, _) = sends.start_whole(head, (0x5000, 9), 64, lane(1)).unwrap();
+    sends.lost(lane(1), &Received { granted: 1, open: vec![] });
+    let epoch = Epoch::default().next();
+    assert!(sends.learn_epoch(lane(1), epoch) && !sends.learn_epoch(lane(1), epoch));
+    assert_eq!((sends.lanes_with_keys(0b11, &head), sends.epoch_of(lane(1))), (0b01, epoch));
+    sends.resend(&ring, 0b10, |_| panic!("the entry has an old key for the lane"));
+    let at = entry_word(1, 0) + 7;
+    let digest = ring[at].swap(0, Ordering::Relaxed);
+    sends.resend(&ring, 0b11, |_| panic!("the entry is being rewritten"));
+    ring[at].store(digest, Ordering::Relaxed);
+    assert!(sends.has_lost_shares());
+    put(&ring, 1, &Terms { addr: 0x1000, bytes: 64, tag: 0, parts: 1, part: 0, epoch });
+    sends.resend(&ring, 0b10, |share| Some(LocalRoute { lane: share.lane(lane(0)), queue: 0, lkey: 0 }));
+    let write = sends.next_write(request, 0, 4096).unwrap();
+    assert_eq!((write.lane, write.bytes, sends.has_lost_shares()), (lane(1), 64, false));
+}
+
+#[test]
 fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
     use crate::wire::control::OpenReceive;
     let bound = Arc::new(Bound::new(1000));
-    let mut sends = Sends::within(Some(Arc::clone(&bound)));
-    assert!(sends.is_bounded() && !Sends::new().is_bounded() && Sends::new().take(u64::MAX));
+    let mut sends = <Sends>::within(Some(Arc::clone(&bound)));
+    assert!(sends.is_bounded() && !<Sends>::new().is_bounded() && <Sends>::new().take(u64::MAX));
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let whole = |sends: &mut Sends, sequence, bytes, by| {
         assert!(sends.take(bytes));
@@ -252,7 +281,10 @@ fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
     let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
     sends.lost(lane(1), &Received { granted: 4, open: vec![open(1, 1), open(2, 0), open(3, 0)] });
     assert_eq!((bound.taken_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had arrived, one is resent");
-    assert!(!sends.reroute(|_| Some((lane(0), route(lane(0))))));
+    let ring = ring();
+    grant(&ring, 2, &[0]);
+    sends.resend(&ring, 0b01, |share| Some(LocalRoute { lane: share.lane(lane(1)), queue: 0, lkey: 0 }));
+    assert!(!sends.has_lost_shares());
     let write = sends.next_write(again, 0, 4096).unwrap();
     sends.posted(again, 0, &write);
     sends.confirmed(again, 0).unwrap();
@@ -266,7 +298,7 @@ fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
     let late = whole(&mut sends, 4, 600, 0);
     sends.ended();
     assert_eq!(bound.taken_bytes(), 0);
-    assert!(Sends::within(Some(Arc::clone(&bound))).take(1000), "another connection may use the whole bound");
+    assert!(<Sends>::within(Some(Arc::clone(&bound))).take(1000), "another connection may use the whole bound");
     sends.confirmed(late, 0).unwrap();
     assert_eq!(bound.taken_bytes(), 0);
 }

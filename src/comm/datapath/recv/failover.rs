@@ -1,7 +1,7 @@
 //! Reaction of a receiver to lost and returning rails. It reports the receives that have arrived,
 //! and grants again those whose CTS may be lost.
 
-use super::{Found, RecvPath, Source, keep, kept, source_of};
+use super::{Found, RecvPath, Source, keys, source_of};
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::{Lane, Stopped};
@@ -9,12 +9,11 @@ use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::status::Fenced;
 use crate::comm::datapath::wr_id::Work;
-use crate::error::{Network, Result, Usage};
-use crate::flow::receives::Grant;
+use crate::error::{Error, Network, Result, Usage};
+use crate::flow::receives::Repeat;
 use crate::wire::control::{Progress, Received};
-use crate::wire::cts::{Entry, Epoch, Terms};
+use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Time for a device to return the completions of stopped queue pairs, before the device is checked
@@ -77,68 +76,46 @@ impl RecvPath {
         is_broken
     }
 
-    /// Sends again the grants that may be lost, as far as the rails have room.
-    fn repay(&mut self, context: &PathContext) {
+    /// Repeats the grants that may be lost or have old keys, as far as the rails have room.
+    fn repeat_grants(&mut self, context: &PathContext) {
         if self.rails.status.has_failed() {
             return;
         }
         loop {
-            let any = self.cts_lane();
+            let preferred = self.cts_lane();
             let Self { receives, rails: Rails { lanes, .. }, .. } = self;
-            let Some(owed) = receives.next_owed(|lane| lanes[lane.unwrap_or(any).index()].has_room(0)) else { return };
-            let (slot, lane) = (owed.grant.slot, owed.lane.unwrap_or(any));
-            self.receives.repeats(slot, lane);
-            if let Err(error) = self.write_from_shadow(lane, owed.grant, owed.parts, Work::Repeat { slot }) {
+            let repeat = receives.next_repeat(preferred, |lane| lanes[lane.index()].has_room(0));
+            let Some(Repeat { grant, parts, lane }) = repeat else { return };
+            if let Err(error) = self.write_from_shadow(lane, grant, parts, Work::Repeat { slot: grant.slot }) {
                 self.lose_by(context, lane, error.to_string());
             }
         }
     }
-}
 
-impl RecvPath {
-    /// Starts a new epoch for a lane whose device has returned, and grants every waiting receive
-    /// again with the current keys.
-    fn renew(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
-        self.epoch = self.epoch.next();
-        self.since[lane.index()] = self.epoch;
-        self.since.iter_mut().for_each(|since| *since = since.near(self.epoch));
-        let mut waiting = Vec::new();
-        self.receives.renew(|grant, parts| waiting.push((grant, parts)));
-        for (grant, parts) in waiting {
-            for part in 0..parts {
-                self.renew_entry(context, grant, part)?;
-            }
-        }
-        self.repay(context);
-        Ok(())
-    }
-
-    /// Writes the entry of a receive's part into the shadow again, with the current keys.
-    fn renew_entry(&self, context: &PathContext, grant: Grant, part: usize) -> Result<()> {
-        let Source { memory: id, strict } = self.memory[source_of(grant, part)];
-        let memory = context
-            .registrations
-            .find(id)
-            .ok_or_else(|| Usage::DeregisteredReceive { peer: context.peer.name.clone() })?;
-        let Some(kept) = kept(&self.shadow, grant, part) else { return Ok(()) };
-        let words = std::array::from_fn(|word| kept[word].load(Ordering::Relaxed));
-        let Some(old) = Entry::whole(words, grant.sequence) else { return Ok(()) };
-        let (addr, bytes, tag, parts, part) = (old.addr(), old.bytes(), old.tag(), old.parts(), old.part());
-        let terms = Terms { addr, bytes, tag, parts, part, epoch: self.epoch };
-        keep(kept, &Entry::new(&terms, &self.keys(&memory, strict), grant.sequence));
+    /// Begins an epoch for a lane whose device has returned, and repeats every pending grant with
+    /// the current keys.
+    fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
+        let Self { receives, shadow, memory, rails, lanes_are_rails, .. } = self;
+        receives.take_new_keys(lane, shadow.words(), |grant, part| {
+            let Source { memory: id, strict } = memory[source_of(grant, part)];
+            let memory = context.registrations.find(id);
+            let memory = memory.ok_or_else(|| Usage::DeregisteredReceive { peer: context.peer.name.clone() })?;
+            Ok::<_, Error>(keys(&rails.lanes, *lanes_are_rails, &memory, strict))
+        })?;
+        self.repeat_grants(context);
         Ok(())
     }
 }
 
 impl DataPath for RecvPath {
-    fn renewed_epoch(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch> {
+    fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch> {
         if has_new_keys {
-            self.renew(context, lane)?;
+            self.take_new_keys(context, lane)?;
         }
-        Ok(self.since[lane.index()])
+        Ok(self.receives.epoch_of(lane))
     }
 
-    fn take_epoch(&mut self, _lane: LaneId, _epoch: Epoch) {}
+    fn learn_epoch(&mut self, _lane: LaneId, _epoch: Epoch) {}
 
     fn rails(&mut self) -> &mut Rails {
         &mut self.rails
@@ -177,7 +154,7 @@ impl DataPath for RecvPath {
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, _received: &Received) -> Result<()> {
         self.receives.lost(lane);
-        self.repay(context);
+        self.repeat_grants(context);
         Ok(())
     }
 
@@ -185,7 +162,7 @@ impl DataPath for RecvPath {
         if !self.rails.regain(lane, new) {
             return Ok(false);
         }
-        self.repay(context);
+        self.repeat_grants(context);
         Ok(true)
     }
 
@@ -197,13 +174,13 @@ impl DataPath for RecvPath {
         for lane in LaneId::all(self.rails.lanes.len()) {
             moved |= self.take_in(context, lane).map_err(|error| *error)? != Found::Nothing;
         }
-        self.repay(context);
+        self.repeat_grants(context);
         Ok(moved)
     }
 
-    fn is_owing(&mut self) -> bool {
-        // Without an open lane nothing can be granted again.
-        self.receives.is_owing() && self.rails.lanes.iter().any(Lane::is_open)
+    fn has_repeats(&mut self) -> bool {
+        // Without an open lane no grant can be repeated.
+        self.receives.has_repeats() && self.rails.open_lanes() != 0
     }
 
     fn delivered(&self) -> u64 {

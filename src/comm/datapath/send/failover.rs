@@ -10,38 +10,33 @@ use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::status::Fenced;
 use crate::error::{Result, Usage};
-use crate::flow::next;
-use crate::flow::sends::{Route, Stranded};
-use crate::wire::MAX_RAILS;
+use crate::flow::sends::LocalRoute;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
 impl SendPath {
-    /// Finds new lanes for the shares that wait for one.
-    fn reroute(&mut self, context: &PathContext) -> Result<()> {
+    /// Sends the shares of lost lanes again, as far as other lanes can carry them.
+    fn resend(&mut self, context: &PathContext) -> Result<()> {
         if self.rails.status.has_failed() {
             return Ok(());
         }
         let mut deregistered = false;
-        let Self { sends, rails: Rails { lanes, striping, .. }, ring, since, .. } = self;
-        self.is_stranded = sends.reroute(|Stranded { bytes, memory, sequence, part }| {
-            // No entry is found while the receiver is just writing this grant again.
-            let entry = next::granted(ring.words(), sequence, part)?;
-            let is_usable = |by: &LaneId| lanes[by.index()].is_open() && entry.epoch().is_since(since[by.index()]);
-            let wanted = striping.lane_for(bytes, &Sending(lanes));
-            let by = Some(wanted).filter(is_usable).or_else(|| LaneId::all(lanes.len()).find(is_usable))?;
+        let open = self.rails.open_lanes();
+        let Self { sends, rails: Rails { lanes, striping, .. }, ring, .. } = self;
+        sends.resend(ring.words(), open, |share| {
+            let by = share.lane(striping.lane_for(share.bytes, &Sending(lanes)));
             let lane = &mut lanes[by.index()];
-            let Some(memory) = context.registrations.find(memory) else {
+            let Some(memory) = context.registrations.find(share.memory) else {
                 deregistered = true;
                 return None;
             };
-            striping.given(by, bytes, None);
-            if striping.is_counted(bytes) {
-                lane.began(bytes);
+            striping.given(by, share.bytes, None);
+            if striping.is_counted(share.bytes) {
+                lane.began(share.bytes);
             }
             let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
-            Some((by, Route { queue: lane.next_queue(), lkey, rkey: entry.rkey(by), timed: false }))
+            Some(LocalRoute { lane: by, queue: lane.next_queue(), lkey })
         });
         if deregistered {
             return Err(Usage::DeregisteredSend { peer: context.peer.name.clone() }.into());
@@ -92,46 +87,41 @@ impl DataPath for SendPath {
 
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()> {
         self.sends.lost(lane, received);
-        self.reroute(context)
+        self.resend(context)
     }
 
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool> {
         if !self.rails.regain(lane, new) {
             return Ok(false);
         }
-        self.reroute(context).map(|()| true)
+        self.resend(context).map(|()| true)
     }
 
     fn poll(&mut self, context: &PathContext) -> Result<bool> {
         if self.rails.status.has_failed() {
             return Ok(false);
         }
-        if self.is_stranded {
-            self.reroute(context)?;
+        if self.sends.has_lost_shares() {
+            self.resend(context)?;
         }
         self.progress(context).map_err(|error| *error)
     }
 
-    fn renewed_epoch(&mut self, _context: &PathContext, lane: LaneId, _has_new_keys: bool) -> Result<Epoch> {
-        Ok(self.since[lane.index()])
+    fn epoch_of(&mut self, _context: &PathContext, lane: LaneId, _has_new_keys: bool) -> Result<Epoch> {
+        Ok(self.sends.epoch_of(lane))
     }
 
-    fn take_epoch(&mut self, lane: LaneId, epoch: Epoch) {
-        if self.since[lane.index()] != epoch {
+    fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) {
+        if self.sends.learn_epoch(lane, epoch) {
             // The peer's device has returned with new keys. The refused keys were those from
             // before.
             self.rails.status.forgive();
         }
-        self.since[lane.index()] = epoch;
-        let since = &self.since[..self.rails.lanes.len().min(MAX_RAILS)];
-        let newest = since.iter().fold(epoch, |newest, other| if other.is_since(newest) { *other } else { newest });
-        self.since.iter_mut().for_each(|since| *since = since.near(newest));
-        self.sends.set_epoch(newest);
     }
 
-    fn is_owing(&mut self) -> bool {
+    fn has_repeats(&mut self) -> bool {
         // Other waiting writes are posted when their request is tested.
-        self.is_stranded && self.rails.lanes.iter().any(Lane::is_open)
+        self.sends.has_lost_shares() && self.rails.open_lanes() != 0
     }
 
     fn delivered(&self) -> u64 {

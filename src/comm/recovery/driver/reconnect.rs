@@ -92,7 +92,7 @@ impl Driver {
         let Some(Attempt::Asked(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("there are no new queue pairs".to_owned());
         };
-        self.on_path(|path, _| path.take_epoch(lane, answer.epoch));
+        self.on_path(|path, _| path.learn_epoch(lane, answer.epoch));
         let way = Way { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
         let managed = &mut self.rails[lane.index()];
         managed.goes_by(way);
@@ -218,7 +218,7 @@ impl Driver {
         let opening = new.opening();
         let has_new_keys = self.rails[lane.index()].granted.replace(opening) != Some(opening);
         let kept = self.on_path(|path, context| {
-            let epoch = path.renewed_epoch(context, lane, has_new_keys)?;
+            let epoch = path.epoch_of(context, lane, has_new_keys)?;
             Ok(path.rails().status.keep(lane, new).then_some(epoch))
         });
         match kept {

@@ -2,19 +2,23 @@
 //! and frames in transit.
 //!
 //! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `events` says what
-//! can happen, `actions` executes what recovery asks for, and `time` has the deadlines and tells
-//! states apart.
+//! can happen, `actions` executes what recovery asks for, `messages` has grants and shares, and
+//! `time` has the deadlines and tells states apart.
 
 mod actions;
 mod events;
+mod messages;
 mod time;
 
 use super::super::{Action, Frame, Limits, Recovery, Role, SECOND, STEADY, State};
 use crate::wire::control::ControlFrame;
 use crate::wire::ids::LaneId;
+use messages::Messages;
 
 const RAILS: usize = 2;
 const MESSAGES: usize = 2;
+/// Size of a message. A cut message has a byte on each rail.
+const BYTES: u64 = RAILS as u64;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 /// Most frames in transit in one direction. One more replaces the last one, as in a mailbox.
 const FRAMES: usize = 2;
@@ -49,6 +53,8 @@ pub struct Budget {
     pub limits: u8,
     /// A side closes the connection. Its peer closes too, without a budget, once it knows.
     pub closes: u8,
+    /// A message is cut into a share for each rail.
+    pub cuts: u8,
 }
 
 impl Budget {
@@ -66,6 +72,7 @@ impl Budget {
             Event::HangNext => &mut self.hangs,
             Event::Limit { .. } => &mut self.limits,
             Event::Close { .. } => &mut self.closes,
+            Event::PostCut => &mut self.cuts,
             _ => return,
         };
         *left = left.saturating_sub(1);
@@ -75,11 +82,17 @@ impl Budget {
 /// One event.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    Post {
-        message: usize,
-        lane: LaneId,
-    },
+    /// The receiver's caller posts a receive.
+    Grant(LaneId),
+    /// A clear-to-send lands in the sender's ring.
+    LandGrant(usize),
+    /// The sender's caller posts a send.
+    Post(LaneId),
+    /// The sender's caller posts a send that is cut into a share for each rail.
+    PostCut,
+    /// A share lands in its buffer.
     Land(usize),
+    /// The sender polls the completion of a share.
     Confirm(usize),
     /// A data path finds a rail lost and stops it. Recovery learns of it by [`Event::Report`].
     Lose {
@@ -148,17 +161,9 @@ pub enum Event {
     Expire(LaneId),
 }
 
-/// A write of a message, posted on queue pairs of a generation.
-#[derive(Debug, Clone, Hash)]
-struct Write {
-    message: usize,
-    lane: LaneId,
-    generation: u32,
-    has_landed: bool,
-}
-
+/// The two ends. The receiver has `N` slots.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct World<const N: usize> {
     now: u64,
     budget: Budget,
     ends: [Recovery; 2],
@@ -189,16 +194,7 @@ pub struct World {
     activated: [u32; RAILS],
     next_generation: u32,
     is_port_up: [bool; RAILS],
-    writes: Vec<Write>,
-    /// Number of messages posted.
-    posted: usize,
-    confirmed: [bool; MESSAGES],
-    delivered: [bool; MESSAGES],
-    /// Messages that landed on queue pairs that the receiver does not poll, and their lanes. It
-    /// does not use these queue pairs yet, or their device is cut off.
-    unseen: Vec<(usize, LaneId)>,
-    /// Messages to post again, for which no lane is in use.
-    stranded: Vec<usize>,
+    messages: Messages<N>,
     /// True while TCP carries frames.
     tcp_carries: bool,
     /// The sides that have not found TCP broken.
@@ -226,7 +222,7 @@ struct Closing {
     has_left: bool,
 }
 
-impl World {
+impl<const N: usize> World<N> {
     pub fn new(budget: Budget) -> Self {
         let missing: Vec<_> = lanes().skip(RAILS - usize::from(budget.missing)).collect();
         let mut used = [[Some(0); RAILS]; 2];
@@ -237,7 +233,7 @@ impl World {
             end
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
-        Self {
+        let mut world = Self {
             // Long enough for the rails to count as steady.
             now: 2 * STEADY,
             budget,
@@ -256,19 +252,16 @@ impl World {
             activated: [0; RAILS],
             next_generation: 1,
             is_port_up: [true; RAILS],
-            writes: Vec::new(),
-            posted: 0,
-            confirmed: [false; MESSAGES],
-            delivered: [false; MESSAGES],
-            unseen: Vec::new(),
-            stranded: Vec::new(),
+            messages: Messages::new(),
             tcp_carries: true,
             tcp_is_open: [true; 2],
             is_lossy: budget.frames > 0,
             has_carried: [missing.len() < RAILS; 2],
             is_late: false,
             closing: Default::default(),
-        }
+        };
+        world.grant_at_first();
+        world
     }
 
     pub fn is_done(&self) -> bool {
@@ -278,8 +271,8 @@ impl World {
         self.ends.iter().all(Recovery::is_whole)
             && self.losses == [[false; RAILS]; 2]
             && self.new == [[None; RAILS]; 2]
-            && self.delivered == [true; MESSAGES]
-            && self.confirmed == [true; MESSAGES]
+            && self.messages.delivered == [true; MESSAGES]
+            && self.messages.confirmed == [true; MESSAGES]
     }
 
     /// # Errors
@@ -288,12 +281,12 @@ impl World {
         let now = self.now;
         self.budget.spend(event);
         match event {
-            Event::Post { message, lane } => self.post(message, lane),
+            Event::Grant(lane) => self.grant(lane)?,
+            Event::LandGrant(at) => self.land_grant(at),
+            Event::Post(lane) => self.post(Some(lane))?,
+            Event::PostCut => self.post(None)?,
             Event::Land(at) => self.land(at)?,
-            Event::Confirm(at) => {
-                let write = self.writes.remove(at);
-                self.confirmed[write.message] = true;
-            }
+            Event::Confirm(at) => self.confirm(at)?,
             Event::Lose { side, lane } => {
                 self.used[side][lane.index()] = None;
                 self.losses[side][lane.index()] = true;
@@ -305,6 +298,9 @@ impl World {
             Event::Stop { side, lane } => {
                 self.cut_off[side][lane.index()] = None;
                 self.take_in(side, lane)?;
+                if side == 1 {
+                    self.messages.reopen(lane);
+                }
             }
             Event::Report { side } => self.report(side)?,
             Event::Limit { side } => return self.reach_limit(side),
@@ -331,7 +327,7 @@ impl World {
             }
             Event::Hear { side, at } => {
                 let frame = self.frames[side].remove(at);
-                let begun = if side == 0 { self.posted as u64 } else { 0 };
+                let begun = self.messages.begun_sends(side);
                 self.ends[side].heard(&frame, begun, now);
             }
             Event::DropFrame { side } => _ = self.frames[side].remove(0),
@@ -378,6 +374,12 @@ impl World {
             }
             self.ends[side].tick(self.now);
             self.act(side)?;
+            // As the data path's `poll` does.
+            match side {
+                0 if self.messages.has_lost_shares() => self.resend_shares()?,
+                1 => self.repeat_grants()?,
+                _ => {}
+            }
             self.compare(side)?;
             let (frame, arrives) = match self.ends[side].poll_frame(self.now) {
                 Some(Frame::First(frame)) if self.tcp_is_open[side] => (frame, self.tcp_carries),
@@ -392,6 +394,7 @@ impl World {
             frames.truncate(FRAMES - 1);
             frames.push(frame);
         }
+        self.forget_grants();
         Ok(())
     }
 }

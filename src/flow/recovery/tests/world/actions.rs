@@ -1,14 +1,11 @@
 //! Execution of recovery's actions, with the checks of its promises.
 
 use super::super::super::{Action, Answer, Failure, State};
-use super::{MESSAGES, RAILS, UNCONNECTED, World, Write};
-use crate::wire::PARTS;
-use crate::wire::control::{OpenReceive, Received};
-use crate::wire::cts::Epoch;
+use super::{RAILS, UNCONNECTED, World};
 use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
-impl World {
+impl<const N: usize> World<N> {
     pub(super) fn act(&mut self, side: usize) -> Result<(), String> {
         while let Some(action) = self.ends[side].poll_action() {
             self.execute(side, action)?;
@@ -44,7 +41,7 @@ impl World {
                 let generation = self.next_generation;
                 self.next_generation += 1;
                 self.make(1, lane, generation)?;
-                let (end, epoch) = (end(generation), Epoch::default());
+                let (end, epoch) = (end(generation), self.answer_with_keys(lane)?);
                 let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
                 self.ends[1].answered(lane, Ok(answer), now);
             }
@@ -55,6 +52,7 @@ impl World {
                 if self.answered[lane.index()] != self.requests[lane.index()] {
                     return Err(format!("rail {lane} is connected to queue pairs for an earlier request"));
                 }
+                self.messages.learn_epoch(lane, answer.epoch);
                 let fails = self.fails(0, lane);
                 self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
                 self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
@@ -64,7 +62,7 @@ impl World {
                 self.new[side][lane.index()] = None;
                 self.hung[side][lane.index()] = self.hung[side][lane.index()].take().map(|_| None);
                 if side == 1 {
-                    self.unseen.retain(|(_, at)| *at != lane);
+                    self.messages.drop_unseen(Some(lane));
                 }
             }
             Action::Fail(failure) => self.fail(side, &failure)?,
@@ -128,7 +126,7 @@ impl World {
     pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
         self.used[side][lane.index()] = None;
         if self.cut_off[side][lane.index()].is_none() {
-            let received = self.received(side);
+            let received = self.messages.received(side);
             self.ends[side].fenced(lane, received, self.now);
         }
     }
@@ -145,7 +143,7 @@ impl World {
             if self.cut_off[side][lane.index()].is_some() {
                 self.ends[side].rail_down(lane, "cut off", self.now);
             } else {
-                let received = self.received(side);
+                let received = self.messages.received(side);
                 self.ends[side].lost(lane, "loss", received, self.now);
             }
         }
@@ -154,11 +152,7 @@ impl World {
 
     /// The caller closes its connection, as `comm::datapath::shared::leave` and `Driver::close` do.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
-        let is_running = match side {
-            0 => self.confirmed[..self.posted].contains(&false),
-            _ => self.delivered.contains(&false),
-        };
-        if is_running {
+        if self.messages.is_running(side) {
             self.end_path(side);
             self.ends[side].fail();
         }
@@ -167,7 +161,7 @@ impl World {
         if !self.ends[side].has_carried() {
             self.ends[side].fail();
         }
-        self.ends[side].close(self.delivered(side));
+        self.ends[side].close(self.messages.delivered(side));
         self.closing[side].has_closed = true;
         Ok(())
     }
@@ -213,48 +207,17 @@ impl World {
         self.used[side] = [None; RAILS];
         if side == 1 {
             self.new[side] = [None; RAILS];
-            self.unseen.clear();
+            self.messages.drop_unseen(None);
         }
     }
 
     fn peer_closed(&mut self, side: usize, delivered: u64) -> Result<(), String> {
-        if !self.closing[1 - side].has_closed || delivered != self.delivered(1 - side) {
-            return Err(format!("side {side} hears BYE with {delivered} messages delivered"));
+        let has = if side == 0 { self.messages.first_undelivered() } else { 0 };
+        if !self.closing[1 - side].has_closed || delivered != has {
+            return Err(format!("side {side} hears BYE with {delivered} receives delivered"));
         }
         self.closing[side].peer_is_away = true;
-        if side == 0 {
-            self.confirmed[..delivered as usize].fill(true);
-        }
-        Ok(())
-    }
-
-    /// Returns the number of messages, from the first on, that a receiver has. 0 for a sender.
-    fn delivered(&self, side: usize) -> u64 {
-        self.delivered.iter().take_while(|is_delivered| side == 1 && **is_delivered).count() as u64
-    }
-
-    fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
-        if self.may_write(side, lane) {
-            return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
-        }
-        if side == 1 {
-            return match self.may_write(0, lane) {
-                false => Ok(()),
-                true => Err(format!("the receiver repeats its grants before the sender has fenced rail {lane}")),
-            };
-        }
-        let (gone, kept) = std::mem::take(&mut self.writes).into_iter().partition(|write| write.lane == lane);
-        self.writes = kept;
-        for Write { message, generation, .. } in gone {
-            if self.receiver_has(lane, generation) {
-                return Err(format!("message {message} is resent before the peer has fenced rail {lane}"));
-            }
-            match received.has(message as u64, 0, 0) {
-                true => self.confirmed[message] = true,
-                false => self.stranded.push(message),
-            }
-        }
-        Ok(())
+        if side == 0 { self.messages.bye(delivered) } else { Ok(()) }
     }
 
     fn activate(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
@@ -281,21 +244,10 @@ impl World {
                 self.ends[0].rail_down(lane, "port", self.now);
             }
         }
-        self.take_in(side, lane)
-    }
-
-    /// The receiver takes in what landed on a lane unseen.
-    pub(super) fn take_in(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
-        if side == 0 {
-            return Ok(());
+        match side {
+            0 => self.resend_shares(),
+            _ => self.repeat_grants().and_then(|()| self.take_in(side, lane)),
         }
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.unseen).into_iter().partition(|(_, at)| *at == lane);
-        self.unseen = elsewhere;
-        if self.closing[1].path_ended {
-            return Ok(());
-        }
-        here.into_iter().try_for_each(|(message, _)| self.deliver(message))
     }
 
     fn make(&mut self, side: usize, lane: LaneId, generation: u32) -> Result<(), String> {
@@ -312,7 +264,7 @@ impl World {
     /// The receiver need not use these yet.
     pub(super) fn probe(&mut self, lane: LaneId) {
         let generation = self.new[0][lane.index()];
-        let is_there = generation.is_some_and(|generation| self.receiver_has(lane, generation))
+        let is_there = generation.is_some_and(|generation| self.has_qps(1, lane, generation))
             && self.is_port_up[lane.index()]
             && self.answered[lane.index()] == self.requests[lane.index()];
         if is_there {
@@ -321,52 +273,16 @@ impl World {
         self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, self.now);
     }
 
-    pub(super) fn post(&mut self, message: usize, lane: LaneId) {
-        if self.stranded.first() == Some(&message) {
-            self.stranded.remove(0);
-        } else {
-            self.posted += 1;
-        }
-        let generation = self.used[0][lane.index()].expect("the event asks for a lane in use");
-        self.writes.push(Write { message, lane, generation, has_landed: false });
-    }
-
-    pub(super) fn land(&mut self, at: usize) -> Result<(), String> {
-        let Write { message, lane, generation, .. } = self.writes[at].clone();
-        self.writes[at].has_landed = true;
-        if self.used[1][lane.index()] == Some(generation) {
-            return self.deliver(message);
-        }
-        self.unseen.push((message, lane));
-        Ok(())
-    }
-
-    fn deliver(&mut self, message: usize) -> Result<(), String> {
-        match std::mem::replace(&mut self.delivered[message], true) {
-            false => Ok(()),
-            true => Err(format!("message {message} is delivered twice")),
-        }
-    }
-
-    /// True while writes on queue pairs of this generation can land.
-    pub(super) fn receiver_has(&self, lane: LaneId, generation: u32) -> bool {
+    /// True while a side has queue pairs of this generation, so that its peer's writes on them can
+    /// land.
+    pub(super) fn has_qps(&self, side: usize, lane: LaneId, generation: u32) -> bool {
         let all = [&self.used, &self.new, &self.cut_off];
-        all.iter().any(|queue_pairs| queue_pairs[1][lane.index()] == Some(generation))
+        all.iter().any(|queue_pairs| queue_pairs[side][lane.index()] == Some(generation))
     }
 
     /// True while a side's NIC may still send by the queue pairs of a rail that carried.
-    fn may_write(&self, side: usize, lane: LaneId) -> bool {
+    pub(super) fn may_write(&self, side: usize, lane: LaneId) -> bool {
         self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
-    }
-
-    /// Returns the receiver's report of its receives, which are all granted from the beginning.
-    fn received(&self, side: usize) -> Received {
-        if side == 0 {
-            return Received::default();
-        }
-        let open = (0..MESSAGES).filter(|message| !self.delivered[*message]);
-        let open = open.map(|message| OpenReceive { sequence: message as u64, shares: [0; PARTS] }).collect();
-        Received { granted: MESSAGES as u64, open }
     }
 }
 

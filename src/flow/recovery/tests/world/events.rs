@@ -1,30 +1,16 @@
 //! The events that can happen in a state.
 
 use super::super::super::{Peer, State};
-use super::{Event, MESSAGES, RAILS, World, lanes};
+use super::messages::GrantWrite;
+use super::{Event, RAILS, World, lanes};
 use crate::flow::redial::Need;
 use crate::wire::ids::LaneId;
 
-impl World {
+impl<const N: usize> World<N> {
     /// Returns all events that can happen now.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
-        let may_post = !self.closing[0].has_closed && !self.closing[0].peer_is_away;
-        for lane in lanes().filter(|lane| may_post && self.used[0][lane.index()].is_some()) {
-            if let Some(message) = self.stranded.first() {
-                events.push(Event::Post { message: *message, lane });
-            } else if self.posted < MESSAGES {
-                events.push(Event::Post { message: self.posted, lane });
-            }
-        }
-        for (at, write) in self.writes.iter().enumerate() {
-            if !write.has_landed && self.receiver_has(write.lane, write.generation) {
-                events.push(Event::Land(at));
-            }
-            if write.has_landed && self.used[0][write.lane.index()] == Some(write.generation) {
-                events.push(Event::Confirm(at));
-            }
-        }
+        self.message_events(&mut events);
         for side in 0..2 {
             events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
             events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
@@ -47,6 +33,38 @@ impl World {
             events.push(Event::Tick);
         }
         events
+    }
+
+    fn message_events(&self, events: &mut Vec<Event>) {
+        let is_open = |side: usize| {
+            let end = self.closing[side];
+            !end.has_closed && !end.peer_is_away && !end.path_ended
+        };
+        if is_open(1) && self.messages.may_grant() {
+            events.extend(lanes().filter(|lane| self.used[1][lane.index()].is_some()).map(Event::Grant));
+        }
+        for (at, grant) in self.messages.grants.iter().enumerate() {
+            // Writes on one queue pair land in their order.
+            let is_next = |before: &GrantWrite| (before.lane, before.generation) != (grant.lane, grant.generation);
+            if self.messages.grants[..at].iter().all(is_next) && self.has_qps(0, grant.lane, grant.generation) {
+                events.push(Event::LandGrant(at));
+            }
+        }
+        let open = self.open_lanes(0);
+        if is_open(0) && open != 0 {
+            let usable = self.messages.lanes_to_send(open);
+            events.extend(lanes().filter(|lane| usable & lane.bit() != 0).map(Event::Post));
+            let may_cut = self.budget.cuts > 0 && usable.count_ones() as usize == RAILS;
+            events.extend(may_cut.then_some(Event::PostCut));
+        }
+        for (at, write) in self.messages.shares.iter().enumerate() {
+            if !write.has_landed && self.has_qps(1, write.lane, write.generation) {
+                events.push(Event::Land(at));
+            }
+            if write.has_landed && self.used[0][write.lane.index()] == Some(write.generation) {
+                events.push(Event::Confirm(at));
+            }
+        }
     }
 
     fn closing_events(&self, events: &mut Vec<Event>) {

@@ -6,7 +6,7 @@ use super::{LIMITS, World};
 use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-impl World {
+impl<const N: usize> World<N> {
     /// Returns the time of the next event that time alone brings about.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let sides = (0..2).filter(|side| !self.closing[*side].has_left);
@@ -41,12 +41,12 @@ impl World {
             (self.budget, self.requests, self.answered, self.probed, self.fails_next).hash(&mut hasher);
             self.frames.hash(&mut hasher);
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
-            (self.is_port_up, &self.writes, self.posted, self.confirmed, self.delivered).hash(&mut hasher);
-            (self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
+            self.messages.hash_state(&mut hasher);
+            (self.is_port_up, self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
+            (self.has_carried, self.is_late, self.closing).hash(&mut hasher);
             let text =
                 |thread: &Option<Option<_>>| thread.as_ref().map(|step| step.as_ref().map(|it| format!("{it:?}")));
             (self.hangs_next, self.hung.each_ref().map(|side| side.each_ref().map(text))).hash(&mut hasher);
-            (&self.unseen, &self.stranded, self.has_carried, self.is_late, self.closing).hash(&mut hasher);
             u128::from(hasher.finish())
         };
         key(1) << 64 | key(2)

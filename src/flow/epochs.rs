@@ -1,0 +1,73 @@
+//! The epochs of a receiver's keys, by lane. The receiver decides them; the sender learns them from
+//! JOINED.
+
+use crate::wire::MAX_RAILS;
+use crate::wire::cts::Epoch;
+use crate::wire::ids::LaneId;
+
+/// The newest epoch, and for each lane the first one whose CTS entries have valid keys for it.
+#[derive(Debug, Clone, Copy, Default, Hash)]
+pub(super) struct Epochs {
+    newest: Epoch,
+    since: [Epoch; MAX_RAILS],
+}
+
+impl Epochs {
+    /// Returns the newest epoch. Entries that are written now carry it.
+    #[inline(always)]
+    pub(super) fn newest(&self) -> Epoch {
+        self.newest
+    }
+
+    /// Returns the first epoch with valid keys for a lane.
+    pub(super) fn since(&self, lane: LaneId) -> Epoch {
+        self.since[lane.index()]
+    }
+
+    /// Begins the next epoch, because a lane's device has returned with new keys.
+    pub(super) fn begin(&mut self, lane: LaneId) {
+        self.learn(lane, self.newest.next());
+    }
+
+    /// Sets the first epoch of a lane, and returns true if another one was known.
+    pub(super) fn learn(&mut self, lane: LaneId, epoch: Epoch) -> bool {
+        let before = std::mem::replace(&mut self.since[lane.index()], epoch);
+        if epoch.is_since(self.newest) {
+            self.newest = epoch;
+        }
+        self.since.iter_mut().for_each(|since| *since = since.near(self.newest));
+        before != epoch
+    }
+
+    /// Returns the lanes of the set `open` for which an entry of this epoch has valid keys.
+    pub(super) fn lanes_with_keys(&self, open: u8, epoch: Epoch) -> u8 {
+        let has_key = |lane: &LaneId| epoch.is_since(self.since[lane.index()]);
+        LaneId::all(MAX_RAILS).filter(has_key).fold(0, |lanes, lane| lanes | lane.bit()) & open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ids::lane;
+
+    #[test]
+    fn entries_of_earlier_epochs_have_no_key_for_a_lane_whose_device_returned() {
+        let (mut receiver, mut sender) = (Epochs::default(), Epochs::default());
+        let first = receiver.newest();
+        receiver.begin(lane(1));
+        assert!(sender.learn(lane(1), receiver.since(lane(1))));
+        assert!(!sender.learn(lane(1), receiver.since(lane(1))), "the sender knows it");
+        assert!(!sender.learn(lane(0), receiver.since(lane(0))), "lane 0 has its first keys");
+        assert_eq!(sender.newest(), receiver.newest());
+        assert_eq!(sender.lanes_with_keys(0b111, first), 0b101);
+        assert_eq!(sender.lanes_with_keys(0b111, receiver.newest()), 0b111);
+        assert_eq!(sender.lanes_with_keys(0b010, first), 0);
+        for _ in 0..300 {
+            receiver.begin(lane(0));
+            assert!(sender.learn(lane(0), receiver.since(lane(0))));
+            let newest = receiver.newest();
+            assert_eq!((sender.newest(), sender.lanes_with_keys(0b11, newest)), (newest, 0b11));
+        }
+    }
+}

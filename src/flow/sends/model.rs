@@ -1,0 +1,37 @@
+//! Copies and keys of all sends, for the search through recovery's events.
+
+use super::{Left, Request, Sends};
+use std::hash::{Hash, Hasher};
+
+impl<const N: usize, const R: usize> Clone for Sends<N, R> {
+    fn clone(&self) -> Self {
+        assert!(self.hold.is_none(), "a copy would release the same bytes again");
+        Self {
+            requests: self.requests.clone(),
+            shares: self.shares.clone(),
+            free: self.free,
+            free_count: self.free_count,
+            next: self.next.clone(),
+            epochs: self.epochs,
+            has_lost_shares: self.has_lost_shares,
+            hold: None,
+        }
+    }
+}
+
+impl<const N: usize, const R: usize> Sends<N, R> {
+    /// Hashes the state, without what finished sends have left behind.
+    pub(in crate::flow) fn hash_state(&self, hasher: &mut impl Hasher) {
+        (&self.free[..self.free_count], &self.next, self.epochs, self.has_lost_shares).hash(hasher);
+        for (request, shares) in self.requests.iter().zip(self.shares.iter()) {
+            request.hash(hasher);
+            let Request::Cut(running) = request else { continue };
+            for (number, share) in shares.iter().enumerate().take(usize::from(running.count)) {
+                if running.unfinished & 1 << number != 0 {
+                    (share.lane, share.offset, share.bytes, share.leads, share.left).hash(hasher);
+                    (share.left != Left::Nothing).then_some(share.route).hash(hasher);
+                }
+            }
+        }
+    }
+}
