@@ -181,7 +181,7 @@ impl Plugin {
     fn start(nccl_version: Option<String>) -> Result<Self> {
         let config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
-        for warning in config.acknowledgement.warnings() {
+        for warning in config.qp.warnings() {
             tracing::warn!("{warning}");
         }
         Self::bring_up(config, nccl_version)
@@ -212,7 +212,7 @@ impl Plugin {
 
 /// Logs the priorities of the rails' ports. The interfaces of the software fabric have none.
 fn report_qos(survey: &Survey, process: &Process) {
-    if process.config.sysfs != "/sys" {
+    if process.config.rails.sysfs != Path::new("/sys") {
         return;
     }
     let (rails, errors) = survey.qos();

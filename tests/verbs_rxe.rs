@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nccl_net_spark::config::AcknowledgementConfig;
+use nccl_net_spark::config::QpConfig;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::verbs::{
     Access, AsyncEvent, CompletionBuffer, Context, Cq, GidEntry, GidKind, HostMemory, Library, LinkLayer, Mr, Path, Pd,
@@ -19,7 +19,7 @@ use nccl_net_spark::verbs::{
 
 const PORT: u8 = 1;
 const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
-const ACKNOWLEDGEMENT: AcknowledgementConfig = AcknowledgementConfig { timeout: 14, retry_count: 7 };
+const ACKNOWLEDGEMENT: QpConfig = QpConfig { timeout: 14, retry_count: 7, flow_label: 0 };
 const WORDS: usize = 1 << 17;
 /// `IBV_WC_WR_FLUSH_ERR` and `IBV_WC_REM_ACCESS_ERR`.
 const FLUSHED: u32 = 5;
@@ -62,6 +62,7 @@ impl End {
             remote_gid: peer.gid,
             traffic_class: 106,
             service_level: 0,
+            flow_label: 0,
         };
         self.qp.ready_to_receive(&path).expect("RTR");
         self.qp.ready_to_send(ACKNOWLEDGEMENT, send_psn).expect("RTS");

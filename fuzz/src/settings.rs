@@ -107,8 +107,8 @@ fn check_values(settings: &Settings) {
     assert!(config.rails.gid_index.is_none_or(|index| index <= 255));
     assert!(
         config.setup.service_level.is_none_or(|level| level <= 15)
-            && (1..=31).contains(&config.acknowledgement.timeout)
-            && config.acknowledgement.retry_count <= 7
+            && (1..=31).contains(&config.qp.timeout)
+            && config.qp.retry_count <= 7
     );
     assert!(config.setup.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
     assert!((128..=1 << 30).contains(&config.data_path.min_share_bytes));

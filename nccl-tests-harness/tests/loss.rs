@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, is_built, nccl_spark, plugin};
+use common::{Said, built, is_built, nccl_spark};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ impl Bed {
         let mut command = nccl_spark();
         command.args(["all-gather", "--fabric", "soft", "--fabric-name", "bed", "--profile", "unpaced", "--nic", nic]);
         command.args(["-b", "4M", "-e", "4M", "-w", "0", "-n", rounds, "--path-fault", &format!("{RAIL}=loss:1000")]);
-        command.arg("--plugin").arg(plugin().expect("looked for before"));
+        command.arg("--plugin").arg(built().expect("looked for before"));
         command.env("SOFTVERBS_DIR", self.folder.path()).stdin(Stdio::null());
         command
     }
@@ -52,7 +52,7 @@ impl Bed {
         let mut command = nccl_spark();
         command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
         command.env("SOFTVERBS_DIR", self.folder.path()).env("SOFTVERBS_FABRIC", "bed").env("SOFTVERBS_NODE", "0");
-        let plugin = plugin().expect("looked for before");
+        let plugin = built().expect("looked for before");
         let program = nccl_spark().get_program().to_owned();
         let library = PathBuf::from(program).with_file_name("softverbs-ibverbs");
         command.env("NCCL_IBVERBS_LIB", library).env("NCCL_NET_PLUGIN", plugin);

@@ -11,13 +11,10 @@ fn read(pairs: &[(&str, &str)]) -> Result<Config> {
 fn every_default_parses_and_empty_is_unset() {
     let config = read(&[]).unwrap();
     assert_eq!(config.rails.verbs_library, "libibverbs.so.1");
-    assert_eq!(
-        (config.rails.gid_index, config.acknowledgement.timeout, config.acknowledgement.retry_count),
-        (None, 14, 6)
-    );
+    assert_eq!((config.rails.gid_index, config.qp.timeout, config.qp.retry_count), (None, 14, 6));
     let emptied: Vec<_> = table().iter().map(|row| (row.name, "")).collect();
     let config = read(&emptied).unwrap();
-    assert_eq!(config.acknowledgement.timeout, 14);
+    assert_eq!(config.qp.timeout, 14);
     assert_eq!((config.setup.traffic_class, config.setup.qps_per_rail), (None, None));
 }
 
@@ -48,9 +45,9 @@ fn the_environment_wins_over_the_users_file_and_that_over_the_machines() {
     let standard = [user.path(), machine.path(), user.path().with_file_name("none")];
     let environment = [("NCCL_IB_TC", "5"), ("NCCL_IB_RETRY_CNT", " ")];
     let settings = gather(&environment, &standard).unwrap();
-    let Config { setup, acknowledgement, .. } = &settings.config;
+    let Config { setup, qp, .. } = &settings.config;
     let SetupConfig { traffic_class, service_level, .. } = *setup;
-    let AcknowledgementConfig { timeout, retry_count } = *acknowledgement;
+    let QpConfig { timeout, retry_count, .. } = *qp;
     assert_eq!((traffic_class, service_level, retry_count, timeout), (Some(5), Some(2), 4, 14));
     let source = |name: &str| settings.held().iter().find(|one| one.row.name == name).unwrap().source.clone();
     assert_eq!(source("NCCL_IB_TC"), Source::Environment);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::context::{Context, Pd};
 use super::library::Library;
 use super::{Cq, GidEntry, GidKind, Path, PortState, Qp, QpCaps};
-use crate::config::AcknowledgementConfig;
+use crate::config::QpConfig;
 use crate::error::Error;
 use verbs_sys::*;
 
@@ -131,9 +131,9 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
     qp.ready_to_receive(&Path { gid_index: 3, flow_label: 16_383, traffic_class: 106, ..path }).expect("it connects");
     assert_eq!(ROUTE_HEADER.get(), (16_383, 255, 106), "a routed path needs more than one hop");
     for (timeout, retry_count) in [(32, 7), (31, 8)] {
-        let acknowledgement = AcknowledgementConfig { timeout, retry_count };
-        let refused = qp.ready_to_send(acknowledgement, 0);
-        assert!(matches!(refused, Err(Error::Argument(_))), "{acknowledgement:?}");
+        let config = QpConfig { timeout, retry_count, flow_label: 0 };
+        let refused = qp.ready_to_send(config, 0);
+        assert!(matches!(refused, Err(Error::Argument(_))), "{config:?}");
     }
     let too_much = QpCaps { send_requests: 5, ..caps };
     assert!(matches!(Qp::new(&pd, &cq, too_much), Err(Error::Os { errno: libc::EINVAL, .. })));

@@ -7,7 +7,7 @@ use super::context::{Operations, Pd, note_failure};
 use super::cq::{Cq, RawCq};
 use super::library::Pointer;
 use super::thread_domain::{ThreadDomain, tell_doorbells};
-use crate::config::AcknowledgementConfig;
+use crate::config::QpConfig;
 use crate::error::{Argument, Call, Error, Result};
 use verbs_sys::*;
 
@@ -184,8 +184,8 @@ impl Qp {
     /// # Errors
     /// [`Error::Argument`] for a timeout or retry count out of range, [`Error::Os`] if the device
     /// refuses.
-    pub fn ready_to_send(&mut self, acknowledgement: AcknowledgementConfig, send_psn: u32) -> Result<()> {
-        let AcknowledgementConfig { timeout, retry_count } = acknowledgement;
+    pub fn ready_to_send(&mut self, config: QpConfig, send_psn: u32) -> Result<()> {
+        let QpConfig { timeout, retry_count, .. } = config;
         if timeout > 31 || retry_count > 7 {
             return Err(Argument::Timing { timeout, retry_count }.into());
         }

@@ -371,7 +371,7 @@ impl Fabric {
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
         let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
-        lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.acknowledgement, &route).unwrap();
+        lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.qp, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
@@ -386,7 +386,7 @@ impl Fabric {
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
                 let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
-                pair[side].connect(role, self.hosts[side].process().config.acknowledgement, &route).unwrap();
+                pair[side].connect(role, self.hosts[side].process().config.qp, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }
             let [sender, receiver] = pair;

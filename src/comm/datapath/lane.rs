@@ -5,7 +5,7 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Look, Rail};
 use crate::comm::threads;
-use crate::config::AcknowledgementConfig;
+use crate::config::QpConfig;
 use crate::counters::Record;
 use crate::counters::layout::Word;
 #[cfg(doc)]
@@ -263,7 +263,7 @@ impl Lane {
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
     /// [`Error::Network`] if the port no longer has the agreed address. [`Error::Protocol`] if the
     /// peer sent another number of queue pairs, or a larger path MTU than the port has.
-    pub fn connect(&mut self, role: Role, acknowledgement: AcknowledgementConfig, route: &Route<'_>) -> Result<()> {
+    pub fn connect(&mut self, role: Role, config: QpConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
             return Err(Violation::QueuePairs { theirs, ours }.into());
@@ -292,7 +292,7 @@ impl Lane {
                 service_level,
                 flow_label: config.flow_label,
             })?;
-            queue.qp.ready_to_send(acknowledgement, queue.psn)?;
+            queue.qp.ready_to_send(config, queue.psn)?;
         }
         Ok(())
     }

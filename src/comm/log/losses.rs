@@ -82,11 +82,13 @@ impl Losses {
         self.text(|_| true)
     }
 
-    /// Returns the counters of these devices that have grown, as the end of a message: "; since the
-    /// start: 4,830 packet_seq_err on rocep1s0f0". The text is empty without any. Does not wait for
-    /// a driver.
-    pub fn grown(&self, devices: &[&str]) -> String {
-        self.text(|port| devices.contains(&port.device.as_str())).map(|text| format!("; {text}")).unwrap_or_default()
+    /// Returns the counters that have grown on one device, or on all, as the end of a message: ";
+    /// since the start: 4,830 packet_seq_err on rocep1s0f0". The text is empty without any. Does
+    /// not wait for a driver.
+    pub fn grown(&self, device: Option<&str>) -> String {
+        self.text(|port| device.is_none_or(|device| port.device == device))
+            .map(|text| format!("; {text}"))
+            .unwrap_or_default()
     }
 
     fn text(&self, wanted: impl Fn(&Port) -> bool) -> Option<String> {
@@ -183,13 +185,13 @@ mod tests {
         put(sysfs.path(), "d0", [100, 1_000]);
         put(sysfs.path(), "d1", [5, 7]);
         let losses = losses(sysfs.path());
-        assert_eq!(losses.grown(&["d0"]), "", "nothing was read");
+        assert_eq!(losses.grown(Some("d0")), "", "nothing was read");
         losses.read();
-        assert_eq!((losses.grown(&["d0"]).as_str(), losses.state().has_warned), ("", false), "the start");
+        assert_eq!((losses.grown(Some("d0")).as_str(), losses.state().has_warned), ("", false), "the start");
         put(sysfs.path(), "d0", [1_109, 100_001_000]);
         losses.read();
-        assert_eq!(losses.grown(&["d1", "d0"]), "; since the start: 1,009 packet_seq_err on d0");
-        assert_eq!(losses.grown(&["d1", "d2"]), "");
+        assert_eq!(losses.grown(None), "; since the start: 1,009 packet_seq_err on d0");
+        assert_eq!(losses.grown(Some("d1")), "");
         assert!(losses.state().has_warned);
         put(sysfs.path(), "d1", [6, 8]);
         std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();

@@ -55,7 +55,8 @@ pub struct ConnectionStall {
 
 impl Stalls {
     /// Writes the lines that are due. `window` is the shortest time between two lines about a peer.
-    pub fn tick(&self, window: Duration, now: Instant) {
+    /// `losses` returns the end of a line, about lost packets.
+    pub fn tick(&self, window: Duration, now: Instant, losses: impl Fn() -> String) {
         let mut peers = self.lock();
         // A peer without a stall is kept while its last line is recent.
         peers.retain(|of| !of.stalled.is_empty() || now < of.due);
@@ -68,7 +69,7 @@ impl Stalls {
                     1 => "1 connection".to_owned(),
                     count => format!("{count} connections"),
                 };
-                tracing::warn!("no progress with {peer} for {waited:.0?} on {connections}: {why}");
+                tracing::warn!("no progress with {peer} for {waited:.0?} on {connections}: {why}{}", losses());
             }
         }
     }
@@ -136,27 +137,27 @@ mod tests {
         let now = Instant::now();
         let why = || StallCause::NoAnswer { silent: SECOND, unacknowledged: String::new() };
         members[0].stalled(Cause::NotPosted, why(), now, now);
-        stalls.tick(WINDOW, now);
+        stalls.tick(WINDOW, now, String::new);
         assert_eq!(logged(&stalls), [(1, None)], "other connections may know more");
         members[1].stalled(Cause::NotGranted, why(), now, now + SECOND / 2);
-        stalls.tick(WINDOW, now + SECOND);
+        stalls.tick(WINDOW, now + SECOND, String::new);
         assert_eq!(logged(&stalls), [(2, Some(Cause::NotGranted))]);
         // A greater cause waits until the window has passed.
         members[2].stalled(Cause::NoAnswer, why(), now, now + 2 * SECOND);
-        stalls.tick(WINDOW, now + WINDOW);
+        stalls.tick(WINDOW, now + WINDOW, String::new);
         assert_eq!(logged(&stalls), [(3, Some(Cause::NotGranted))]);
-        stalls.tick(WINDOW, now + WINDOW + SECOND);
+        stalls.tick(WINDOW, now + WINDOW + SECOND, String::new);
         assert_eq!(logged(&stalls), [(3, Some(Cause::NoAnswer))]);
         members.iter_mut().for_each(ConnectionStall::ended);
         // A new stall within the window waits for its end, and is logged again.
         let now = now + WINDOW + 2 * SECOND;
         members[0].stalled(Cause::NoAnswer, why(), now, now);
-        stalls.tick(WINDOW, now + 2 * SECOND);
+        stalls.tick(WINDOW, now + 2 * SECOND, String::new);
         assert_eq!(logged(&stalls), [(1, None)]);
-        stalls.tick(WINDOW, now + WINDOW);
+        stalls.tick(WINDOW, now + WINDOW, String::new);
         assert_eq!(logged(&stalls), [(1, Some(Cause::NoAnswer))]);
         drop(members);
-        stalls.tick(WINDOW, now + 3 * WINDOW);
+        stalls.tick(WINDOW, now + 3 * WINDOW, String::new);
         assert!(logged(&stalls).is_empty());
     }
 }

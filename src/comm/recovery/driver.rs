@@ -7,6 +7,7 @@
 //! All of it runs on the service thread, which borrows the data path for moments ([`DataPath`]).
 //! Calls that may block have their own threads (`reconnect`).
 
+mod failure;
 mod first_rail;
 mod reconnect;
 mod stall;
@@ -14,7 +15,7 @@ mod stall;
 use super::attempt::ManagedRail;
 use super::stall::Stall;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::{broken, broken_protocol};
+use crate::comm::datapath::fault::broken;
 use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::path::{DataPath, Faults};
@@ -27,8 +28,7 @@ use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::counters::nanos;
-use crate::error::{Error, Network, TimedOut};
-use crate::flow::recovery::{Action, Cause, Changed, Failure, Frame, Limits, LogEntry, Recovery, State};
+use crate::flow::recovery::{Action, Cause, Changed, Frame, Limits, LogEntry, Recovery, State};
 use crate::flow::redial::Need;
 use crate::wire::control::{ControlFrame, Received};
 use crate::wire::fields::Priority;
@@ -487,7 +487,7 @@ impl Driver {
                     }
                     Role::Receiver => "the peer retries".to_owned(),
                 };
-                let grown = self.process.losses.grown(&[&self.rails[lane.index()].rail.info.device]);
+                let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
                 self.outages.lost(lane, &cause.to_string(), &(next + &grown), now);
                 self.rails[lane.index()].outages.lost(now);
             }
@@ -533,56 +533,6 @@ impl Driver {
                 }
             }
         }
-    }
-
-    /// Ends a connection that recovery has given up.
-    fn fail(&mut self, failure: &Failure) {
-        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.recovery.loss_timeout.as_secs());
-        let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
-        let error = match failure {
-            Failure::Protocol(why) => broken_protocol(&peer, why).into(),
-            Failure::NotStopped(lane) => TimedOut::NotStopped { rail: rail(lane), peer, limit, rails }.into(),
-            Failure::NotAcknowledged(lane) => TimedOut::NotAcknowledged { rail: rail(lane), peer, limit, rails }.into(),
-            Failure::NoFirstRail => self.no_first_rail(),
-            Failure::NoRail(waited) => {
-                Network::NoRailLeft { peer, waited: Duration::from_nanos(*waited), limit, rails }.into()
-            }
-        };
-        self.end(error);
-    }
-
-    /// Ends the connection. The data path returns the error from the next call.
-    pub fn give_up(&mut self, error: Error) {
-        if self.recovery.has_failed() {
-            self.end_path(error);
-        } else {
-            self.recovery.fail();
-            self.end(error);
-        }
-    }
-
-    /// Shows in the counters that the rails of a failed connection do not carry.
-    fn show_failure(&self) {
-        if self.recovery.has_failed() {
-            self.rails.iter().for_each(|managed| managed.outages.failed());
-        }
-    }
-
-    fn end(&mut self, error: Error) {
-        self.show_failure();
-        self.outages.ended();
-        self.tcp.ended();
-        // The call that gets the error writes the warning.
-        if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
-            tracing::info!("{error}");
-        } else {
-            tracing::debug!("{error}");
-        }
-        self.end_path(error);
-    }
-
-    fn end_path(&mut self, error: Error) {
-        self.on_path(|path, _| drop(path.end(Box::new(error))));
     }
 
     /// Borrows the data path. Returns `None` after a panic in it.

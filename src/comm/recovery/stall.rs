@@ -2,6 +2,7 @@
 
 use crate::comm::log::stalls::ConnectionStall;
 use crate::comm::process::Process;
+use crate::config::Config;
 use crate::counters::nanos;
 use crate::flow::stall::{StallLimits, StallWatch};
 use std::time::Duration;
@@ -21,7 +22,8 @@ pub struct Stall {
 impl Stall {
     /// Returns the state of a new connection.
     pub fn new(process: &Process, peer: &str) -> Self {
-        let (warn, abort) = (process.config.stall_warn, process.config.stall_abort.map(Duration::from_secs));
+        let Config { data_path, recovery, .. } = &process.config;
+        let (warn, abort) = (data_path.stall_warn, recovery.stall_abort_s.map(Duration::from_secs));
         let limits = StallLimits { warn: nanos(warn), abort: abort.map(nanos) };
         let log = ConnectionStall::new(&process.stalls, peer);
         Self { watch: StallWatch::new(limits), log, next_sample: 0, is_closed: false }

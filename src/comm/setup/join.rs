@@ -154,7 +154,7 @@ impl NewLane {
     ) -> ConnectResult {
         let NewRoute { look, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
         let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
-        let outcome = self.lane.connect(role, process.config.acknowledgement, &route);
+        let outcome = self.lane.connect(role, process.config.qp, &route);
         match &trial {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
             None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),

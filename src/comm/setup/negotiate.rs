@@ -72,7 +72,7 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 /// settings leave open is not compared: the communicator may have chosen the peer's.
 pub fn warn_of_priority(process: &Process, hello: &Hello) {
     let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
-    let differs = process.config.traffic_class.is_some_and(|class| class != theirs.traffic_class)
+    let differs = process.config.setup.traffic_class.is_some_and(|class| class != theirs.traffic_class)
         || ours.service_level != theirs.service_level;
     if differs && process.log.is_first(peer, Subject::Priority) {
         tracing::warn!(
@@ -136,7 +136,7 @@ impl LocalRails {
     /// `NCCL_SPARK_RING_TCP`: a host that forwards IP packets may not forward RoCE, and TCP works
     /// there.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
-        if process.config.ring_tcp {
+        if process.config.setup.ring_tcp {
             return Vec::new();
         }
         let mut routes = pairing::possible_routes(theirs, &self.adverts);

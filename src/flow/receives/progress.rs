@@ -3,7 +3,7 @@
 use super::{Claim, Granted, Receives, SlotState};
 use crate::wire::control::Progress;
 
-impl Receives {
+impl<const N: usize> Receives<N> {
     /// Returns true if the caller waits for a receive that is not optional.
     pub fn is_awaited(&self) -> bool {
         self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.claim == Claim::Pending)
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn arrivals_and_tests_show_as_progress() {
-        let mut receives = Receives::new(4096);
+        let mut receives: Receives = Receives::new(4096);
         let of = |granted, delivered, open, arrived, untested| Progress::Receiver {
             granted,
             delivered,

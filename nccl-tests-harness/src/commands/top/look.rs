@@ -98,7 +98,7 @@ impl Looker {
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
         // A wrong setting is the plugin's to refuse.
-        let sysfs = Config::from_environment().map_or_else(|_| "/sys".to_owned(), |config| config.sysfs).into();
+        let sysfs = Config::from_environment().map_or_else(|_| PathBuf::from("/sys"), |config| config.rails.sysfs);
         Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }
 

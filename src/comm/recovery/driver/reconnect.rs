@@ -295,7 +295,7 @@ impl Job {
         };
         let joined = self.open().and_then(|mut new| {
             new.peer_mailbox_rkey = end.mailbox_rkey;
-            new.connect(self.role, self.process.config.acknowledgement, &route)?;
+            new.connect(self.role, self.process.config.qp, &route)?;
             Ok(new)
         });
         let outcome = joined.map(|new| {
@@ -317,7 +317,7 @@ impl Job {
             priority: self.priority,
         };
         lane.peer_mailbox_rkey = answer.end.mailbox_rkey;
-        let outcome = lane.connect(self.role, self.process.config.acknowledgement, &route);
+        let outcome = lane.connect(self.role, self.process.config.qp, &route);
         (lane, outcome)
     }
 

@@ -70,7 +70,7 @@ impl Driver {
         let Some(verdict) = self.stall.watch.verdict().copied() else { return self.show_no_stall() };
         let (waited, why) = (Duration::from_nanos(self.stall.watch.waited(at)), self.stall_cause(&verdict, at));
         self.show_in_counters(stall_word(verdict.cause as u8, waited.as_secs()));
-        if let Some(limit) = self.process.config.stall_abort.filter(|_| self.stall.watch.must_abort(at)) {
+        if let Some(limit) = self.process.config.recovery.stall_abort_s.filter(|_| self.stall.watch.must_abort(at)) {
             let peer = self.context.peer.name.clone();
             return self.give_up(TimedOut::Stalled { peer, waited, limit, why }.into());
         }

@@ -47,5 +47,5 @@ fn acknowledgement(variables: &[Variable]) -> Vec<Finding> {
     // Values that are refused have findings of their own.
     let Ok(config) = Config::from_variables(&set) else { return Vec::new() };
     let finding = |text| Id::SlowFailover.finding(text).cured_by(format!("unset {}", names.join(" ")));
-    config.acknowledgement.warnings().into_iter().map(finding).collect()
+    config.qp.warnings().into_iter().map(finding).collect()
 }

@@ -174,7 +174,7 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
         }
         "NCCL_IB_TIMEOUT" | "NCCL_IB_RETRY_CNT" => {
             // `acknowledgement` judges both variables together, and makes the finding.
-            let alone = Config::from_variables(&[(name.to_owned(), value.to_owned())]).ok()?.acknowledgement;
+            let alone = Config::from_variables(&[(name.to_owned(), value.to_owned())]).ok()?.qp;
             let effect = if alone.warnings().is_empty() { Honoured } else { Harms };
             let text = format!("a rail that falls silent counts as lost after {:.1?} or more", alone.silence_limit());
             Some(harmless(effect, text))

@@ -5,6 +5,7 @@ use crate::commands::doctor::place::Place;
 use nccl_net_spark::config::Config;
 use nccl_net_spark::rails::{PortQos, RailQos, Survey};
 use nccl_net_spark::wire::fields::Priority;
+use std::path::Path;
 
 /// Priorities of a host.
 #[derive(Debug, Default)]
@@ -22,8 +23,10 @@ pub struct Qos {
 
 /// Reads the priorities of the rails.
 pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Qos {
-    let roce =
-        Priority { traffic_class: config.traffic_class.unwrap_or(0), service_level: config.service_level.unwrap_or(0) };
+    let roce = Priority {
+        traffic_class: config.setup.traffic_class.unwrap_or(0),
+        service_level: config.setup.service_level.unwrap_or(0),
+    };
     let rails = if place.is_live() { live(config, survey, not_seen) } else { of_copy(place, survey) };
     let ecn = |rail: &RailQos| {
         let folder = format!("/sys/class/net/{}/ecn", rail.netdev);
@@ -38,7 +41,7 @@ pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mu
 
 /// Asks the kernel. The software fabric has interfaces of its own.
 fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<RailQos> {
-    if config.sysfs != "/sys" {
+    if config.rails.sysfs != Path::new("/sys") {
         return Vec::new();
     }
     let (rails, errors) = survey.qos();

@@ -1,4 +1,4 @@
-//! Time that a rail may stay silent before it counts as lost, by the settings.
+//! Settings of queue pairs, and the time that a rail may stay silent before it counts as lost.
 
 use std::time::Duration;
 
@@ -7,16 +7,18 @@ const PROMISED: Duration = Duration::from_secs(1);
 /// Fewer retransmissions than this turn single lost packets into lost rails.
 const ENOUGH_RETRIES: u8 = 3;
 
-/// Waits of queue pairs for acknowledgements.
+/// Settings of queue pairs.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct AcknowledgementConfig {
+pub struct QpConfig {
     /// `NCCL_IB_TIMEOUT`: 4.096 us x 2^timeout; 0 (infinite) to 31.
     pub timeout: u8,
     /// `NCCL_IB_RETRY_CNT`: retransmissions before a queue pair fails; 0 to 7.
     pub retry_count: u8,
+    /// `NCCL_SPARK_FLOW_LABEL`; 0: the driver computes one.
+    pub flow_label: u32,
 }
 
-impl AcknowledgementConfig {
+impl QpConfig {
     /// Time that a queue pair waits for acknowledgements in all, by the InfiniBand specification
     /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device
     /// may take up to four times that. ConnectX with adaptive retransmission takes about the
@@ -53,13 +55,13 @@ mod tests {
     fn warnings(variables: &[(&str, &str)]) -> Vec<String> {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Config::from_variables(&variables).unwrap().acknowledgement.warnings()
+        Config::from_variables(&variables).unwrap().qp.warnings()
     }
 
     #[test]
     fn the_defaults_keep_the_promise() {
         let config = Config::from_variables(&[]).unwrap();
-        assert_eq!(config.acknowledgement.silence_limit(), Duration::from_nanos(469_762_048));
+        assert_eq!(config.qp.silence_limit(), Duration::from_nanos(469_762_048));
         assert!(warnings(&[]).is_empty());
     }
 

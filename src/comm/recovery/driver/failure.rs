@@ -1,0 +1,62 @@
+//! The end of a connection that cannot continue: its error, its log line and its counters.
+
+use super::Driver;
+use crate::comm::datapath::fault::broken_protocol;
+use crate::comm::datapath::path::Faults;
+use crate::comm::log::once::Subject;
+use crate::error::{Error, Network, TimedOut};
+use crate::flow::recovery::Failure;
+use crate::wire::ids::LaneId;
+use std::time::Duration;
+
+impl Driver {
+    /// Ends a connection that recovery has given up.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.recovery.loss_timeout.as_secs());
+        let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
+        let error = match failure {
+            Failure::Protocol(why) => broken_protocol(&peer, why).into(),
+            Failure::NotStopped(lane) => TimedOut::NotStopped { rail: rail(lane), peer, limit, rails }.into(),
+            Failure::NotAcknowledged(lane) => TimedOut::NotAcknowledged { rail: rail(lane), peer, limit, rails }.into(),
+            Failure::NoFirstRail => self.no_first_rail(),
+            Failure::NoRail(waited) => {
+                Network::NoRailLeft { peer, waited: Duration::from_nanos(*waited), limit, rails }.into()
+            }
+        };
+        self.end(error);
+    }
+
+    /// Ends the connection. The data path returns the error from the next call.
+    pub fn give_up(&mut self, error: Error) {
+        if self.recovery.has_failed() {
+            self.end_path(error);
+        } else {
+            self.recovery.fail();
+            self.end(error);
+        }
+    }
+
+    /// Shows in the counters that the rails of a failed connection do not carry.
+    pub(super) fn show_failure(&self) {
+        if self.recovery.has_failed() {
+            self.rails.iter().for_each(|managed| managed.outages.failed());
+        }
+    }
+
+    pub(super) fn end(&mut self, error: Error) {
+        self.show_failure();
+        self.outages.ended();
+        self.tcp.ended();
+        // The call that gets the error writes the warning.
+        if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
+            tracing::info!("{error}");
+        } else {
+            tracing::debug!("{error}");
+        }
+        self.end_path(error);
+    }
+
+    fn end_path(&mut self, error: Error) {
+        self.on_path(|path, _| drop(path.end(Box::new(error))));
+    }
+}
