@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn wifi_shows_in_sysfs() {
+    fn wifi_is_recognised_in_sysfs() {
         let sysfs = tempfile::tempdir().unwrap();
         for entry in ["wlan0/phy80211", "wlan1/wireless", "eth0/queues"] {
             std::fs::create_dir_all(sysfs.path().join("class/net").join(entry)).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_interface_of_this_host_comes_once() {
+    fn every_interface_of_this_host_is_listed_once() {
         let found = all().unwrap();
         assert!(!found.is_empty());
         let names: std::collections::BTreeSet<&str> = found.iter().map(|interface| interface.name.as_str()).collect();

@@ -270,7 +270,7 @@ fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 1..SURVEYS {
         match take() {
             Err(error) if error.is_removal() || error.is_failed_device() => {
-                tracing::warn!("looking for rails once more: {error}")
+                tracing::warn!("a device disappeared during start-up ({error}); rescanning rails")
             }
             done => return done,
         }
@@ -430,7 +430,7 @@ mod tests {
     use crate::error::Call;
 
     #[test]
-    fn devices_that_leave_are_looked_for_again_and_not_for_ever() {
+    fn removed_devices_are_searched_for_again_for_a_limited_time() {
         let failed = |errno| Error::Os { call: Call::Open { device: "mlx5_0".to_owned() }, errno };
         let mut looks = 0;
         let mut after = |failures: usize, errno| {

@@ -19,7 +19,7 @@ fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
 }
 
 #[test]
-fn detail_reaches_nccls_log_only_under_trace() {
+fn details_reach_nccls_log_only_at_level_trace() {
     // NCCL shows level `[5]` under NCCL_DEBUG=TRACE. Each finalize without an init writes such a
     // line.
     let detail = |level: &str| {

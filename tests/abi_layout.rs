@@ -118,7 +118,7 @@ fn the_c_header_is_laid_out_as_nccls() {
 }
 
 #[test]
-fn the_tables_name_the_network_and_leave_out_what_the_plugin_has_not() {
+fn the_tables_name_the_network_and_have_null_for_missing_functions() {
     assert!(ncclNetPlugin_v8.reg_mr_dma_buf.is_none() && ncclNetPlugin_v8.iflush.is_some());
     assert!(ncclNetPlugin_v12.more.make_v_device.is_none() && ncclNetPlugin_v12.more.set_net_attr.is_none());
     assert!(ncclNetPlugin_v11.more.finalize.is_some() && ncclNetPlugin_v12.more.finalize.is_some());

@@ -112,7 +112,7 @@ fn every_member_of_the_tuner_has_nccls_type() {
 }
 
 #[test]
-fn the_header_can_stand_beside_nccls() {
+fn the_header_compiles_beside_nccls() {
     let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
         return common::skip::skip("NCCL_NET_HEADERS does not name the folder of NCCL's headers");
     };

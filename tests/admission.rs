@@ -138,7 +138,7 @@ fn is_over(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn no_part_of_an_honest_hello_is_admitted() {
+fn no_part_of_a_valid_hello_is_admitted() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -152,7 +152,7 @@ fn no_part_of_an_honest_hello_is_admitted() {
 }
 
 #[test]
-fn clients_that_send_a_byte_at_a_time_are_waited_for_and_do_not_delay_others() {
+fn slow_clients_are_awaited_and_do_not_delay_others() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -209,7 +209,7 @@ fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &At
 }
 
 #[test]
-fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
+fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let mut most = 0;
@@ -240,7 +240,7 @@ fn thousands_of_silent_connections_take_few_descriptors_and_keep_nobody_out() {
 }
 
 #[test]
-fn a_peer_that_was_dropped_before_it_was_heard_connects_again() {
+fn a_peer_dropped_before_its_first_message_was_read_connects_again() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
@@ -259,7 +259,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
+fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
@@ -302,7 +302,7 @@ fn a_hello_that_is_replayed_is_refused_and_the_honest_peer_goes_on() {
 }
 
 #[test]
-fn lengths_that_are_claimed_take_no_memory() {
+fn claimed_lengths_allocate_no_memory() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -392,7 +392,7 @@ fn names_peer(text: &str) -> bool {
 }
 
 #[test]
-fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() {
+fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
@@ -424,7 +424,7 @@ fn a_control_channel_that_speaks_something_else_ends_in_an_error_that_says_so() 
 }
 
 #[test]
-fn frames_without_a_meaning_are_ignored() {
+fn meaningless_frames_are_ignored() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
@@ -505,7 +505,7 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
 }
 
 #[test]
-fn a_repeated_bye_counts_once_and_one_that_cannot_be_true_is_reported() {
+fn a_repeated_bye_counts_once_and_an_impossible_one_is_reported() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);

@@ -19,7 +19,7 @@ const RECEIVES: usize = 32 * 8 + 64;
 
 // One test only: a process has one fabric and one virtual clock.
 #[test]
-fn a_full_flush_finds_its_place_and_what_is_lost_has_its_price() {
+fn a_completion_queue_holds_a_full_flush_and_lost_completions_cost_the_rail() {
     let mut fabric = Fabric::new();
     a_lane_holds_a_full_flush(&mut fabric);
     lost_completions_cost_the_sender_its_rail(&mut fabric);

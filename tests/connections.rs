@@ -70,7 +70,7 @@ fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
 }
 
 #[test]
-fn every_size_arrives_whole_and_is_told() {
+fn every_size_arrives_whole_and_is_reported() {
     let ends = default_ends();
     every_size(
         &ends,
@@ -92,7 +92,7 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 }
 
 #[test]
-fn optional_receives_complete_at_once_and_lose_nothing() {
+fn optional_receives_complete_immediately_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::filled(64 * 512, 9), Buffer::blank(64 * 512));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -170,7 +170,7 @@ fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
 }
 
 #[test]
-fn what_is_not_allowed_is_refused_and_loses_nothing() {
+fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -278,7 +278,7 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
 }
 
 #[test]
-fn without_a_rail_in_common_both_ends_say_so_at_once_and_list_both_sides() {
+fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
     let (rails, _) = common::test_rails();
     let name = |side: usize, at: usize| rails[side].split(',').nth(at).unwrap_or(&rails[side]).to_owned();
     let (near, far) = (name(0, 0), name(1, 1));

@@ -78,7 +78,7 @@ fn the_job() {
 }
 
 #[test]
-fn the_figures_of_a_job_are_those_of_the_fabric() {
+fn a_jobs_counters_match_the_fabrics() {
     let mut job = Job::start(&[]);
     // Waits for enough bytes that the handshake's test writes are below the allowed difference.
     until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
@@ -125,7 +125,7 @@ fn the_figures_of_a_job_are_those_of_the_fabric() {
 }
 
 #[test]
-fn records_say_closed_when_their_connection_is() {
+fn records_of_closed_connections_are_marked_closed() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
@@ -148,7 +148,7 @@ fn records_say_closed_when_their_connection_is() {
 }
 
 #[test]
-fn a_rail_that_goes_and_returns_is_one_loss_and_one_recovery() {
+fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
     let mut job = Job::start(&[]);
     let lost = |records: &[Record], rail: &str| -> Vec<(State, u64, u64)> {
         let of_rail = records.iter().filter(|record| record.rail == format!("{rail}:1"));
@@ -178,7 +178,7 @@ fn a_rail_that_goes_and_returns_is_one_loss_and_one_recovery() {
 }
 
 #[test]
-fn whatever_others_write_into_the_counters_changes_nothing() {
+fn foreign_writes_to_the_counters_change_nothing() {
     let job = Job::start(&[]);
     let mut noise = vec![0_u8; FILE_BYTES];
     let files: Vec<_> =
@@ -227,7 +227,7 @@ fn the_reader() {
 }
 
 #[test]
-fn readers_come_go_and_are_killed_and_the_job_does_not_care() {
+fn readers_that_come_leave_or_are_killed_do_not_affect_the_job() {
     let job = Job::start(&[]);
     let path = job.files().remove(0);
     for _ in 0..10 {
@@ -271,7 +271,7 @@ fn a_job_that_is_killed_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_job_that_cannot_or_shall_not_have_counters_passes() {
+fn a_job_without_counters_passes() {
     let bytes = (FILE_BYTES - 1).to_string();
     let why = "no counters for other processes, the job runs without: ";
     for (variable, value, lines) in [("JOB_FILE_BYTES", bytes.as_str(), 2), ("JOB_COUNTERS", "0", 0)] {
@@ -284,7 +284,7 @@ fn a_job_that_cannot_or_shall_not_have_counters_passes() {
 }
 
 #[test]
-fn without_a_free_descriptor_a_connection_counts_for_itself() {
+fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
     let heard = common::heard::Heard::default();
     let counting = nccl_net_spark::counters::Counting::new(true);
     let lane = || nccl_net_spark::counters::CountedLane {
@@ -306,7 +306,7 @@ fn without_a_free_descriptor_a_connection_counts_for_itself() {
 }
 
 #[test]
-fn a_request_that_waits_is_a_stall_of_its_connection() {
+fn a_waiting_request_is_a_stall_of_its_connection() {
     let bed = Bed::new(&[("NCCL_SPARK_STALL_WARN_S", "1")]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);

@@ -42,7 +42,7 @@ fn warnings(heard: &Heard) -> Vec<String> {
 }
 
 #[test]
-fn a_rail_that_all_connections_lose_is_one_warning_and_its_return_another() {
+fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
     let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |ms: u64| begun + Duration::from_millis(ms);
     heard.by(|| {
@@ -80,7 +80,7 @@ fn rails_that_only_other_connections_lost_still_count() {
 }
 
 #[test]
-fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
+fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
     let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
@@ -113,7 +113,7 @@ fn a_connection_that_never_recovers_is_told_and_hides_no_other_outage() {
 }
 
 #[test]
-fn what_all_connections_with_a_peer_say_alike_is_said_until_the_last_is_closed() {
+fn a_state_common_to_all_connections_with_a_peer_lasts_until_the_last_is_closed() {
     let (said, now) = (LogOnce::default(), Instant::now());
     let line = || Subject::Connected("over 2 rails".to_owned());
     let rail = RailId::new(0).unwrap();

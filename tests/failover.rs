@@ -66,7 +66,7 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
 }
 
 #[test]
-fn a_device_that_leaves_while_the_network_comes_up_costs_its_rail_alone() {
+fn a_device_removed_during_start_up_costs_only_its_rail() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // The first host creates the fabric.
     host(0, &[]);
@@ -101,7 +101,7 @@ fn all_rails_die_and_one_returns_in_time() {
 }
 
 #[test]
-fn a_rail_that_a_connection_came_up_without_joins_it() {
+fn a_rail_missing_at_connect_joins_later() {
     let whole = Bed::new(&[]);
     for (rail, lost, back) in [(0, Action::Down, Action::Up), (1, Action::Unplug, Action::Plug)] {
         set(RAILS[rail], lost);
@@ -129,7 +129,7 @@ fn a_rail_that_a_connection_came_up_without_joins_it() {
 }
 
 #[test]
-fn without_any_rail_for_too_long_both_ends_are_told() {
+fn both_ends_fail_after_too_long_without_any_rail() {
     let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "1")]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
@@ -182,7 +182,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
 }
 
 #[test]
-fn a_request_that_is_called_invalid_costs_its_rail_and_not_the_job() {
+fn a_request_that_completes_as_invalid_costs_its_rail_and_not_the_job() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     for rail in RAILS.iter().cycle().take(12) {
@@ -192,7 +192,7 @@ fn a_request_that_is_called_invalid_costs_its_rail_and_not_the_job() {
 }
 
 #[test]
-fn a_request_that_every_rail_calls_invalid_ends_the_connection() {
+fn a_request_that_completes_as_invalid_on_every_rail_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
@@ -212,7 +212,7 @@ fn a_request_that_every_rail_calls_invalid_ends_the_connection() {
 }
 
 #[test]
-fn grants_whose_rail_dies_before_they_are_used_are_heard_all_the_same() {
+fn unused_grants_survive_the_loss_of_their_rail() {
     const BYTES: usize = 5000;
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
@@ -289,7 +289,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
 }
 
 #[test]
-fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
+fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let hosts = [host(0, &[]), host(1, &[])];
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
@@ -312,7 +312,7 @@ fn a_connection_that_cannot_be_watched_is_let_go_and_the_next_one_works() {
 }
 
 #[test]
-fn a_fault_of_the_service_thread_ends_its_connections_in_words_and_the_next_ones_work() {
+fn a_panic_of_the_service_thread_fails_its_connections_with_an_error_and_later_ones_work() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
@@ -352,7 +352,7 @@ impl SharedPath for FaultyInTime {
 }
 
 #[test]
-fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() {
+fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let host = host(0, &[]);
     let ((here, is_here), (go, gone)) = (channel(), channel());
@@ -370,7 +370,7 @@ fn a_fault_of_the_service_thread_ends_those_too_that_it_has_just_been_told_of() 
 }
 
 /// The receiving end, as a process of its own for
-/// [`a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for`]. It prints its handle,
+/// [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`]. It prints its handle,
 /// then the number of messages received, until it is killed.
 #[test]
 #[ignore = "another test's process"]
@@ -398,7 +398,7 @@ fn receiving_process() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_told_and_one_that_is_frozen_is_waited_for() {
+fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
     use nix::sys::signal::{Signal, kill};
     use std::io::{BufRead, BufReader};
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -64,7 +64,7 @@ fn a_data_path_with_a_fault_does_not_say_that_it_has_stopped_a_rail() {
 }
 
 #[test]
-fn a_data_path_with_a_fault_is_left_alone_and_both_ends_part_in_good_order() {
+fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
     let mut fabric = turn();
     let fabric = fabric.get_or_insert_with(Fabric::new);
     for broken in [0, 1] {

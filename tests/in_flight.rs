@@ -136,7 +136,7 @@ struct Running {
 }
 
 #[test]
-fn two_connections_together_keep_to_the_bound_and_a_larger_message_goes_alone() {
+fn two_connections_share_the_in_flight_limit_and_a_larger_message_is_sent_alone() {
     const MOST: u64 = 5000;
     let mut stage = Stage::new(3, MOST);
     let sizes = [900, 3000, 1, 0, 12_000, 64, 2500, 4999, 5000, 5001, 100, 3000];
@@ -191,7 +191,7 @@ fn two_connections_together_keep_to_the_bound_and_a_larger_message_goes_alone() 
 }
 
 #[test]
-fn who_is_refused_goes_when_the_other_connection_is_done() {
+fn a_refused_peer_leaves_once_the_other_connection_is_done() {
     let mut stage = Stage::new(1, 4000);
     let receives = [stage.grant(0), stage.grant(1)];
     stage.settle();
@@ -204,7 +204,7 @@ fn who_is_refused_goes_when_the_other_connection_is_done() {
 }
 
 #[test]
-fn a_lost_rail_keeps_nothing_of_the_bound() {
+fn a_lost_rail_returns_its_share_of_the_in_flight_limit() {
     // From before the first byte to after the last acknowledgement.
     for delay_ns in (0..12_000).step_by(200).chain([40_000]) {
         let mut stage = Stage::new(2, 4000);
@@ -225,7 +225,7 @@ fn a_lost_rail_keeps_nothing_of_the_bound() {
 }
 
 #[test]
-fn a_connection_that_ends_gives_back_what_it_had_in_flight_once() {
+fn a_connection_that_ends_returns_its_bytes_in_flight_once() {
     for drops in [false, true] {
         let mut stage = Stage::new(1, 4000);
         stage.grant(0);

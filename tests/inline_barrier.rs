@@ -18,7 +18,7 @@ const BARRIER: &str = "dmb\toshld";
 const INLINE_PATH: &str = "too_long_for_inline";
 
 #[test]
-fn a_load_barrier_stands_before_each_inline_post() {
+fn each_inline_post_has_a_load_barrier_before_it() {
     let Ok(library) = std::env::var("SPARK_TEST_AARCH64_LIBRARY") else {
         return skip::skip("SPARK_TEST_AARCH64_LIBRARY does not name the library");
     };

@@ -183,7 +183,7 @@ fn without_a_fault_every_connection_has_both_twins() {
 }
 
 #[test]
-fn an_address_that_does_not_resolve_is_looked_for_by_one_connection_for_all() {
+fn one_connection_resolves_an_address_for_all() {
     let bed = Bed::new(&[]);
     bed.set(Action::Unresolved(1000));
     let (words, took) = bed.connect(CONNECTIONS);
@@ -216,7 +216,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
 }
 
 #[test]
-fn an_abandoned_connection_keeps_no_other_from_a_path() {
+fn an_abandoned_connection_blocks_no_path_for_others() {
     // A test write fails only after half a minute: 4.096 us x 2^20 x 8.
     let bed =
         Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);

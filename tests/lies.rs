@@ -194,7 +194,7 @@ fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
 }
 
 #[test]
-fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
+fn an_invalid_grant_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
     let place = |part| entry_word(0, part);
     let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
@@ -222,7 +222,7 @@ fn a_grant_that_cannot_be_one_ends_the_connection_in_words() {
 }
 
 #[test]
-fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
+fn an_incomplete_or_out_of_order_grant_is_ignored() {
     let mut stage = Stage::new(1);
     for sequence in [1, 5, 32, 1 << 32, u64::MAX] {
         for at in [0, entry_word(sequence, 0)] {
@@ -248,7 +248,7 @@ fn a_grant_that_is_not_the_next_one_or_not_whole_is_no_grant() {
 }
 
 #[test]
-fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reaches_nothing() {
+fn a_grant_of_foreign_memory_ends_the_connection_and_writes_nothing() {
     let mut stage = Stage::new(2);
     let to = stage.fabric().to.as_ptr() as u64;
     let real = stage.fabric().into.packed_keys(true);
@@ -273,7 +273,7 @@ fn a_grant_of_memory_that_is_not_the_peers_to_give_ends_the_connection_and_reach
 }
 
 #[test]
-fn no_grant_at_all_brings_the_sender_down() {
+fn no_grant_crashes_the_sender() {
     let mut stage = Stage::new(2);
     let mut dice = Dice::new(1);
     for _ in 0..300 {
@@ -307,7 +307,7 @@ fn no_grant_at_all_brings_the_sender_down() {
 }
 
 #[test]
-fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
+fn an_invalid_immediate_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
     let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
     let lies: [(Vec<Immediate>, &str); 5] = [
@@ -332,7 +332,7 @@ fn an_immediate_that_cannot_be_one_ends_the_connection_in_words() {
 }
 
 #[test]
-fn a_share_that_is_repeated_without_bytes_is_passed_over_however_often() {
+fn repeated_empty_shares_are_ignored() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     let share = |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, leads: 0 }.encode();
@@ -347,7 +347,7 @@ fn a_share_that_is_repeated_without_bytes_is_passed_over_however_often() {
 }
 
 #[test]
-fn immediates_of_other_times_and_places_are_passed_over_however_many() {
+fn stale_and_misplaced_immediates_are_ignored() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     // More immediates than posted receives: the receiver posts new ones.
@@ -367,7 +367,7 @@ fn immediates_of_other_times_and_places_are_passed_over_however_many() {
 }
 
 #[test]
-fn no_immediate_at_all_brings_the_receiver_down() {
+fn no_immediate_crashes_the_receiver() {
     let mut stage = Stage::new(1);
     let mut dice = Dice::new(2);
     for _ in 0..200 {
@@ -395,7 +395,7 @@ fn no_immediate_at_all_brings_the_receiver_down() {
 }
 
 #[test]
-fn what_a_receiver_cannot_have_is_not_believed() {
+fn impossible_claims_of_a_receiver_are_refused() {
     let mut stage = Stage::new(2);
     let open = |sequence| OpenReceive { sequence, shares: [255; PARTS] };
     for received in [
@@ -423,7 +423,7 @@ fn what_a_receiver_cannot_have_is_not_believed() {
 }
 
 #[test]
-fn what_is_for_the_other_side_to_say_ends_the_connection() {
+fn a_control_message_from_the_wrong_side_ends_the_connection() {
     let mut stage = Stage::new(2);
     let lies = [(0, join(lane(1), 1)), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
     for (side, message) in lies {
@@ -445,7 +445,7 @@ fn what_is_for_the_other_side_to_say_ends_the_connection() {
 }
 
 #[test]
-fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carries() {
+fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
     let mut stage = Stage::new(2);
     let tried = [
         joined(1024, &QPS),
@@ -483,7 +483,7 @@ fn offers_for_a_lost_rail_that_cannot_be_taken_leave_it_lost_and_the_other_carri
 }
 
 #[test]
-fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_one_is_told() {
+fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offered() {
     let mut stage = Stage::new(2);
     // The ports have an MTU of 1024.
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
@@ -524,7 +524,7 @@ fn a_path_mtu_that_the_port_does_not_have_keeps_a_lost_rail_lost_until_a_true_on
 }
 
 #[test]
-fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
+fn a_peer_that_sends_and_never_reads_is_disconnected() {
     let mut stage = Stage::new(2);
     stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
@@ -546,7 +546,7 @@ fn a_peer_that_talks_on_and_never_hears_is_cut_off() {
 }
 
 #[test]
-fn nothing_in_the_mailbox_or_in_the_ear_brings_a_side_down() {
+fn no_content_of_mailbox_or_control_queue_crashes_a_side() {
     let mut stage = Stage::new(2);
     let mut dice = Dice::new(3);
     for round in 0..300 {

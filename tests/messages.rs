@@ -25,7 +25,7 @@ const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs
 const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
-fn the_document_has_every_message_and_no_other() {
+fn messages_md_lists_every_message_and_no_others() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut in_sources = BTreeMap::new();
     read_folder(&root.join("src"), &mut in_sources);
@@ -198,7 +198,7 @@ fn without_names(text: &str) -> String {
 }
 
 #[test]
-fn texts_are_found_where_a_user_may_read_them() {
+fn every_text_that_a_user_may_read_is_found() {
     let source = r##"
         //! A comment "of words".
         /// A "doc comment" too.

@@ -19,7 +19,7 @@ use std::path::Path;
 const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 
 #[test]
-fn an_overrun_ends_the_receivers_connection_with_words_and_its_sender_is_told() {
+fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_too() {
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];

@@ -201,7 +201,7 @@ fn tcp_and_all_rails_fall_silent_together_and_return() {
 }
 
 #[test]
-fn closed_tcp_without_any_rail_is_dialled_at_once() {
+fn closed_tcp_without_any_rail_is_redialled_immediately() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "60")]);
     scene.lose_rails();
     scene.network.cut();
@@ -219,7 +219,7 @@ fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
 }
 
 #[test]
-fn one_line_says_that_tcp_is_lost_and_one_that_it_is_back() {
+fn lost_tcp_is_one_line_and_its_return_is_another() {
     let heard = heard_everywhere();
     let first = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
     let hosts = first.bed.hosts.clone();
@@ -272,7 +272,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn who_dials_without_the_token_or_late_changes_nothing() {
+fn dialling_without_the_token_or_late_changes_nothing() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
     let (address, real) = scene.network.redial_at().unwrap();
     let mut close = real.token;
@@ -332,7 +332,7 @@ fn who_dials_without_the_token_or_late_changes_nothing() {
 }
 
 #[test]
-fn who_talks_to_the_port_for_the_whole_job_has_one_line() {
+fn a_client_that_floods_the_port_produces_one_log_line() {
     let heard = heard_everywhere();
     let scene = Scene::new(&[]);
     let address = scene.network.redial_at().unwrap().0;
@@ -348,7 +348,7 @@ fn who_talks_to_the_port_for_the_whole_job_has_one_line() {
 }
 
 #[test]
-fn a_later_attempt_takes_the_place_of_an_earlier_one() {
+fn a_later_attempt_replaces_an_earlier_one() {
     let mut scene = Scene::new(&[]);
     let (address, real) = scene.network.redial_at().unwrap();
     // A connecting side that considers its TCP connection lost, while the accepting side does not.
@@ -376,7 +376,7 @@ fn dial_and_close(scene: &Scene) {
 }
 
 #[test]
-fn a_new_tcp_connection_that_closes_at_once_says_nothing_of_a_peer_that_answers() {
+fn a_new_tcp_connection_that_closes_immediately_proves_nothing_about_a_peer_that_answers() {
     let mut scene = Scene::new(&[]);
     // While a rail still works.
     dial_and_close(&scene);
@@ -418,7 +418,7 @@ fn attempt_of(frame: &[u8]) -> u64 {
 }
 
 #[test]
-fn an_attempt_that_was_given_up_before_it_was_read_changes_nothing() {
+fn an_attempt_abandoned_before_it_was_read_changes_nothing() {
     let mut scene = Scene::new(&[]);
     let frozen = Frozen::new(&scene.bed.hosts[1]);
     frozen.freeze();
@@ -439,7 +439,7 @@ fn an_attempt_that_was_given_up_before_it_was_read_changes_nothing() {
 }
 
 #[test]
-fn out_of_descriptors_a_warning_says_that_nobody_can_be_dialled() {
+fn without_free_descriptors_a_warning_says_that_redials_fail() {
     let heard = heard_everywhere();
     let mut scene = Scene::new(&[]);
     common::without_files(|| {
@@ -476,7 +476,7 @@ enum Death {
 /// over a rail are not acknowledged. Here its service thread is stopped instead. Where its rails
 /// have to be silent, they are silent for both ends, which share them.
 #[test]
-fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
+fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
     let heard = heard_everywhere();
     for (death, side) in [(Death::Open, 0), (Death::New, 0), (Death::Away, 0), (Death::Away, 1)] {
         let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "5")]);
@@ -511,7 +511,7 @@ fn a_peer_that_dies_is_noticed_whatever_became_of_its_tcp() {
 }
 
 #[test]
-fn the_listener_goes_with_the_last_connection_and_comes_with_the_next_one() {
+fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     let first = Scene::new(&[]);
     let hosts = first.bed.hosts.clone();
     let address = first.network.redial_at().unwrap().0;
@@ -530,7 +530,7 @@ fn the_listener_goes_with_the_last_connection_and_comes_with_the_next_one() {
 }
 
 #[test]
-fn without_a_descriptor_a_connection_has_no_other_tcp_and_the_next_one_may() {
+fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();

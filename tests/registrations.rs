@@ -15,7 +15,7 @@ const BYTES: usize = 4096;
 
 // One test only: a process has one fabric and one virtual clock.
 #[test]
-fn sends_get_local_write_access_where_it_is_needed_and_peers_get_none() {
+fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     let mut fabric = Fabric::new();
     let heard = Heard::default();
     let buffers = [0, 1, 2].map(|seed| vec![seed + 1_u8; BYTES]);

@@ -239,7 +239,7 @@ fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
 }
 
 #[test]
-fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() {
+fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
     const BYTES: usize = 4096;
     let mut stage = Stage::new(1, 2);
     let Stage { fabric, pairs } = &mut stage;
@@ -266,7 +266,7 @@ fn memory_that_is_gone_before_its_send_can_go_once_more_is_told_with_the_peer() 
 }
 
 #[test]
-fn a_device_that_has_failed_has_not_stopped_whatever_the_kernel_says() {
+fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
     let mut stage = Stage::new(1, 1);
     let device = |stage: &mut Stage| stage.fabric().hosts[0].process().rails[0].clone();
     let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().rails().lanes[0].stop();

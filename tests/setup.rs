@@ -220,7 +220,7 @@ fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
 }
 
 #[test]
-fn a_switch_that_drops_large_packets_is_passed_with_path_mtu_1024() {
+fn a_switch_that_drops_large_packets_works_with_path_mtu_1024() {
     let bed = Bed::new(&[]);
     bed.both(Action::Path(PathFault::SwitchMtu, true));
     let (pair, _) = Pair::make(&bed);
@@ -241,7 +241,7 @@ fn a_switch_that_drops_large_packets_is_passed_with_path_mtu_1024() {
 }
 
 #[test]
-fn a_switch_port_that_blocks_after_link_up_is_waited_for_with_warnings() {
+fn a_switch_port_that_blocks_after_link_up_is_awaited_with_warnings() {
     let bed = Bed::new(&[]);
     bed.both(Action::Path(PathFault::SpanningTree(Duration::from_secs(7)), true));
     bed.both(Action::Down);

@@ -23,7 +23,7 @@ use sim::threads;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
-fn nothing_is_lost_or_doubled_whatever_happens_to_the_rails() {
+fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let mut fabric = Fabric::new();
     let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tracing::Level;
 
 #[test]
-fn every_size_arrives_whole_and_is_told() {
+fn every_size_arrives_whole_and_is_reported() {
     let ends = apart();
     assert!(is_by_tcp(&ends));
     every_size(
@@ -59,7 +59,7 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 }
 
 #[test]
-fn receives_that_are_watched_come_while_they_are_asked_for_and_their_lines_are_never_torn() {
+fn watched_receives_arrive_and_their_log_lines_are_whole() {
     const LINE_WORDS: usize = 16;
     let ends = apart();
     for (bytes, rounds) in [(128, 3000), (4096, 300), (200 << 10, 20)] {
@@ -176,7 +176,7 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
 }
 
 #[test]
-fn what_was_sent_arrives_though_its_sender_closes_with_grants_unread() {
+fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
     for bytes in [1000, 900_000] {
         let ends = apart();
         let (from, to) = (Buffer::filled(bytes, 5), Buffer::blank(bytes));
@@ -253,7 +253,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_peer_whose_process_ends_is_told_by_name_interface_and_request() {
+fn the_error_for_an_ended_peer_names_the_peer_the_interface_and_the_request() {
     let ends = apart();
     let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -275,7 +275,7 @@ fn a_peer_whose_process_ends_is_told_by_name_interface_and_request() {
 }
 
 #[test]
-fn a_message_that_its_sender_breaks_off_fails_its_receive() {
+fn an_aborted_message_fails_its_receive() {
     let ends = apart();
     // More than the sockets hold, so that it is in progress when its sender closes.
     let bytes = 64 << 20;
@@ -293,7 +293,7 @@ fn a_message_that_its_sender_breaks_off_fails_its_receive() {
 }
 
 #[test]
-fn what_is_not_allowed_is_refused_and_loses_nothing() {
+fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = apart();
     let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
@@ -317,7 +317,7 @@ fn what_is_not_allowed_is_refused_and_loses_nothing() {
 }
 
 #[test]
-fn a_request_that_waits_for_long_is_said_once() {
+fn a_long_wait_is_logged_once() {
     let settings = [RING_TCP, ("NCCL_SPARK_STALL_WARN_S", "1")];
     let ends = connect(&host(NEAR, &settings), &host(FAR, &settings)).unwrap();
     let to = Buffer::blank(100);
@@ -335,7 +335,7 @@ fn a_request_that_waits_for_long_is_said_once() {
 }
 
 #[test]
-fn messages_of_all_kinds_in_turn_keep_their_bytes() {
+fn alternating_kinds_of_messages_keep_their_bytes() {
     let ends = apart();
     let mut dice = 1_u64;
     let mut roll = |most: u64| {

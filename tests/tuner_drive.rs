@@ -22,7 +22,7 @@ fn without_the_network_every_call_succeeds_and_touches_nothing() {
 }
 
 #[test]
-fn with_the_network_a_row_of_the_table_decides_for_its_communicators() {
+fn a_row_of_the_table_decides_for_communicators_over_this_network() {
     let (_, settings) = common::test_rails();
     let tuner = [("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE), ("NCCL_SOCKET_IFNAME", "lo")];
     let tuner = tuner.map(|(name, value)| (name.to_owned(), value.to_owned()));

@@ -16,7 +16,7 @@ const CHECKED_IN: &str = include_str!("../verbs-sys/src/bindings.rs");
 const HEADERS: &str = "1.14.44";
 
 #[test]
-fn bindings_are_those_of_the_headers() {
+fn bindings_match_the_headers() {
     if let Some(regenerated) = regenerate(None) {
         compare(&regenerated);
     }
@@ -37,7 +37,7 @@ fn bindings_are_the_same_for_the_other_processor() {
 }
 
 #[test]
-fn lines_that_a_newer_header_adds_are_told_from_lines_that_it_changes() {
+fn added_and_changed_header_lines_are_distinguished() {
     assert_eq!(first_line_not_in("a\nb\n", "a\nnew\nb\nnew\n"), None);
     assert_eq!(first_line_not_in("a\nb\n", "a\nchanged\n"), Some("b"));
     assert_eq!(first_line_not_in("a\nb\n", "b\na\n"), Some("b"));

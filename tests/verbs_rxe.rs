@@ -90,7 +90,7 @@ impl End {
 
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
-fn a_device_tells_its_port_and_addresses() {
+fn a_device_reports_its_port_and_addresses() {
     let (a, _) = device_names();
     let end = End::new(&a);
     assert_eq!(end.context.name(), a);
@@ -209,7 +209,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
 
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
-fn a_full_send_queue_says_so() {
+fn a_full_send_queue_is_reported() {
     let (a, b) = device_names();
     let (mut a, b) = (End::new(&a), End::new(&b));
     // The QP number is unused, so nothing is ever acknowledged and the queue only fills.
@@ -221,7 +221,7 @@ fn a_full_send_queue_says_so() {
 
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
-fn memory_of_the_caller_is_registered_strict_and_relaxed() {
+fn callers_memory_is_registered_with_strict_and_relaxed_ordering() {
     let (a, _) = device_names();
     let context = End::new(&a).context;
     let pd = Pd::new(&context).expect("a domain");
@@ -244,7 +244,7 @@ fn memory_of_the_caller_is_registered_strict_and_relaxed() {
 
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
-fn every_order_of_dropping_is_right() {
+fn objects_can_be_dropped_in_any_order() {
     // A failing destructor, for example of an object still in use, is visible only in the log.
     let failures = Arc::new(AtomicU64::new(0));
     let descriptors = open_descriptors();

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kept_seeds_are_those_that_the_program_writes() {
+    fn the_kept_seeds_match_the_program() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
         let mut kept = BTreeSet::new();
         for folder in std::fs::read_dir(&root).expect("the folder of seeds") {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_answered_and_says_nothing_valid() {
+    fn invalid_input_is_refused() {
         // The stateful targets accept any tape of decisions; these four take the bytes directly.
         for target in
             TARGETS.iter().filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_at_a_time_is_counted() {
+    fn the_peak_allocation_is_counted() {
         let (_, none) = peak(|| 1 + 1);
         let (kept, most) = peak(|| {
             drop(Vec::<u8>::with_capacity(5000));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "8 bytes made it allocate 2000")]
-    fn too_much_is_told() {
+    fn excessive_allocation_is_reported() {
         drop(bounded(8, || Vec::<u8>::with_capacity(2000)));
     }
 }

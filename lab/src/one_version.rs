@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_names_are_spoiled() {
+    fn only_whole_names_are_replaced() {
         let mut bytes = *b"\0Plugin_v1\0Plugin_v10\0aPlugin_v1\0Plugin_v1\0";
         spoil(&mut bytes, "Plugin_v1");
         assert_eq!(&bytes, b"\0-lugin_v1\0Plugin_v10\0aPlugin_v1\0-lugin_v1\0");

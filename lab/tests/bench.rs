@@ -37,7 +37,7 @@ fn metrics(side: &Value, rounds: usize, is_allowed: impl Fn(f64) -> bool) -> Vec
 }
 
 #[test]
-fn every_scenario_tells_both_libraries_their_ratio_and_the_limit() {
+fn every_scenario_reports_both_libraries_their_ratio_and_the_limit() {
     let Some(plugin) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("libother.so");
@@ -172,7 +172,7 @@ fn commands_of_the_users_slow_a_rail() {
 
 /// Before any rank starts.
 #[test]
-fn a_setting_or_profile_that_is_not_usable_is_one_error() {
+fn an_unusable_setting_or_profile_is_one_error() {
     let said: Said = spark_lab().arg("bench").env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
     let error = "spark-lab: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean";
     assert!(said.status == Some(1) && said.err.starts_with(error) && said.err.lines().count() == 1, "{said:?}");

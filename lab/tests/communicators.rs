@@ -18,7 +18,7 @@ fn without_a_gpu_one_error_says_so_before_anything_starts() {
 }
 
 #[test]
-fn a_driver_without_a_gpu_is_told_from_no_driver() {
+fn a_driver_without_a_gpu_is_distinguished_from_no_driver() {
     let fake = Fakes::new();
     let mut command = spark_lab();
     command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(fake.plugin.library());
@@ -28,7 +28,7 @@ fn a_driver_without_a_gpu_is_told_from_no_driver() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told() {
+fn a_wrong_command_line_is_reported() {
     let said = say(&["communicators", "sever"]);
     assert!(said.status == Some(2) && said.err.contains("several"), "{said:?}");
     let said = say(&["communicators", "-r", "1"]);

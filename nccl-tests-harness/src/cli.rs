@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_that_a_command_finds_looks_like_one_that_clap_finds() {
+    fn errors_of_commands_look_like_claps() {
         let by_clap = Cli::command().error(ErrorKind::ValueValidation, "a mistake");
         assert_eq!(wrong("a mistake").to_string(), by_clap.to_string());
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_told_what_they_must_be() {
+    fn numbers_out_of_range_are_refused_with_the_range() {
         for (arguments, allowed) in [
             ("nccl-spark all-gather -n 0", "invalid value '0' for '--iters <N>': must be at least 1"),
             ("nccl-spark all-gather -n 4294967296", "must be at most 4294967295"),

@@ -333,14 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn a_library_of_the_user_is_verbs() {
+    fn a_users_own_library_counts_as_verbs() {
         let fabric = set_up(&wish(None), 2, Some("libmine.so")).unwrap();
         assert_eq!((fabric.kind, fabric.environment(1)), (Kind::Verbs, Vec::new()));
         assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
     }
 
     #[test]
-    fn ranks_and_their_header_are_told_the_device_that_was_asked_for() {
+    fn the_chosen_device_reaches_the_ranks_and_the_header() {
         for (nic, header) in [(Nic::Mlx5, ": profile unpaced; "), (Nic::SoftRoce, ": profile unpaced, as soft-roce; ")]
         {
             // Any file: nothing is loaded here.
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn missing_objects_are_named() {
         let error = |wish: &Wish, ranks| usage::text(&set_up(wish, ranks, None).map(|_| ()).unwrap_err());
         assert!(error(&wish(Some(Kind::Soft)), 2).contains("/no/library"));
         let of = |profile: &str| Wish { profile: profile.to_owned(), ..wish(Some(Kind::Soft)) };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_that_runs_have_by_themselves_are_cleaned_up() {
+    fn only_automatically_named_fabrics_are_removed() {
         for name in ["nccl-spark-7", "nccl-spark-7-2"] {
             assert!(is_of_a_run(name), "{name}");
         }
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_the_profiles_that_there_are() {
+    fn help_names_all_profiles() {
         use clap::CommandFactory;
         let mut command = crate::cli::Cli::command();
         let help = command.find_subcommand_mut("all-gather").unwrap().render_long_help().to_string();
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_what_the_kernel_lists() {
+    fn devices_are_those_that_the_kernel_lists() {
         let folder = tempfile::tempdir().unwrap();
         assert!(rdma_devices(folder.path()).is_empty() && rdma_devices(Path::new("/no/where")).is_empty());
         fs::create_dir(folder.path().join("mlx5_1")).unwrap();

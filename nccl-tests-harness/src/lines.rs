@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_all_children_and_both_streams_are_heard() {
+    fn lines_of_all_children_and_both_streams_are_read() {
         let mut heard = Vec::new();
         let mut children = [shell("printf 'a  \\r\\n'; echo b >&2"), shell("printf c; exit 3")];
         let ends = follow(&mut children, Vec::new(), Duration::from_secs(60), |number, line| {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_named_pipe_are_heard_until_nobody_writes() {
+    fn lines_of_a_named_pipe_are_read_until_the_last_writer_closes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         let pipes = vec![NamedPipe::make(&path).unwrap()];

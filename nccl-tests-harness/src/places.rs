@@ -103,7 +103,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn what_is_installed_comes_first_and_else_what_is_built_beside_the_program() {
+    fn installed_files_come_before_those_built_beside_the_program() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join(PROGRAM);
         fs::create_dir_all(folder.path().join("lib/nccl-spark")).unwrap();

@@ -9,7 +9,7 @@ pub fn fields(stat: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_command_may_hold_parentheses_and_spaces() {
+    fn a_command_name_may_contain_parentheses_and_spaces() {
         assert_eq!(super::fields("7 (a) b) S 42 9").collect::<Vec<_>>(), ["S", "42", "9"]);
         assert_eq!(super::fields("").next(), None);
     }

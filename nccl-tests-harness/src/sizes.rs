@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suffixes_and_fractions_are_those_of_nccl_tests() {
+    fn suffixes_and_fractions_match_nccl_tests() {
         let cases = [("8", 8), ("1K", 1024), ("64k", 65536), ("1.5M", 1_572_864), ("2g", 2_147_483_648), ("0", 0)];
         for (text, bytes) in cases {
             assert_eq!(parse(text), Ok(bytes), "{text}");
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_not_a_size() {
+    fn other_text_is_no_size() {
         for text in
             ["", "K", "x", "1T", "1KB", "-1", "+1", "1e3", "inf", "nan", "1.2.3", "9007199254740992", "99999999999G"]
         {

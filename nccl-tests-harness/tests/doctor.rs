@@ -18,7 +18,7 @@ fn doctor(arguments: &str, variables: &str) -> Said {
 }
 
 #[test]
-fn the_exit_status_tells_scripts() {
+fn the_exit_status_reports_faults() {
     for (arguments, variables, status) in [
         ("--env", "", 0),
         ("--env", "NCCL_NET=Spark NCCL_NET_PLUGIN=spark NCCL_IB_TIMEOUT=14", 0),
@@ -38,7 +38,7 @@ fn the_exit_status_tells_scripts() {
 
 /// NCCL would print "network Spark not found" there.
 #[test]
-fn a_plugin_that_is_not_there_is_broken() {
+fn a_missing_plugin_is_a_fault() {
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("libnccl-net-spark.so");
     let variables = format!("NCCL_NET=Spark NCCL_NET_PLUGIN={}", plugin.display());
@@ -63,7 +63,7 @@ fn a_plugin_that_is_not_there_is_broken() {
 }
 
 #[test]
-fn a_machine_without_anything_does_not_work_and_says_what_was_not_seen() {
+fn a_bare_machine_is_broken_and_the_missing_parts_are_listed() {
     let root = tempfile::tempdir().unwrap();
     let said = doctor(&format!("--root {} --json -", root.path().display()), "NCCL_NET=Spark");
     assert_eq!(said.status, Some(3), "{said:?}");
@@ -86,7 +86,7 @@ fn a_machine_without_anything_does_not_work_and_says_what_was_not_seen() {
 }
 
 #[test]
-fn a_running_process_is_judged_by_what_it_was_started_with() {
+fn a_running_process_is_judged_by_its_own_environment() {
     let mut process = Command::new("sleep");
     process.arg("60").env_clear().env("NCCL_NET", "IB").env("HF_TOKEN", "secret");
     let mut process = process.spawn().unwrap();
@@ -114,7 +114,7 @@ fn control_characters_of_variables_are_not_printed() {
 }
 
 #[test]
-fn this_machine_is_examined_without_root_and_without_a_word_of_other_variables() {
+fn this_machine_is_examined_without_root_and_other_variables_are_not_shown() {
     let said = doctor("", "HF_TOKEN=secret");
     assert!(matches!(said.status, Some(0 | 1 | 3)), "{said:?}");
     assert_eq!(said.err, "", "{said:?}");
@@ -123,7 +123,7 @@ fn this_machine_is_examined_without_root_and_without_a_word_of_other_variables()
 }
 
 #[test]
-fn what_was_read_and_not_seen_is_listed_with_v_and_in_json_always() {
+fn facts_and_gaps_are_listed_with_v_and_always_in_json() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
     std::fs::write(root.path().join("proc/sys/kernel/osrelease"), "6.17.0-1014-nvidia\n").unwrap();

@@ -174,7 +174,7 @@ fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
 }
 
 #[test]
-fn each_rail_and_all_together_are_held_against_what_links_and_cables_carry() {
+fn rails_are_compared_with_the_capacity_of_links_and_cables() {
     if !is_built() {
         return;
     }
@@ -209,7 +209,7 @@ fn each_rail_and_all_together_are_held_against_what_links_and_cables_carry() {
 }
 
 #[test]
-fn a_rail_that_is_slow_though_its_attributes_are_right_is_found_over_ssh() {
+fn a_slow_rail_with_correct_attributes_is_found_over_ssh() {
     if !is_built() {
         return;
     }
@@ -252,7 +252,7 @@ fn a_rail_that_does_not_carry_is_named_and_the_others_are_measured() {
 }
 
 #[test]
-fn a_switch_that_drops_large_packets_is_found_though_both_ports_have_a_large_path_mtu() {
+fn a_switch_that_drops_large_packets_is_found_despite_large_path_mtus() {
     if !is_built() {
         return;
     }
@@ -271,7 +271,7 @@ fn a_switch_that_drops_large_packets_is_found_though_both_ports_have_a_large_pat
 }
 
 #[test]
-fn who_has_a_wrong_token_learns_nothing_and_the_partner_waits_on() {
+fn a_client_with_a_wrong_token_learns_nothing_and_the_partner_keeps_waiting() {
     if !is_built() {
         return;
     }
@@ -290,7 +290,7 @@ fn who_has_a_wrong_token_learns_nothing_and_the_partner_waits_on() {
 }
 
 #[test]
-fn a_partner_that_says_nothing_or_nonsense_is_given_up_with_one_error() {
+fn a_silent_or_invalid_partner_is_one_error() {
     if !is_built() {
         return;
     }
@@ -323,7 +323,7 @@ fn a_partner_that_says_nothing_or_nonsense_is_given_up_with_one_error() {
 }
 
 #[test]
-fn a_partner_that_dies_while_it_measures_is_a_finding_and_what_was_measured_stays() {
+fn a_partner_that_dies_is_a_finding_and_earlier_measurements_are_kept() {
     if !is_built() {
         return;
     }
@@ -349,7 +349,7 @@ fn a_partner_that_dies_while_it_measures_is_a_finding_and_what_was_measured_stay
 }
 
 #[test]
-fn a_partner_that_nobody_wants_ends_by_itself() {
+fn an_unused_partner_ends_at_its_limit() {
     if !is_built() {
         return;
     }
@@ -362,7 +362,7 @@ fn a_partner_that_nobody_wants_ends_by_itself() {
 }
 
 #[test]
-fn a_host_that_ssh_does_not_reach_is_one_error() {
+fn a_host_that_ssh_cannot_reach_is_one_error() {
     if !is_built() {
         return;
     }
@@ -379,7 +379,7 @@ fn a_host_that_ssh_does_not_reach_is_one_error() {
 
 /// Without `--limit` it would wait for half a minute.
 #[test]
-fn hosts_that_do_not_answer_are_waited_for_until_the_limit() {
+fn silent_hosts_are_waited_for_until_the_limit() {
     let mut command = Command::new(nccl_spark().get_program());
     command.args(["doctor", "--hosts", "spark-1,spark-2", "--limit", "1", "--ssh", "sh -c cat"]);
     let begun = Instant::now();
@@ -389,7 +389,7 @@ fn hosts_that_do_not_answer_are_waited_for_until_the_limit() {
 }
 
 #[test]
-fn mistakes_on_the_command_line_are_told_before_anything_starts() {
+fn mistakes_on_the_command_line_are_reported_before_anything_starts() {
     for (arguments, error) in [
         ("--peer -oProxyCommand=id", "unexpected argument"),
         ("--peer=-oProxyCommand=id", "a host is a name or address"),

@@ -73,7 +73,7 @@ fn assert_fails(said: &Said, parts: &[&str]) {
 }
 
 #[test]
-fn all_is_put_in_place_and_the_installed_program_replaces_and_removes_itself() {
+fn the_installed_program_replaces_and_removes_itself() {
     let place = Place::new();
     let said = place.install();
     assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
@@ -108,7 +108,7 @@ fn all_is_put_in_place_and_the_installed_program_replaces_and_removes_itself() {
 }
 
 #[test]
-fn what_others_put_there_is_neither_replaced_nor_removed() {
+fn foreign_files_are_neither_replaced_nor_removed() {
     for path in [PROGRAM, PLUGIN, PAGE] {
         let place = Place::new();
         fs::create_dir_all(place.file(path).parent().unwrap()).unwrap();
@@ -174,7 +174,7 @@ fn sha256(text: &str) -> String {
 }
 
 #[test]
-fn the_installed_program_runs_with_nothing_but_its_prefix() {
+fn the_installed_program_needs_only_its_prefix() {
     if !common::is_built() {
         return;
     }
@@ -212,7 +212,7 @@ fn a_library_that_lacks_versions_is_refused() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_named_before_anything_is_written() {
+fn an_unwritable_place_is_named_before_anything_is_written() {
     let mut place = Place::new();
     let file = place.fake.folder().join("file");
     fs::write(&file, "").unwrap();
@@ -268,7 +268,7 @@ fn by(program: &Path, arguments: &[&str]) -> Said {
 }
 
 #[test]
-fn a_program_of_a_package_names_what_installs_and_removes_it() {
+fn a_packaged_program_names_the_command_that_installs_and_removes_it() {
     let debian = debian_root();
     let site = tempfile::tempdir().unwrap();
     let wheel = site.path().join("nccl_net_spark");
@@ -304,7 +304,7 @@ fn a_program_of_a_package_names_what_installs_and_removes_it() {
 }
 
 #[test]
-fn a_file_of_the_debian_package_is_neither_replaced_nor_removed() {
+fn files_of_the_debian_package_are_neither_replaced_nor_removed() {
     let debian = debian_root();
     let mut place = Place::new();
     place.prefix = debian.path().join("usr");

@@ -73,7 +73,7 @@ fn a_run_without_a_report_leaves_no_file_and_keeps_one_that_was_there() {
 }
 
 #[test]
-fn what_cannot_be_written_is_named() {
+fn an_unwritable_file_is_named() {
     let fake = Fake::compile(&[]);
     let folder = format!("{}/", fake.folder().display());
     for (file, status, why) in [

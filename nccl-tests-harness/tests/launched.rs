@@ -101,14 +101,14 @@ fn every_launchers_ranks_find_each_other() {
 }
 
 #[test]
-fn a_number_of_ranks_means_this_machine_whatever_the_launcher_says() {
+fn a_given_number_of_ranks_runs_on_this_machine() {
     let fake = Fake::compile(&[]);
     let said = launch("all-gather -r 2 -b 8 -e 8", &fake, &mpirun(5)[4..]);
     assert!(said[0].status == Some(0) && said[0].out.contains("# Using ranks on this machine\n"), "{said:?}");
 }
 
 #[test]
-fn a_rank_that_fails_or_dies_is_named_by_rank_0_and_nobody_stays() {
+fn a_failed_rank_is_named_by_rank_0_and_all_ranks_end() {
     let fake = Fake::compile(&[]);
     for (fault, reason) in [
         ("FAKE_FAIL=2", "rank 2: channel 0: isend returned ncclRemoteError (6): NET/Fake: planted: the cable is gone"),
@@ -122,7 +122,7 @@ fn a_rank_that_fails_or_dies_is_named_by_rank_0_and_nobody_stays() {
 }
 
 #[test]
-fn ranks_that_do_not_meet_say_so() {
+fn ranks_that_do_not_meet_end_with_an_error() {
     let fake = Fake::compile(&[]);
     let alone = |environment: &[Vec<(&str, String)>]| launch("sendrecv -b 64 -e 64 -T 1", &fake, environment);
     let said = alone(&mpirun(3)[..1]);

@@ -68,7 +68,7 @@ fn gpus_store_and_load_lines() {
 }
 
 #[test]
-fn a_gpu_that_does_not_store_whole_lines_or_does_not_count_judges_nothing() {
+fn a_gpu_without_whole_line_stores_or_counts_gives_no_verdict() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 8 --litmus 1", "FAKE_SHORT_STORE=1");
     assert!(said.out.contains("GPU 0 stores 0x0 as word 0 of line 5 instead of 0x900000050"), "{said:?}");
@@ -115,7 +115,7 @@ fn lines_that_never_arrive_end_the_test() {
 }
 
 #[test]
-fn the_receives_are_optional_and_what_fails_is_told() {
+fn receives_are_optional_and_failures_are_reported() {
     let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_NO_OPTIONAL=1");
     assert_eq!(said.status, Some(1), "{said:?}");
     let reason = "NET/Fake: planted: no optional receives";

@@ -17,7 +17,7 @@ fn row(said: &Said, kind: &str) -> Vec<String> {
 const PINNED: [&str; 2] = ["cudaHostAlloc", "cudaHostRegister"];
 
 #[test]
-fn every_kind_is_written_moved_and_checked_by_gpus() {
+fn gpus_write_and_check_every_kind_of_memory() {
     let said = Fakes::new().run("--gpu 0 --receiver-gpu 1 -b 100001", "FAKE_GPUS=2");
     assert_eq!(said.status, Some(0), "{said:?}");
     for kind in ["malloc", PINNED[0], PINNED[1], "cudaMallocManaged"] {
@@ -35,7 +35,7 @@ fn every_kind_is_written_moved_and_checked_by_gpus() {
 }
 
 #[test]
-fn a_flipped_byte_and_a_message_that_never_came_are_seen() {
+fn flipped_bytes_and_missing_messages_are_found() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 4096", "FAKE_CORRUPT=2");
     assert_eq!(said.status, Some(1), "{said:?}");
@@ -52,7 +52,7 @@ fn a_flipped_byte_and_a_message_that_never_came_are_seen() {
 }
 
 #[test]
-fn memory_that_is_not_to_be_had_is_told_and_what_must_register_has_to() {
+fn unavailable_memory_is_reported_and_required_kinds_must_register() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 8", "FAKE_PAGEABLE=0 FAKE_MANAGED=0");
     assert_eq!((said.status, &row(&said, "malloc")[1..3]), (Some(0), &["CPU".to_owned(), "CPU".to_owned()][..]));
@@ -70,7 +70,7 @@ fn memory_that_is_not_to_be_had_is_told_and_what_must_register_has_to() {
 }
 
 #[test]
-fn a_gpu_that_does_not_count_or_write_as_it_should_judges_nothing() {
+fn a_gpu_that_counts_or_writes_wrongly_gives_no_verdict() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 8", "FAKE_BLIND=1");
     assert!(said.status == Some(1) && said.err.contains("GPU 0 counts Wrong { count: 0"), "{said:?}");
@@ -84,14 +84,14 @@ fn a_gpu_that_does_not_count_or_write_as_it_should_judges_nothing() {
 }
 
 #[test]
-fn a_message_that_never_ends_is_given_up() {
+fn an_endless_message_is_refused() {
     let said = Fakes::new().run("-b 8 -T 1", "FAKE_GPUS=0 FAKE_LOSE=1");
     assert_eq!(said.status, Some(1), "{said:?}");
     assert!(said.out.contains("no progress for 1 s (--timeout): its process: moving 8 bytes of malloc"), "{said:?}");
 }
 
 #[test]
-fn the_result_is_told_as_json() {
+fn the_result_is_printed_as_json() {
     let said = Fakes::new().run("-b 4096 --json -", "FAKE_CORRUPT=1");
     let told: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!((said.status, &told["ok"], &told["command"]), (Some(1), &false.into(), &"memory".into()), "{said:?}");
@@ -105,7 +105,7 @@ fn the_result_is_told_as_json() {
 
 /// With this machine's GPUs: without one, the command says so; with one, the result is good.
 #[test]
-fn the_plugin_moves_all_that_is_here_over_the_software_fabric() {
+fn the_plugin_moves_all_available_memory_over_the_software_fabric() {
     let Some(plugin) = built() else { return };
     let mut command = nccl_spark();
     command.args(["memory", "--fabric", "soft", "--profile", "unpaced", "--plugin"]).arg(plugin);

@@ -94,7 +94,7 @@ fn wrong_data_and_missing_tables_are_failures() {
 }
 
 #[test]
-fn networks_are_measured_in_turns_and_one_that_does_not_come_up_is_told() {
+fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
     let body = r#"
         case $NCCL_NET in
         IB) echo "h:1:1 [0] NCCL WARN NET/IB : No device found."; exit 1 ;;
@@ -265,7 +265,7 @@ fn a_program_that_hangs_is_ended() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_programs_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = common::say(&["nccl-tests", "alltoall", "--dir", folder.path().to_str().unwrap()]);
     assert!(said.status == Some(1) && said.err.contains("no alltoall_perf in"), "{said:?}");

@@ -16,7 +16,7 @@ fn run(arguments: &str, fake: &Fake) -> Said {
 }
 
 #[test]
-fn json_has_what_the_table_has() {
+fn json_contains_the_table() {
     let fake = Fake::compile(&[]);
     let path = fake.folder().join("run.json");
     let said = run(&format!("all-reduce -r 3 -b 64 -e 4096 -f 64 -n 2 --percentiles --json {}", path.display()), &fake);
@@ -48,7 +48,7 @@ fn json_has_what_the_table_has() {
 }
 
 #[test]
-fn json_on_standard_output_is_alone_there_and_tells_what_went_wrong() {
+fn json_on_standard_output_is_alone_there_and_has_the_errors() {
     let fake = Fake::compile(&[]);
     let said = run("sendrecv -b 4096 -e 4096 -n 2 --json - --rank-env 0:FAKE_CORRUPT=4", &fake);
     let told: Value = serde_json::from_str(&said.out).unwrap();
@@ -121,7 +121,7 @@ const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW
 const ERASE: &str = "\x1b[2K";
 
 #[test]
-fn what_takes_over_two_seconds_shows_progress_on_a_terminal() {
+fn steps_over_two_seconds_show_progress_on_a_terminal() {
     let fake = Fake::compile(&[]);
     let (screen, table) = on_a_terminal(&fake, SLOW, false);
     assert!(screen.contains("/3 sizes"), "{screen:?}");
@@ -142,7 +142,7 @@ fn no_progress_line_stays_in_the_table() {
 }
 
 #[test]
-fn what_nobody_reads_ends_quietly() {
+fn a_closed_pipe_ends_the_program_quietly() {
     let fake = Fake::compile(&[]);
     let tune = ["tune", "--dry-run", "--fabric", "verbs"];
     for arguments in [&["settings"][..], &["sendrecv", "--fabric", "verbs", "-b", "8", "-e", "8"], &tune] {

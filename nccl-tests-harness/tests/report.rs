@@ -278,7 +278,7 @@ fn found(text: &str) -> Vec<&'static str> {
 const ALL: &str = "--output r.json --hosts gx10-a1b2,walter@blackbird --nccl-tests tests";
 
 #[test]
-fn nothing_that_is_planted_in_an_input_is_in_the_report() {
+fn the_report_contains_nothing_planted_in_its_inputs() {
     let variables =
         ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
     for (at, planted) in PLANTED.iter().enumerate() {
@@ -304,7 +304,7 @@ fn nothing_that_is_planted_in_an_input_is_in_the_report() {
 }
 
 #[test]
-fn what_a_spark_says_is_in_the_report() {
+fn the_report_has_a_sparks_facts() {
     let bed = Bed::new();
     let said = bed.command(ALL).env("NCCL_IB_TIMEOUT", "22").env("NCCL_PROTO", "LL128").output().unwrap();
     assert!(said.status.success(), "{said:?}");
@@ -366,7 +366,7 @@ fn keys(json: &Value, into: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_keys_are_those_of_the_guide() {
+fn the_keys_match_the_guide() {
     let bed = Bed::new();
     let said: Said = bed.command(ALL).env("NCCL_PROTO", "LL128").output().unwrap().into();
     assert_eq!(said.status, Some(0), "{said:?}");
@@ -383,7 +383,7 @@ fn the_keys_are_those_of_the_guide() {
 }
 
 #[test]
-fn a_part_that_hangs_or_fails_is_named_and_the_others_run() {
+fn a_hanging_or_failing_part_is_named_and_the_others_run() {
     let bed = Bed::new();
     let script = "case $1 in\nmemory) echo before; sleep 600 & echo $! > child; sleep 600;;\n\
                   all-gather) echo 'nccl-spark: broken by gx10-a1b2' >&2; exit 7;;\n\
@@ -421,7 +421,7 @@ fn is_running(pid: &str) -> bool {
 }
 
 #[test]
-fn a_file_that_is_there_is_not_overwritten_and_nothing_runs() {
+fn an_existing_file_is_not_overwritten_and_nothing_runs() {
     let bed = Bed::new();
     bed.write("r.json", "mine");
     let said = bed.run("--output r.json --only memory");
@@ -439,7 +439,7 @@ fn a_file_that_is_there_is_not_overwritten_and_nothing_runs() {
 }
 
 #[test]
-fn mistakes_are_told_and_a_dry_run_runs_nothing() {
+fn mistakes_are_reported_and_a_dry_run_runs_nothing() {
     let bed = Bed::new();
     for (arguments, allowed) in [
         ("--part-limit 0", "'--part-limit <SECONDS>': must be 1 to 86400"),
@@ -474,7 +474,7 @@ fn mistakes_are_told_and_a_dry_run_runs_nothing() {
 }
 
 #[test]
-fn ctrl_c_ends_the_part_and_writes_what_there_is() {
+fn ctrl_c_ends_the_part_and_writes_the_rest() {
     let bed = Bed::new();
     bed.program("nccl-spark", "case $1 in memory) touch begun; sleep 600;; esac");
     let inner = bed.command("--output r.json --only machine,memory,all-gather");
@@ -502,7 +502,7 @@ fn ctrl_c_ends_the_part_and_writes_what_there_is() {
 }
 
 #[test]
-fn this_machine_is_reported_on_over_the_software_fabric_where_there_is_no_other() {
+fn the_report_uses_the_software_fabric_where_no_other_exists() {
     if !is_built() {
         return;
     }

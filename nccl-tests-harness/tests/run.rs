@@ -123,7 +123,7 @@ fn damage_in_the_other_collectives_is_found() {
 }
 
 #[test]
-fn the_end_tells_what_nccl_would_see() {
+fn the_last_lines_state_what_nccl_would_see() {
     let said = run("sendrecv", "-b 8 -e 8");
     let expected = "# On every rank NCCL would see network Fake, device Fake0 (1 of 1), 40000 Mb/s\n\
                     # every rank: NET/Fake: merged 2 rails into one device: lo0 lo1\n\
@@ -141,7 +141,7 @@ fn information_is_shown_when_asked_for_and_rank_env_reaches_its_rank_alone() {
 }
 
 #[test]
-fn without_checks_nothing_is_called_right() {
+fn without_checks_no_result_is_called_right() {
     let said = run("all-gather", "-b 64 -e 64 -c 0 --rank-env 0:FAKE_CORRUPT=2");
     assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(0), "N/A"), "{said:?}");
 }
@@ -187,7 +187,7 @@ fn a_failing_call_ends_the_run_with_its_reason() {
 }
 
 #[test]
-fn the_reason_of_a_failing_init_is_shown_once_and_that_of_a_hanging_one_too() {
+fn the_reason_for_a_failed_or_hanging_init_is_shown_once() {
     let said = run("sendrecv", "-b 64 -e 64 --rank-env 1:FAKE_INIT_FAILS=1");
     let line = "nccl-spark: rank 1: init returned ncclSystemError (2): NET/Fake: planted: no such hardware\n";
     assert_eq!((said.status, said.err.as_str()), (Some(1), line), "{said:?}");
@@ -223,7 +223,7 @@ fn a_hang_ends_the_run_and_names_the_call() {
 }
 
 #[test]
-fn a_library_that_is_no_plugin_is_named() {
+fn a_library_that_is_no_plugin_is_an_error_that_names_it() {
     let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
     assert!(
         said.status == Some(1) && said.err.starts_with("nccl-spark: rank") && said.err.contains(": load "),
@@ -235,7 +235,7 @@ fn a_library_that_is_no_plugin_is_named() {
 }
 
 #[test]
-fn wrong_options_are_one_line_and_status_two() {
+fn wrong_options_are_one_line_and_exit_status_2() {
     for arguments in
         [&["all-gather", "-r", "1"][..], &["sendrecv", "-b", "2M", "-e", "1M"], &["gather"], &["settings", "x"]]
     {
@@ -248,7 +248,7 @@ fn wrong_options_are_one_line_and_status_two() {
 }
 
 #[test]
-fn a_setting_that_is_not_usable_is_told_once_before_any_rank_starts() {
+fn an_unusable_setting_is_reported_once_before_any_rank_starts() {
     for command in ["all-gather", "memory"] {
         let said: Said = nccl_spark().arg(command).env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
         let expected = "nccl-spark: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean \

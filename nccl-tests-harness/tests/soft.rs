@@ -169,7 +169,7 @@ fn a_rail_is_slowed_while_a_job_runs_and_nothing_stays_behind() {
 }
 
 #[test]
-fn a_job_goes_on_when_all_functions_of_a_node_leave_the_bus_and_return() {
+fn a_job_survives_the_removal_and_return_of_all_functions_of_a_node() {
     if !is_built() {
         return;
     }
@@ -259,7 +259,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
 }
 
 #[test]
-fn a_job_that_is_interrupted_says_so_and_leaves_neither_ranks_nor_files() {
+fn an_interrupted_job_is_reported_and_leaves_neither_ranks_nor_files() {
     if !is_built() {
         return;
     }
@@ -362,7 +362,7 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
 }
 
 #[test]
-fn rails_says_first_what_is_usable_and_its_exit_status_tells() {
+fn rails_begins_with_the_usable_ports_and_sets_the_exit_status() {
     if !is_built() {
         return;
     }

@@ -139,7 +139,7 @@ fn json(line: &str) -> Value {
 }
 
 #[test]
-fn rates_are_the_difference_of_two_looks() {
+fn rates_are_differences_of_two_readings() {
     let fake = Fake::new();
     fake.set(0, Word::Bytes, 5_000);
     let mut command = fake.top(&["--json"]);
@@ -184,7 +184,7 @@ fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
 }
 
 #[test]
-fn hostile_contents_are_passed_over_with_a_word() {
+fn hostile_contents_are_skipped_with_a_message() {
     let word_of = |fake: &Fake| {
         let said = fake.say(&["--count", "1"]);
         assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
@@ -192,7 +192,7 @@ fn hostile_contents_are_passed_over_with_a_word() {
         said.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
     };
     assert_eq!(word_of(&Fake::sized(4096)), format!("its counters: 4096 bytes; counters have {FILE_BYTES}"));
-    assert_eq!(word_of(&Fake::sized(FILE_BYTES as u64)), "its counters: it does not begin as counters do");
+    assert_eq!(word_of(&Fake::sized(FILE_BYTES as u64)), "its counters: it is no counters file");
     let fake = Fake::new();
     fake.header(HeaderWord::Version, 2);
     assert_eq!(word_of(&fake), "its counters: layout 2; this program reads layout 1");
@@ -209,7 +209,7 @@ fn hostile_contents_are_passed_over_with_a_word() {
 /// Every word of two records becomes noise, one reading after the other: no panic, and no text that
 /// a terminal could interpret as a command.
 #[test]
-fn noise_in_every_word_neither_ends_top_nor_reaches_the_terminal() {
+fn random_counters_neither_end_top_nor_reach_the_terminal() {
     let fake = Fake::new();
     let mut command = fake.top(&["--peers", "--count", "15"]);
     let mut top = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
@@ -233,7 +233,7 @@ fn noise_in_every_word_neither_ends_top_nor_reaches_the_terminal() {
 }
 
 #[test]
-fn a_process_that_ends_is_gone_at_the_next_look() {
+fn an_ended_process_is_gone_at_the_next_reading() {
     let fake = Fake::new();
     let mut command = fake.top(&["--json"]);
     let mut top = Running(command.stdout(Stdio::piped()).spawn().unwrap());
@@ -246,7 +246,7 @@ fn a_process_that_ends_is_gone_at_the_next_look() {
 }
 
 #[test]
-fn who_may_not_look_is_told_to_use_sudo() {
+fn missing_permissions_are_reported_with_sudo() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("nccl-spark");
@@ -333,7 +333,7 @@ fn a_wrong_prometheus_file_is_one_clear_error() {
 /// A reader that is killed leaves its file and at most one temporary one; a hundred together do not
 /// affect the process.
 #[test]
-fn readers_that_are_killed_leave_nothing_else_and_a_hundred_are_no_burden() {
+fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
     let folder = tempfile::tempdir().unwrap();
     let mut fake = Fake::new();
     let path = folder.path().join("spark.prom");
@@ -395,7 +395,7 @@ fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitSt
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_a_key_and_after_a_signal() {
+fn the_terminal_is_restored_after_a_key_and_after_a_signal() {
     let (status, text) = on_a_terminal(|keys, _| keys.write_all(b"q").unwrap());
     assert!(status.success() && text.contains("nccl-spark top: 1 job"), "{text:?}");
     let (status, _) = on_a_terminal(|keys, _| keys.write_all(b"\x03").unwrap());

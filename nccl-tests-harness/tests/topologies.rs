@@ -76,7 +76,7 @@ fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
 }
 
 #[test]
-fn what_goes_round_is_right_over_a_ring_of_four() {
+fn ring_collectives_are_right_over_a_ring_of_four() {
     if !is_built() {
         return;
     }
@@ -89,7 +89,7 @@ fn what_goes_round_is_right_over_a_ring_of_four() {
 /// This is known before any queue pair is made, so nothing waits for an address that does not
 /// answer.
 #[test]
-fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
+fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     if !is_built() {
         return;
     }
@@ -118,7 +118,7 @@ fn what_needs_a_rings_diagonal_fails_and_names_both_sides() {
 
 /// Neighbours use their cable, the diagonal uses TCP; both in one process.
 #[test]
-fn what_needs_a_rings_diagonal_goes_by_tcp_where_that_is_set_and_all_else_by_rails() {
+fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     if !is_built() {
         return;
     }
@@ -228,7 +228,7 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
 
 /// A pod has only some of a host's devices: the others are listed, and cannot be opened.
 #[test]
-fn devices_that_a_container_leaves_out_are_no_errors() {
+fn devices_missing_in_a_container_are_no_errors() {
     if !is_built() {
         return;
     }

@@ -32,7 +32,7 @@ fn file(fake: &Fake, name: &str, text: &str) -> PathBuf {
 }
 
 #[test]
-fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
+fn the_best_choice_is_written_to_the_settings_file_and_other_lines_are_kept() {
     let fake = Fake::compile(&[]);
     let settings = file(&fake, "spark.conf", "# mine\nNCCL_IB_QPS_PER_CONNECTION=9\nNCCL_IB_TC=106\n");
     let plugin = fake.library();
@@ -63,7 +63,7 @@ fn the_best_is_written_where_the_settings_are_read_and_other_lines_stay() {
 }
 
 #[test]
-fn nothing_is_written_on_a_dry_run_and_what_cannot_be_written_fails_behind_the_table() {
+fn a_dry_run_writes_nothing_and_a_failed_write_comes_after_the_table() {
     let fake = Fake::compile(&[]);
     let settings = file(&fake, "spark.conf", "NCCL_IB_TC=106\n");
     let tune = format!("{LITTLE} --fabric verbs --plugin {} --qps 2 --min-share 16K", fake.library().display());
@@ -80,7 +80,7 @@ fn nothing_is_written_on_a_dry_run_and_what_cannot_be_written_fails_behind_the_t
 }
 
 #[test]
-fn mistakes_are_told_before_anything_is_measured() {
+fn mistakes_are_reported_before_anything_is_measured() {
     let fake = Fake::compile(&[]);
     let settings = file(&fake, "spark.conf", "NCCL_IB_TC=106\n");
     let broken = file(&fake, "broken.conf", "\nNCCL_IB_TC=300\n");

@@ -100,7 +100,7 @@ fn rows(settings: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_clearly_better_choices_are_written_and_failing_ones_are_left_out() {
+fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
     let programs = Programs::new(
         r#"
         case $rows in
@@ -158,7 +158,7 @@ fn the_clearly_better_choices_are_written_and_failing_ones_are_left_out() {
 }
 
 #[test]
-fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
+fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
     let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 96 ;; esac; }");
     fs::write(programs.file("spark.conf"), "NCCL_IB_TC=106").unwrap();
     let Some(said) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else { return };
@@ -182,7 +182,7 @@ fn nothing_is_written_where_nothing_is_better_nor_on_a_dry_run() {
 }
 
 #[test]
-fn times_that_another_table_made_do_not_count() {
+fn times_measured_with_another_table_do_not_count() {
     let body = r#"
         case $rows in
         *ring/ll/1) policy="shipped table of 3 rows, hash 2" ;;
@@ -206,7 +206,7 @@ fn times_that_another_table_made_do_not_count() {
 }
 
 #[test]
-fn a_row_that_does_not_hold_with_the_whole_table_is_taken_out() {
+fn a_row_that_is_not_confirmed_with_the_whole_table_is_removed() {
     // With rows of both collectives, all_reduce at 16K is as slow as without rows.
     let programs = Programs::new(
         r#"
@@ -226,7 +226,7 @@ fn a_row_that_does_not_hold_with_the_whole_table_is_taken_out() {
 }
 
 #[test]
-fn hosts_that_differ_and_a_failing_choice_of_nccls_end_it() {
+fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     let programs = Programs::new("host=GPU$rank/1x200000/2.28.3; time_us() { echo 100; }");
     let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
     assert!(said.status == Some(1) && said.err.contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"), "{said:?}");
@@ -285,7 +285,7 @@ fn with_mpirun_a_process_of_each_machine_writes() {
 }
 
 #[test]
-fn a_row_that_makes_groups_slower_is_taken_out_where_groups_are_named() {
+fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
     // ring/ll/1 is twice as fast alone, and in groups of four half as fast where the sum is 64 KiB;
     // ring/ll/2 is never slower.
     let body = r#"
@@ -313,7 +313,7 @@ fn a_row_that_makes_groups_slower_is_taken_out_where_groups_are_named() {
 }
 
 #[test]
-fn a_row_that_makes_groups_slower_only_with_the_whole_table_is_taken_out_too() {
+fn a_row_that_slows_groups_only_with_the_whole_table_is_removed_too() {
     // In groups of four ring/ll/2 is slow from its second run on; the sweep has one run.
     let body = r#"
         time_us() {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_fabric_made_is_seen() {
+    fn foreign_files_are_recognised() {
         let folder = folder("foreign");
         drop(folder.lock_membership().unwrap());
         assert_eq!(folder.foreign_file(), None);

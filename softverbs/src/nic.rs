@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_its_nics_and_no_other_is_taken() {
+    fn nic_names_parse_and_others_are_refused() {
         assert_eq!(Nic::default(), Nic::Mlx5);
         for nic in Nic::ALL {
             assert_eq!(Nic::parse(nic.name()), Ok(nic));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_part_of_the_way_sets_the_pace_and_lateness_is_not_lost() {
+    fn the_slowest_part_of_the_path_sets_the_pace_and_lateness_is_kept() {
         let (rail, qp) = (resource(8_000.0), resource(4_000.0));
         // 8000 Mb/s: a byte takes a nanosecond.
         assert_eq!(send(0, 1000, &[&rail]), 1000);

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_is_read_as_it_is_written_and_no_other_text_is() {
+    fn a_fault_survives_printing_and_parsing_and_other_text_is_refused() {
         let others =
             [PathFault::SpanningTree(Duration::from_millis(1500)), PathFault::Loss(2), PathFault::Loss(u32::MAX)];
         for fault in PathFault::ALL.into_iter().chain(others) {

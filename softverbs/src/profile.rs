@@ -507,7 +507,7 @@ mod tests {
     const PORT: &str = "netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1";
 
     #[test]
-    fn a_port_has_the_largest_path_mtu_unless_another_is_said() {
+    fn a_port_has_the_largest_path_mtu_by_default() {
         let text = format!("{WIRES}rail r {PORT} mtu=1024\nrail s {PORT}");
         let profile = Profile::parse("test", &text).unwrap();
         assert_eq!((profile.rails[0].mtu_bytes, profile.rails[1].mtu_bytes), (1024, 4096));
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn wires_say_who_reaches_whom_by_which_addresses() {
+    fn wires_define_which_addresses_reach_which_nodes() {
         let triangle = Profile::load("spark-triangle", 1.0).unwrap();
         let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
         let [f0, p2f0, f1, p2f1] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"].map(rail);

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_one_of_two_and_mlx5_where_none_is_named() {
+    fn the_default_device_is_mlx5() {
         let named = |name: &str| device(Some(name.to_owned()));
         assert_eq!(
             (device(None), named("mlx5"), named("soft-roce")),

@@ -80,7 +80,7 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
 }
 
 #[test]
-fn a_queue_pair_that_always_has_more_does_not_keep_another_waiting() {
+fn a_busy_queue_pair_does_not_starve_another() {
     let bed = Bed::new();
     let (bulk, small) = (bed.pair(0, 7), bed.pair(0, 7));
     // Four milliseconds of work, at a nanosecond for each byte.
@@ -323,7 +323,7 @@ fn a_removed_function_is_silent_and_one_that_returns_is_a_new_device() {
 }
 
 #[test]
-fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
+fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     let rail = &bed.nodes[0].memory.rails[0][0];
@@ -368,7 +368,7 @@ fn a_function_that_fails_is_silent_then_goes_without_its_keys_first() {
 }
 
 #[test]
-fn a_completion_without_a_place_puts_its_queue_and_its_queue_pair_into_error() {
+fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
     // A sender with three completions: once with room for two, once with room for three.
     for (room, polled, events) in
         [(2, 0, vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]), (3, 3, vec![])]
@@ -534,7 +534,7 @@ fn fail_while_polling() {
 }
 
 #[test]
-fn resolving_an_address_that_nobody_has_takes_a_second_and_no_time_in_virtual_time() {
+fn resolving_an_unknown_address_takes_a_second_and_no_virtual_time() {
     let bed = Bed::new();
     let device = &bed.nodes[0].devices()[0];
     let try_once = || {

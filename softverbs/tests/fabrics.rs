@@ -26,7 +26,7 @@ fn a_fabric_in_use_is_not_taken_over() {
 }
 
 #[test]
-fn a_folder_with_files_of_others_is_neither_used_nor_deleted() {
+fn a_folder_with_foreign_files_is_neither_used_nor_deleted() {
     let name = format!("test-foreign-{}", std::process::id());
     let (dir, folder) = (dir(), dir().join(&name));
     std::fs::create_dir_all(&folder).unwrap();

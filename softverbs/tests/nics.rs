@@ -56,7 +56,7 @@ fn soft_roce_puts_the_completions_of_signaled_requests_into_their_queue_before_i
 }
 
 #[test]
-fn a_senders_completion_without_a_place_ends_its_queue_on_mlx5_and_is_lost_on_soft_roce() {
+fn a_senders_overflow_ends_its_queue_on_mlx5_and_loses_the_completion_on_soft_roce() {
     for (nic, first, told, state, second) in [
         (Nic::Mlx5, 0, vec![IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL], State::Error, 0),
         (Nic::SoftRoce, 2, vec![IBV_EVENT_CQ_ERR, IBV_EVENT_CQ_ERR], State::ReadyToSend, 1),
@@ -92,7 +92,7 @@ fn sends_that_are_flushed_make_one_event_where_their_queue_is_full() {
 }
 
 #[test]
-fn a_receivers_completion_without_a_place_is_told_to_the_peer_by_mlx5_and_by_a_time_out_on_soft_roce() {
+fn a_receivers_overflow_reaches_the_peer_by_nak_on_mlx5_and_by_time_out_on_soft_roce() {
     for (nic, at_once, after, told, got) in [
         (Nic::Mlx5, vec![0, status::REMOTE_OPERATION], vec![], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL], vec![]),
         // The second event belongs to the receive that could not be flushed; the third receive
@@ -215,7 +215,7 @@ fn a_port_announces_messages_of_a_gibibyte_as_mlx5_and_of_8_mib_as_soft_roce() {
 }
 
 #[test]
-fn what_both_do_is_the_same() {
+fn mlx5_and_soft_roce_agree_elsewhere() {
     let told = Nic::ALL.map(|nic| {
         let bed = Bed::of(nic);
         // A key of another protection domain.

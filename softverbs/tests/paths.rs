@@ -66,7 +66,7 @@ fn told(pair: &Pair) -> [Vec<u32>; 2] {
 }
 
 #[test]
-fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
+fn packets_on_a_silent_rail_are_lost_although_its_port_is_up() {
     let bed = Bed::new();
     let set = |is_silent| {
         control(&bed.settings.dir, &bed.settings.fabric, Some(1), "x0", Action::Path(PathFault::Silent, is_silent))
@@ -94,7 +94,7 @@ fn what_goes_by_a_silent_rail_is_lost_though_its_port_is_up() {
 }
 
 #[test]
-fn an_address_that_the_twin_answers_for_leads_to_the_twin_for_as_long_as_the_queue_pair_is_connected() {
+fn an_address_answered_by_the_twin_leads_to_the_twin_while_the_queue_pair_is_connected() {
     let bed = Bed::new();
     set(&bed, 1, Action::Path(PathFault::CrossedArp, true));
     let astray = connected(&bed, IPV4, 4096);
@@ -128,7 +128,7 @@ fn an_address_that_the_twin_answers_for_leads_to_the_twin_for_as_long_as_the_que
 }
 
 #[test]
-fn only_a_rail_with_a_twin_has_its_address_answered_for() {
+fn only_a_rail_with_a_twin_has_its_address_answered_by_another() {
     let alone = "cable d payload=0\n    rail y0 netdev=e2 port=p2 link=A cable=d function=2 line=0 qp=0 latency=0";
     let bed = Bed::wired(Nic::default(), alone);
     let error = control(&bed.settings.dir, &bed.settings.fabric, None, "y0", Action::Path(PathFault::CrossedArp, true));
@@ -164,7 +164,7 @@ fn a_switch_for_1500_bytes_drops_what_is_longer_and_only_that() {
 }
 
 #[test]
-fn what_comes_before_a_packet_that_is_dropped_is_acknowledged_and_what_follows_waits_for_it() {
+fn packets_before_a_dropped_one_are_acknowledged_and_later_ones_wait() {
     let bed = Bed::new();
     let pair = connected(&bed, IPV4, 4096);
     (0..3).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &[]).unwrap());
@@ -225,7 +225,7 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
 }
 
 #[test]
-fn what_is_sent_while_a_switch_port_drops_it_is_lost_and_arrives_when_it_is_sent_again() {
+fn packets_dropped_by_a_switch_port_arrive_when_resent() {
     let bed = Bed::new();
     let (dead, late) = (connected(&bed, IPV4, 4096), connected(&bed, IPV4, 4096));
     set(&bed, 1, Action::Path(PathFault::SpanningTree(Duration::from_millis(3)), true));

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_nccls() {
+    fn levels_match_nccls() {
         assert_eq!(nccl_level(Level::ERROR).0, 2);
         assert_eq!(nccl_level(Level::WARN), (2, c_ulong::MAX));
         assert_eq!(nccl_level(Level::INFO), (3, 0x11));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_ends_in_one_nul_and_has_none_inside() {
+    fn a_c_string_has_one_nul_at_its_end() {
         assert_eq!(terminated("a\0b"), b"a?b\0");
         assert_eq!(terminated(""), b"\0");
     }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_a_version_in_words() {
+    fn a_version_number_is_printed_as_text() {
         assert_eq!((words(22809), words(23207)), ("2.28.9".to_owned(), "2.32.7".to_owned()));
         assert_eq!(version_of(None), None);
     }

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_is_refused_and_is_a_success() {
+    fn a_null_pointer_is_refused_or_ignored_as_documented() {
         let context = acting();
         let (mut costs, mut channels): (Costs, _) = ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED);
         let (table, place) = (costs.as_mut_ptr().cast(), &raw mut channels);
@@ -262,13 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_and_an_error_are_a_success() {
+    fn panics_and_errors_are_reported_as_success_where_nccl_requires_it() {
         assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::SUCCESS);
         assert_eq!(call("test", |_| Err(Box::new(Usage::Closed.into()))), NcclResult::SUCCESS);
     }
 
     #[test]
-    fn an_error_that_comes_again_is_told_once() {
+    fn a_repeated_error_is_logged_once() {
         let told = AtomicBool::new(false);
         assert!(once(&told, || other_shape(8, 3)).unwrap_err().to_string().contains("8 algorithms and 3 protocols"));
         assert!(once(&told, || unreachable!()).is_ok());

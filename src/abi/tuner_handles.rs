@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_gives_its_tuner_back_and_null_gives_none() {
+    fn a_context_yields_its_tuner_and_null_yields_none() {
         let raw = into_raw(a_tuner());
         // SAFETY: NULL, and a context that is taken back once.
         unsafe {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_to_something_else_is_refused_with_words() {
+    fn a_pointer_to_something_else_is_refused_with_an_error() {
         let mut stray = [0_u64; 8];
         let stray = stray.as_mut_ptr().cast::<c_void>();
         let words = |result: Quick<()>| result.unwrap_err().to_string();

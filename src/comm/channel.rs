@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_however_the_bytes_arrive() {
+    fn messages_are_read_whole_however_their_bytes_arrive() {
         let (mut channel, mut stream) = pair();
         let sent = [
             Message::Control(ControlFrame { number: 7, heard: 2, asks: true, message: vec![1, 2, 3] }),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_reads_nothing_fills_no_memory() {
+    fn a_peer_that_reads_nothing_uses_no_memory_here() {
         let (mut channel, _stream) = pair();
         let frame = ControlFrame { number: 1, heard: 0, asks: true, message: vec![7; 2000] };
         // Far more than the kernel buffers for a socket.

@@ -55,7 +55,7 @@ mod tests {
     use crate::error::Call;
 
     #[test]
-    fn what_is_short_is_named_and_other_troubles_are_none() {
+    fn short_resources_are_named_and_other_errors_are_not() {
         let of = |errno| shortage_text(&io::Error::from_raw_os_error(errno));
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         assert!(of(libc::EMFILE).unwrap().contains(&format!("ulimit -n is {soft}")));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_is_the_settings() {
+    fn the_in_flight_limit_is_the_settings_value() {
         let settings = [("NCCL_SPARK_INFLIGHT_BYTES".to_owned(), "4096".to_owned())];
         let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), TunerIdentity::default());
         assert_eq!(process.bound.map(|bound| bound.most_bytes()), Some(4096));

@@ -214,7 +214,7 @@ impl Rejections {
         *said = Some(now);
         match std::mem::take(others) {
             0 => tracing::info!("{text}"),
-            others => tracing::info!("{text}; {others} others were rejected since the line before"),
+            others => tracing::info!("{text}; {others} others were rejected since the previous line"),
         }
     }
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_said_is_counted_and_a_minute_later_there_is_another_line() {
+    fn suppressed_lines_are_counted_and_a_minute_later_another_is_logged() {
         let (mut rejections, now) = (Rejections::Seldom { said: None, others: 0 }, Instant::now());
         let unsaid = |rejections: &Rejections| match rejections {
             Rejections::Seldom { said, others } => (said.map(|said| said - now), *others),

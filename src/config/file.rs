@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_is_named_with_its_line() {
+    fn a_line_that_is_no_setting_is_named() {
         let error = parse("\nexport\n").unwrap_err().to_string();
         assert!(
             error.starts_with("/etc/x.conf, line 2: the line=\"export\"") && error.contains("NAME=value"),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_named_has_to_be_there_and_a_standard_one_not() {
+    fn a_named_settings_file_must_exist_and_a_standard_one_need_not() {
         let folder = tempfile::tempdir().unwrap();
         let gone = folder.path().join("gone");
         assert!(SettingsFile::standard(&gone).unwrap().is_none());

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_filter_is_nccls() {
+    fn the_name_filter_matches_nccls() {
         let admits = |filter: &str, name: &str, port: u8| NameFilter::parse(filter).unwrap().admits(name, Some(port));
         assert!(admits("", "anything", 1));
         assert!(admits("mlx5", "mlx5_10", 1) && !admits("mlx5", "rocep1s0f0", 1));

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_lose_rails_late_or_for_little_are_warned_of() {
+    fn settings_that_lose_rails_too_late_or_too_easily_are_warnings() {
         let late = warnings(&[("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_RETRY_CNT", "7")]);
         assert!(matches!(&late[..], [one] if one.contains("after 137.4s")), "{late:?}");
         let few = warnings(&[("NCCL_IB_RETRY_CNT", "2")]);

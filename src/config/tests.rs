@@ -68,7 +68,7 @@ fn variables_of_nccls_own_transports_are_named_where_they_are_set() {
 }
 
 #[test]
-fn a_file_that_a_variable_names_is_read_in_place_of_the_standard_ones() {
+fn a_settings_file_named_by_a_variable_replaces_the_standard_ones() {
     let (standard, named) = (Written::new("NCCL_IB_TC=1\n"), Written::new("NCCL_IB_SL=2\n"));
     let variable = |path: &str| gather(&[("NCCL_SPARK_SETTINGS_FILE", path)], &[standard.path()]);
     let setup = variable(named.path().to_str().unwrap()).unwrap().config.setup;
@@ -85,7 +85,7 @@ fn a_file_that_a_variable_names_is_read_in_place_of_the_standard_ones() {
 }
 
 #[test]
-fn what_a_file_says_is_held_to_the_table_and_named_with_file_and_line() {
+fn values_from_a_file_are_checked_and_errors_name_file_and_line() {
     for (line, allowed) in [
         ("NCCL_IB_TC=256", "else 0) to 255"),
         ("NCCL_SPARK_MIN_SHARE=1", "did you mean NCCL_SPARK_MIN_SHARE_BYTES?"),
@@ -104,7 +104,7 @@ fn what_a_file_says_is_held_to_the_table_and_named_with_file_and_line() {
 }
 
 #[test]
-fn settings_are_looked_for_where_the_documentation_says() {
+fn settings_files_are_read_from_the_documented_places() {
     let files = standard_files();
     assert_eq!(files.last().unwrap(), &PathBuf::from("/etc/nccl-spark.conf"));
     assert!(files.len() == 1 || files[0].ends_with(".nccl-spark.conf"), "{files:?}");
@@ -168,7 +168,7 @@ fn a_value_with_parts_is_refused_with_the_part_and_the_reason_however_long_it_is
 }
 
 #[test]
-fn an_unknown_variable_of_ours_is_an_error_and_others_are_not_ours() {
+fn an_unknown_spark_variable_is_an_error_and_other_variables_are_ignored() {
     let error = read(&[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]).unwrap_err().to_string();
     assert!(error.contains("NCCL_SPARK_CONECT_TIMEOUT_S") && error.contains("NCCL_SPARK_CONNECT_TIMEOUT_S"), "{error}");
     read(&[("NCCL_ALGO", "Ring"), ("PATH", "/bin"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")]).unwrap();
@@ -192,7 +192,7 @@ const EVER: &str = "CONNECT_TIMEOUT_S COUNTERS CPU_LATENCY_US FLOW_LABEL INFLIGH
                     TUNER_TABLE VLLM";
 
 #[test]
-fn a_setting_leaves_the_table_for_the_list_of_removed_ones_alone() {
+fn a_setting_may_leave_the_table_only_for_the_list_of_removed_ones() {
     let ever: Vec<String> = EVER.split_whitespace().map(|end| format!("{OWN_PREFIX}{end}")).collect();
     for name in &ever {
         let is_in_table = TABLE.iter().any(|row| row.name == name);

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_describes_its_lane_and_is_used_again_when_nobody_holds_it() {
+    fn a_record_describes_its_lane_and_is_reused_once_free() {
         let counting = Counting::new(true);
         assert_eq!(counting.path(), None, "before the first connection");
         let lanes: Vec<_> = (0..=KEPT).map(|_| lane("a:1")).collect();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_find_no_record_are_numbered_and_count_for_themselves() {
+    fn lanes_without_a_free_record_keep_their_own_counters() {
         let counting = Counting::new(true);
         let lanes: Vec<_> = (0..RECORDS + 3).map(|_| lane("a:1")).collect();
         let all = counting.connection(Direction::Send, "b", &lanes);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_was_never_there_is_lost_once_and_recovers_once() {
+    fn a_lane_missing_from_the_start_is_lost_once_and_recovers_once() {
         let counting = Counting::new(false);
         let without = CountedLane { carries: false, path_mtu_bytes: 0, ..lane("a:1") };
         let connection = counting.connection(Direction::Send, "b", &[without]);

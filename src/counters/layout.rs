@@ -211,7 +211,7 @@ pub enum NotShown {
     #[error("{0} bytes, fewer than a header's")]
     Short(usize),
     /// The first word is not [`MAGIC`].
-    #[error("it does not begin as counters do")]
+    #[error("it is no counters file")]
     NotCounters,
     /// The file has another layout.
     #[error("layout {0}; this program reads layout {VERSION}")]
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was_written() {
+    fn a_record_survives_writing_and_reading() {
         let counters = parse_both(&file(|_| ()));
         assert_eq!((counters.process_id, counters.passed_over, counters.records.len()), (77, 0, 1));
         let record = &counters.records[0];
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_changes_meanwhile_is_passed_over() {
+    fn a_record_that_changes_while_it_is_read_is_skipped() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
         // The counts of the second read may belong to another lane: they were read after its
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counters_is_told_apart() {
+    fn a_file_that_is_not_counters_is_recognised() {
         assert_eq!(Counters::parse(&[], &[]), Err(NotShown::Short(0)));
         let refusal = |edit: fn(&mut [u64])| Counters::parse(&file(edit), &file(edit)).unwrap_err();
         assert_eq!(refusal(|words| words[0] = 1), NotShown::NotCounters);

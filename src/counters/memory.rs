@@ -206,7 +206,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn the_file_keeps_its_size_and_shows_what_is_counted() {
+    fn the_file_keeps_its_size_and_shows_the_counts() {
         let file = MemoryFile::new().unwrap();
         let path = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
         let link = std::fs::read_link(&path).unwrap();

@@ -108,7 +108,7 @@ mod tests {
     };
 
     #[test]
-    fn the_block_adds_up_and_is_silent_about_nothing() {
+    fn the_block_adds_up_and_omits_nothing() {
         let mut summary = Summary::default();
         assert!(summary.lines((0, 0)).is_empty());
         summary.add("b:1", Carried { bytes: 0, ..SENT });
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_into_the_counters_does_not_overflow() {
+    fn foreign_values_in_the_counters_do_not_overflow() {
         let mut summary = Summary::default();
         let most = Duration::from_nanos(u64::MAX);
         let wild = Carried {

@@ -300,7 +300,7 @@ pub enum Network {
     NoFirstRail { peer: String, limit: u64, tries: String },
     #[error("no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}")]
     NoRailLeft { peer: String, waited: Duration, limit: u64, rails: String },
-    #[error("rail {rail} to {peer} lost, and its device does not return what it has received")]
+    #[error("rail {rail} to {peer} lost, and its device did not flush its receive queue")]
     NotFlushed { rail: String, peer: String },
     #[error(transparent)]
     OnRail(Box<OnRail>),
@@ -321,7 +321,7 @@ pub enum PeerGone {
         "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
     )]
     Vanished { peer: String },
-    #[error("{peer} has left before any rail carried: {rails}")]
+    #[error("{peer} closed the connection before any rail carried: {rails}")]
     Left { peer: String, rails: String },
     #[error("{peer} closed the bootstrap connection during connection set-up")]
     ClosedInSetup { peer: String },

@@ -105,7 +105,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_word_and_its_echo_and_then_silence() {
+    fn a_message_is_answered_once_and_then_no_frame_is_sent() {
         let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
         one.say(ControlMessage::Live { lane: lane(1) });
         one.say(ControlMessage::Live { lane: lane(2) });
@@ -123,7 +123,7 @@ mod tests {
     proptest! {
         /// `script` loses, duplicates and delays control frames.
         #[test]
-        fn every_message_is_heard_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
+        fn every_message_is_delivered_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
             let mut said = [0, 0];
             let mut heard = [Vec::new(), Vec::new()];

@@ -117,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_send_larger_than_the_bound_goes_alone_and_an_empty_one_always() {
+    fn a_send_above_the_limit_is_sent_alone_and_an_empty_one_always() {
         let bound = Arc::new(Bound::new(100));
         let [mut one, mut other] = [0, 1].map(|_| Hold::new(Arc::clone(&bound)));
         assert!(one.take(60) && !other.take(41) && !other.take(1000) && other.take(40) && other.take(0));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connection_holds_at_its_end_goes_back_once() {
+    fn a_connections_bytes_in_flight_are_returned_once_at_its_end() {
         let bound = Arc::new(Bound::new(100));
         let [mut failed, mut dropped] = [0, 1].map(|_| Hold::new(Arc::clone(&bound)));
         assert!(failed.take(30) && failed.take(20) && dropped.take(50));
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_number_is_what_runs_and_never_above_the_bound(most in 1..200_u64, steps in prop::collection::vec(step(), 0..200)) {
+        fn the_count_equals_the_running_threads_and_stays_within_the_limit(most in 1..200_u64, steps in prop::collection::vec(step(), 0..200)) {
             let bound = Arc::new(Bound::new(most));
             let mut holds: Vec<Hold> = (0..3).map(|_| Hold::new(Arc::clone(&bound))).collect();
             let mut running: [Vec<u64>; 3] = Default::default();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_after_idle_time_does_not_count_beside_a_stream() {
+    fn a_burst_after_idle_time_does_not_distort_the_pace() {
         let mut pace = Alone::default();
         for start in [0, 50_000, 100_000] {
             for _ in 0..3 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rail_that_slows_is_known_within_eight_writes_and_so_is_its_return() {
+    fn a_slower_rail_and_its_return_are_detected_within_eight_writes() {
         let (mut pace, mut now) = (Alone::default(), 0);
         run(&mut pace, &mut now, [100; 40]);
         run(&mut pace, &mut now, [400; 8]);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_does_not_move_it_much() {
+    fn noise_changes_the_pace_little() {
         let (mut pace, mut now) = (Alone::default(), 0);
         // Some writes find the rail free, others wait for another connection's: 133 ns on average.
         let mut dice = 1_u64;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_timed_only_waits() {
+    fn untimed_writes_only_add_to_the_queue() {
         let mut pace = Alone::default();
         pace.given(8, None);
         assert_eq!((pace.outstanding_bytes, pace.measured()), (8, None));

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_rails_with_nothing_shared_carry_what_their_ports_do() {
+    fn equal_rails_without_shared_parts_carry_the_sum_of_their_ports() {
         let plain = |at: u8| End {
             rail: rail(at),
             attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps: 10_000 },
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_port_holds_up_nobody_else_where_links_are_not_known() {
+    fn a_slow_port_limits_no_other_where_links_are_unknown() {
         let port = |(at, port_mbps): (u8, u32)| End {
             rail: rail(at),
             attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps },
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cable_is_full_when_it_or_the_peers_port_carries_no_more() {
+    fn a_cable_is_full_at_its_own_rate_or_at_the_peers_port() {
         let end = |number, link, cable, port_mbps| End {
             rail: rail(number),
             attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps },

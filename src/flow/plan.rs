@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_not_to_be_used_is_not() {
+    fn an_excluded_lane_is_not_used() {
         assert_eq!(shares(1 << 20, &[(1e4, 0), (0.0, 0), (1e4, 0)]), [(0, 1 << 19), (2, 1 << 19)]);
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
@@ -311,7 +311,7 @@ mod tests {
     proptest! {
         /// The level equals that of the sorted lanes, and no single lane finishes earlier.
         #[test]
-        fn the_level_is_when_a_message_is_done_that_is_cut_freely(
+        fn the_level_is_the_end_time_of_a_freely_divided_message(
             bytes in 1..1u64 << 30,
             spec in prop::collection::vec((1.0..50_000.0f64, prop_oneof![Just(0u64), 0..1u64 << 24]), 1..=MAX_RAILS),
         ) {
@@ -325,7 +325,7 @@ mod tests {
         }
 
         #[test]
-        fn what_all_take_part_in_is_divided_as_by_order(
+        fn messages_over_all_lanes_are_divided_by_pace(
             bytes in 1..1u64 << 26,
             spec in prop::collection::vec((1.0..50_000.0f64, prop_oneof![Just(0u64), 0..1u64 << 22]), 1..=MAX_RAILS),
         ) {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_has_a_limit_and_is_not_given_up_before() {
+    fn an_attempt_is_abandoned_at_its_limit_and_not_before() {
         let mut redial = Attempts::new();
         assert_eq!(redial.poll(Need::Calm, 20 * SECOND), Some(Step::Dial(20_000)));
         assert_eq!(redial.poll(Need::No, 25 * SECOND - 1), None);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_grow_and_only_those_of_about_now_are_taken() {
+    fn attempt_numbers_grow_and_only_recent_ones_are_accepted() {
         let (mut redial, mut last) = (Attempts::new(), 0);
         for at in [0, 0, 1, MILLISECOND, 5 * MILLISECOND, 9 * SECOND, 3_000_000 * SECOND] {
             redial.state = DialState::Waiting { since: 0, pause: 0 };

@@ -215,7 +215,7 @@ mod tests {
     };
 
     #[test]
-    fn a_host_with_or_without_cuda_gets_a_line_and_no_panic() {
+    fn hosts_with_and_without_cuda_get_a_log_line() {
         let found = cuda_devices();
         let line = host_pointers_reason(&found);
         assert!(line.starts_with("host memory only, no GPUDirect: ") && !line.contains('\n'), "{line}");
@@ -223,13 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_named_or_the_reason_is() {
+    fn a_gpu_is_named_or_a_reason_is_given() {
         assert_eq!(gpu_text(&Ok("NVIDIA GB10".to_owned())), "NVIDIA GB10");
         assert_eq!(gpu_text(&Err("libcuda not found".to_owned())), "unknown GPU (libcuda not found)");
     }
 
     #[test]
-    fn the_line_says_why_for_a_spark_and_for_a_gpu_with_direct_access() {
+    fn the_line_gives_the_reason_for_a_spark_and_for_a_gpu_with_gpudirect() {
         let line = host_pointers_reason(&Ok(vec![GB10]));
         assert!(line.contains("cannot reach"), "{line}");
         assert!(line.ends_with("(GPU 0: INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0)"), "{line}");

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_and_rates_are_the_kernels() {
+    fn states_and_rates_match_the_kernels() {
         assert_eq!(state("4: ACTIVE"), PortState::Active);
         assert_eq!(state("1: DOWN"), PortState::Down);
         assert_eq!(state(""), PortState::Other(0));

@@ -83,7 +83,7 @@ fn a_spark_with_two_cables_is_four_rails_on_two_links_and_not_400_gbps() {
 }
 
 #[test]
-fn what_only_root_can_read_changes_neither_the_announced_speed_nor_the_page() {
+fn facts_that_only_root_can_read_change_neither_announced_speed_nor_page() {
     let with = |exponent| {
         let functions: Vec<_> =
             spark(&[0, 1]).into_iter().map(|f| Function { max_payload_exponent: exponent, ..f }).collect();
@@ -98,7 +98,7 @@ fn what_only_root_can_read_changes_neither_the_announced_speed_nor_the_page() {
 }
 
 #[test]
-fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
+fn a_filter_within_one_link_is_a_warning_that_names_the_better_pair() {
     let host = TestHost::new(&spark(&[0, 1]));
     let found = host.survey("=rocep1s0f0,rocep1s0f1");
     assert_eq!(names(&found), ["rocep1s0f0", "rocep1s0f1"]);
@@ -130,7 +130,7 @@ fn a_filter_within_one_link_is_warned_of_with_the_pair_that_uses_both() {
 }
 
 #[test]
-fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
+fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
     let host = TestHost::new(&spark(&[0]));
     let found = host.survey("rocep1s0f0");
     assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
@@ -152,7 +152,7 @@ fn a_filter_that_leaves_out_the_twin_or_everything_is_warned_of() {
 }
 
 #[test]
-fn a_twin_that_is_down_or_missing_is_warned_of() {
+fn a_twin_that_is_down_or_missing_is_a_warning() {
     let mut functions = spark(&[0]);
     let twin = functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap();
     *twin = twin.clone().down();
@@ -196,7 +196,7 @@ fn a_narrow_or_slow_link_is_reported_and_counted_as_it_is() {
 }
 
 #[test]
-fn a_small_mtu_and_a_shared_subnet_are_warned_of() {
+fn a_small_mtu_and_a_shared_subnet_are_warnings() {
     let mut functions = spark(&[0]);
     for function in functions.iter_mut().filter(|f| f.v4.is_some()) {
         function.netdev_mtu = 1500;
@@ -358,7 +358,7 @@ fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
 }
 
 #[test]
-fn ports_that_cannot_carry_roce_v2_are_refused_with_a_reason() {
+fn ports_without_roce_v2_are_refused_with_a_reason() {
     let infiniband = Function { link_layer: LinkLayer::InfiniBand, ..spark_function(0, 0) };
     let bare = Function { v4: None, link_local: false, ..spark_function(0, 1) };
     let starting = Function { state: PortState::Init, ..spark_function(2, 0) };
@@ -407,7 +407,7 @@ fn the_order_does_not_depend_on_the_order_of_the_devices() {
 }
 
 #[test]
-fn the_page_for_a_person_says_what_is_merged_and_why_not() {
+fn the_text_page_lists_merged_ports_and_reasons_for_the_others() {
     let page = report(&TestHost::new(&spark(&[0])).survey(""));
     println!("{page}");
     let verdict = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n\
@@ -445,7 +445,7 @@ fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
 }
 
 #[test]
-fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning() {
+fn a_missing_sysfs_is_an_error_and_one_without_devices_is_a_warning() {
     let host = TestHost::new(&spark(&[0, 1]));
     check_sysfs(&host.path("")).unwrap();
     for (sysfs, why) in [(PathBuf::from("/no/such/sys"), "No such file"), (host.path("class"), "no folder `class`")] {
@@ -458,7 +458,7 @@ fn a_sysfs_that_is_not_there_is_an_error_and_one_without_the_devices_a_warning()
 }
 
 #[test]
-fn a_link_local_gid_that_its_interface_does_not_have_is_no_address() {
+fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     // Both functions have their IPv4 address left: they are rails without the link-local one.
     let mut host = TestHost::new(&spark(&[0]));
     host.take_link_local("enp1s0f0np0");
@@ -502,7 +502,7 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
 }
 
 #[test]
-fn a_link_local_gid_counts_where_its_interface_is_not_to_be_seen() {
+fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     let only_link_local = Function { v4: None, ..spark_function(0, 0) };
     // In another namespace: no interface of that index here, or one of another name.
     let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
@@ -536,7 +536,7 @@ fn addressed_twins(same_subnet: bool) -> TestHost {
 }
 
 #[test]
-fn twins_that_answer_arp_for_each_other_are_warned_of_with_the_cure() {
+fn twins_that_answer_arp_for_each_other_are_a_warning_with_the_cure() {
     // The table in `arp.rs`, measured: (one subnet, rp_filter, arp_ignore), and a single answer.
     for same_subnet in [true, false] {
         let host = addressed_twins(same_subnet);

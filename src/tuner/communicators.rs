@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_communicator_is_carried_once_nccl_goes_on_with_this_network() {
+    fn a_communicator_counts_as_carried_once_nccl_uses_this_network() {
         let mut all = Communicators::new();
         all.confirm(&'a');
         all.announce('a', 7);

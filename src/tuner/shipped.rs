@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rows_are_a_table_that_keeps_what_is_promised() {
+    fn the_shipped_rows_form_a_table_that_keeps_its_promises() {
         let table = Table::new(None, rows()).unwrap();
         assert_eq!(table.rows(), rows(), "they are sorted");
         let measured: &[(Collective, &[u64], Protocol, u32)] = &[

@@ -306,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_table_is_its_text() {
+    fn a_table_survives_printing_and_parsing() {
         let text = "for=NVIDIA_GB10/4x224054/2.28.9;all_gather@2:1-4096=ring/ll/1;all_reduce@2:24577-49152=ring/ll128/2;\
                     all_reduce@2:49153-98304=tree/simple/4";
         let table: Table = text.parse().unwrap();
@@ -317,14 +317,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_one_word_whatever_the_gpu_is_called() {
+    fn a_fingerprint_is_one_word_for_any_gpu_name() {
         let named = Fingerprint::new("NVIDIA GB10; a/b", "4x224054", "2.28.9");
         assert_eq!(named.to_string(), "NVIDIA_GB10__a_b/4x224054/2.28.9");
         assert_eq!(named.to_string().parse::<Fingerprint>().unwrap().to_string(), named.to_string());
     }
 
     #[test]
-    fn what_is_no_table_is_refused_with_words() {
+    fn text_that_is_no_table_is_refused_with_an_error() {
         for (text, words) in [
             ("", "must begin with for="),
             ("all_reduce@2:1-2=ring/ll/1", "must begin with for="),
@@ -348,7 +348,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_answered(text in "(for=[*])?[;@:=/a-z0-9_-]{0,60}") {
+        fn any_text_is_parsed_or_refused(text in "(for=[*])?[;@:=/a-z0-9_-]{0,60}") {
             if let Ok(table) = text.parse::<Table>() {
                 prop_assert_eq!(table.to_string().parse::<Table>().unwrap(), table);
             }

@@ -39,7 +39,7 @@ fn reason(tuner: &Tuner) -> &str {
 }
 
 #[test]
-fn a_host_acts_only_where_it_was_asked_to() {
+fn the_tuner_acts_only_where_it_is_switched_on() {
     let told = |policy: &Policy| policy.to_string();
     assert!(told(&policy(|_| ())).starts_with("learned table of 4 rows, hash "));
     assert_eq!(told(&policy(|facts| facts.config.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
@@ -55,7 +55,7 @@ fn a_host_acts_only_where_it_was_asked_to() {
 }
 
 #[test]
-fn a_table_of_another_machine_is_not_used_and_said() {
+fn a_table_of_another_machine_is_not_used_and_a_log_line_says_so() {
     let other = Fingerprint { nccl: "2.30.7".to_owned(), ..facts().host };
     let (policy, warnings) = Facts { host: other, ..facts() }.policy();
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
@@ -73,7 +73,7 @@ fn a_table_of_another_machine_is_not_used_and_said() {
 }
 
 #[test]
-fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
+fn only_communicators_over_this_network_with_one_rank_a_node_are_tuned() {
     let policy = policy(|_| ());
     assert!(matches!(policy.tuner(2, 2, true), Tuner::Acting(_)));
     for (ranks, nodes, is_ours, words) in [
@@ -94,7 +94,7 @@ fn a_communicator_is_left_alone_unless_it_is_ours_with_one_rank_a_node() {
 }
 
 #[test]
-fn a_row_holds_for_its_sizes_alone() {
+fn a_row_applies_only_to_its_sizes() {
     let tuner = policy(|_| ()).tuner(2, 2, true);
     let ring = Algorithm::Ring.number() * PROTOCOLS;
     for (collective, bytes, expected) in [
@@ -161,7 +161,7 @@ fn hosts_that_decide_differently_have_other_hashes() {
 }
 
 #[test]
-fn ring_is_all_that_is_left_where_some_peers_are_reached_by_tcp() {
+fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
     let policy = policy(|facts| facts.ring_tcp = true);
     assert!(policy.to_string().contains("Ring only above two nodes"), "{policy}");
     let is_ring = |place: usize| place / PROTOCOLS == Algorithm::Ring.number();
@@ -213,7 +213,7 @@ fn a_row_for_tree_does_not_hold_where_ring_alone_does() {
 }
 
 #[test]
-fn ring_alone_needs_no_gb10_and_is_said_where_the_tuner_is_off() {
+fn a_ring_needs_no_gb10_and_is_logged_where_the_tuner_is_off() {
     let elsewhere = |facts: &mut Facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned());
     let told = policy(elsewhere).to_string();
     assert!(told.starts_with("empty table of 0 rows, Ring only above two nodes"), "{told}");
@@ -241,7 +241,7 @@ proptest! {
     /// For all tables and costs: at most one entry becomes 0, disabled entries do not change, and
     /// two hosts with the same rules decide the same.
     #[test]
-    fn a_decision_touches_what_it_may_and_nothing_else(
+    fn a_decision_changes_only_the_costs_it_may_change(
         rows in rows(), ll128: bool, ring_tcp: bool, ranks in 2..4usize, collective in -1..7i32, bytes in 0..2000u64,
         costs in prop::collection::vec(prop_oneof![Just(-1.0f32), 0.5..1000.0f32], ALGORITHMS * PROTOCOLS),
     ) {

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_has_words_of_its_own() {
+    fn every_status_has_its_own_text() {
         let words: std::collections::HashSet<_> = (0..=IBV_WC_TM_RNDV_INCOMPLETE).map(status_text).collect();
         assert_eq!(words.len(), 24);
         assert!(!words.contains("unknown status"));

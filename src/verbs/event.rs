@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_names_what_it_is_about() {
+    fn an_event_names_its_object() {
         let port =
             ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 1 }, event_type: IBV_EVENT_PORT_ERR };
         // SAFETY: the union holds the member for this kind.

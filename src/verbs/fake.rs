@@ -37,7 +37,7 @@ struct Offers {
 const ALL: Offers = Offers { extended: true, grown_by: 0, gid_table: true, thread_domains: true };
 
 #[test]
-fn a_thread_domain_is_under_the_qp_and_goes_after_it() {
+fn a_thread_domain_is_freed_after_its_qp() {
     assert_eq!(
         calls_of_a_qp(ALL),
         [
@@ -57,7 +57,7 @@ fn a_thread_domain_is_under_the_qp_and_goes_after_it() {
 }
 
 #[test]
-fn without_thread_domains_a_plain_domain_does() {
+fn without_thread_domains_a_plain_protection_domain_is_used() {
     let plain = ["alloc_pd", "create_cq", "create_qp", "destroy_qp", "dealloc_pd", "destroy_cq", "close_device"];
     assert_eq!(calls_of_a_qp(Offers { thread_domains: false, ..ALL }), plain);
     assert_eq!(calls_of_a_qp(Offers { extended: false, ..ALL }), plain);
@@ -68,7 +68,7 @@ fn without_thread_domains_a_plain_domain_does() {
 }
 
 #[test]
-fn each_device_says_once_whether_its_queue_pairs_have_thread_domains() {
+fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
     for (thread_domains, words) in [
         (true, "fake0: queue pairs have thread domains: no locks, and with BlueFlame a write-combined doorbell each"),
         (
@@ -89,7 +89,7 @@ fn each_device_says_once_whether_its_queue_pairs_have_thread_domains() {
 }
 
 #[test]
-fn a_port_is_asked_through_the_newest_way_there_is() {
+fn a_port_is_queried_with_the_newest_available_function() {
     let newest = fake(ALL).port(1).expect("a port");
     assert_eq!((newest.state, newest.speed_mbps), (PortState::Active, 800_000), "4 lanes of the extended speed");
     let newer_library = fake(Offers { grown_by: 48, ..ALL }).port(1).expect("a port");

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named_with_the_cure() {
+    fn a_missing_library_is_named_with_the_cure() {
         let text = Library::load("libno-such-verbs.so.7").err().map(|error| error.to_string()).unwrap_or_default();
         assert!(text.contains("libno-such-verbs.so.7"), "{text}");
         assert!(text.contains("apt install libibverbs1"), "{text}");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_another_is_refused_by_the_function_it_lacks() {
+    fn a_foreign_library_is_refused_by_the_function_that_it_lacks() {
         let text = Library::load("libc.so.6").err().map(|error| error.to_string()).unwrap_or_default();
         assert!(text.contains("libc.so.6 has no function ibv_get_device_list"), "{text}");
     }

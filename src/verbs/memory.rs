@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn access_flags_are_those_of_the_library() {
+    fn access_flags_match_the_library() {
         assert_eq!((Access::LOCAL_WRITE | Access::REMOTE_WRITE).bits(), 3);
         assert_eq!(Access::RELAXED_ORDERING.bits(), 1 << 20);
     }

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_are_those_of_the_rate_file() {
+    fn speeds_match_the_rate_file() {
         let four_lanes = 2;
         assert_eq!(lanes(four_lanes) * lane_mbps(64), 200_000, "4 lanes of HDR");
         assert_eq!(lanes(16) * lane_mbps(128), 200_000, "2 lanes of NDR, as an owner's Spark reports its port");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_librarys_speed_stands_behind_the_old_struct() {
+    fn a_newer_librarys_speed_is_read_behind_the_old_struct() {
         assert_eq!(std::mem::offset_of!(PortAttributes, active_speed_ex), 52);
     }
 

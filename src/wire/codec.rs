@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_is_only_shown_does_not_grow_by_being_read() {
+    fn reading_a_displayed_text_does_not_lengthen_it() {
         let mut writer = Writer::default();
         writer.u16(8).bytes(b"a\xff\n\xc3\xa9\xfe\xfd\x80");
         let text = Reader::new(&writer.into_bytes()).text("name", 8);

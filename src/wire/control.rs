@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_that_is_not_open_has_come_if_it_was_granted() {
+    fn a_closed_receive_counts_as_delivered_if_it_was_granted() {
         let open = OpenReceive { sequence: 6, shares: [0b101, 0, 0, 0, 0, 0, 0, 1] };
         let received = Received { granted: 8, open: vec![open] };
         let has = |sequence, part, share| received.has(sequence, part, share);
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_receiver_can_have_is_told_apart() {
+    fn impossible_receive_counts_are_recognised() {
         let open = |sequence| OpenReceive { sequence, shares: [0; PARTS] };
         let of = |granted, open: Vec<OpenReceive>| Received { granted, open };
         assert!(of(0, vec![]).is_possible(0) && of(32, (0..32).map(open).collect()).is_possible(0));
@@ -466,7 +466,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered(bytes: Vec<u8>, words in prop::collection::vec(any::<u64>(), FRAME_WORDS)) {
+        fn any_bytes_are_decoded_or_refused(bytes: Vec<u8>, words in prop::collection::vec(any::<u64>(), FRAME_WORDS)) {
             if let Ok(message) = ControlMessage::decode(&bytes) {
                 prop_assert_eq!(ControlMessage::decode(&message.encode()), Ok(message));
             }
@@ -474,7 +474,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mix_of_two_frames_has_not_arrived(which in 0..10usize, other in 0..10usize, mask: u64) {
+        fn a_mix_of_two_frames_is_not_read(which in 0..10usize, other in 0..10usize, mask: u64) {
             let frame = |number, which: usize| ControlFrame { number, heard: 1, asks: true, message: samples()[which].encode() };
             let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
             let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });

@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_entry_comes_back((terms, keys) in terms(), sequence: u64) {
+        fn an_entry_survives_encoding_and_decoding((terms, keys) in terms(), sequence: u64) {
             let back = Entry::whole(*Entry::new(&terms, &keys, sequence).words(), sequence);
             prop_assert_eq!(back.map(|entry| entry.check(terms.part)), Some(Ok(())));
             prop_assert_eq!(back.map(|entry| entry.is_alone(terms.epoch)), Some(terms.parts == 1));
@@ -291,7 +291,7 @@ mod tests {
         }
 
         #[test]
-        fn a_torn_entry_has_not_arrived(old in terms(), new in terms(), sequence in 32..u64::MAX, mask in 1..255u8) {
+        fn a_partly_written_entry_is_not_read(old in terms(), new in terms(), sequence in 32..u64::MAX, mask in 1..255u8) {
             let before = *Entry::new(&old.0, &old.1, sequence - 32).words();
             let (new, keys) = new;
             let mut seen = *Entry::new(&new, &keys, sequence).words();
@@ -301,7 +301,7 @@ mod tests {
         }
 
         #[test]
-        fn any_words_are_answered(words: [u64; 8], sequence: u64, place in 0..8u8) {
+        fn any_words_are_decoded_or_refused(words: [u64; 8], sequence: u64, place in 0..8u8) {
             let _ = Entry { words }.check(place);
             let _ = Entry::whole(words, sequence);
         }
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_ring_holds_no_entry_and_lies_are_named() {
+    fn a_new_ring_holds_no_entry_and_invalid_entries_are_named() {
         assert_eq!(Entry::whole([0; 8], 0), None);
         let epoch = Epoch::default();
         let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, epoch };

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_no_port_is_refused() {
+    fn an_address_without_a_port_is_refused() {
         let mapped = |ip: [u8; 4]| std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
         let read = |gid: [u8; 16]| read_gid(&mut Reader::new(&gid));
         for gid in [[0; 16], [0xff; 16], mapped([0; 4]), mapped([224, 0, 0, 1]), mapped([255; 4])] {

@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_handle_comes_back_and_keeps_its_ticket() {
+    fn a_handle_survives_encoding_and_keeps_its_ticket() {
         for address in ["192.168.100.1:4791", "[fe80::1%3]:1", "[2001:db8::7]:65535"] {
             let handle = Handle { address: address.parse().unwrap(), token: [9; 16] };
             let mut bytes = handle.encode();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn another_network_or_version_is_told_with_words() {
+    fn another_network_or_version_is_refused_with_an_error() {
         let mut bytes = Handle { address: "10.0.0.1:7".parse().unwrap(), token: [0; 16] }.encode();
         bytes[8] = 99;
         let text = Handle::decode(&bytes).unwrap_err().to_string();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_at_no_address() {
+    fn an_empty_address_cannot_be_listened_to() {
         for address in ["0.0.0.0:7", "[::]:7", "10.0.0.1:0"] {
             let bytes = Handle { address: address.parse().unwrap(), token: [0; 16] }.encode();
             assert!(matches!(Handle::decode(&bytes), Err(Foreign::Damaged(_))), "{address}");
@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered(bytes in any::<[u8; 64]>(), ours: bool) {
+        fn any_bytes_are_decoded_or_refused(bytes in any::<[u8; 64]>(), ours: bool) {
             let mut handle = [0; HANDLE_BYTES];
             handle[..64].copy_from_slice(&bytes);
             if ours { handle[..8].copy_from_slice(&MAGIC); handle[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes()); }

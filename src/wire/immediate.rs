@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_word_is_one_value(bits: u32) {
+        fn every_word_decodes_to_one_value(bits: u32) {
             prop_assert_eq!(Immediate::decode(bits).encode(), bits);
         }
     }

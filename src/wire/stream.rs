@@ -156,13 +156,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_frame_comes_back(frame in frames()) {
+        fn a_frame_survives_encoding_and_decoding(frame in frames()) {
             prop_assert_eq!(StreamFrame::decode(&frame.encode()), Ok(frame));
         }
 
         /// Decoding is exact: every byte of an accepted frame is significant.
         #[test]
-        fn any_bytes_are_answered(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
+        fn any_bytes_are_decoded_or_refused(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
             let mut changed = frame.encode();
             changed[at] = other;
             for bytes in [changed, bytes] {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_lies_within_its_message() {
+    fn a_chunk_outside_of_its_message_is_refused() {
         let data = Data { sequence: 0, part: 0, offset: 128, bytes: 72, total: 200 };
         let read = |data: Data| StreamFrame::decode(&StreamFrame::Data(data).encode());
         assert_eq!(read(data), Ok(StreamFrame::Data(data)));

@@ -47,7 +47,7 @@ fn larger_than(own: u32) -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
+fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_continue() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let own = own_mtu(&hosts[0]);
@@ -66,7 +66,7 @@ fn an_offer_above_the_ports_path_mtu_ends_in_words_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_others_carry() {
+fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
     let _turn = turn();
     let own = own_mtu(&host(0));
     for mtu in larger_than(own) {
@@ -86,7 +86,7 @@ fn a_rail_whose_offer_is_above_its_path_mtu_is_left_out_with_a_line_and_the_othe
 }
 
 #[test]
-fn a_path_mtu_that_there_is_not_ends_in_words_and_the_rest_goes_on() {
+fn an_invalid_path_mtu_is_refused_with_an_error_and_other_connections_continue() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (other, _taken) = tapped(&hosts);

@@ -25,7 +25,7 @@ const CALLS: usize = 1000;
 const TRIES: usize = 64;
 
 #[test]
-fn a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some() {
+fn a_process_without_descriptors_logs_it_once_and_admits_the_peer_later() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "starved::starved_process", "--ignored", "--nocapture"])
         .stdin(Stdio::null())
@@ -110,7 +110,7 @@ fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
 }
 
 /// The process, which
-/// [`a_process_without_descriptors_says_so_once_and_lets_the_honest_peer_in_when_it_has_some`]
+/// [`a_process_without_descriptors_logs_it_once_and_admits_the_peer_later`]
 /// starts.
 #[test]
 #[ignore = "another test's process"]

@@ -37,7 +37,7 @@ fn kept(path: &str, text: &str) {
 }
 
 #[test]
-fn imports_follow_the_table() {
+fn imports_keep_to_the_rules_of_rooms_toml() {
     kept(
         "src/comm/datapath/send.rs",
         "use crate::flow::Plan; use crate::comm::rail::x; use crate::error::{Error, Result};",
@@ -74,7 +74,7 @@ fn a_room_inside_comm_imports_only_what_is_below_it() {
 }
 
 #[test]
-fn a_pure_room_names_nothing_of_the_world() {
+fn a_pure_room_imports_no_input_or_output() {
     kept("src/flow/plan.rs", "use std::time::Duration;");
     kept("src/flow/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
     kept("src/comm/datapath/send.rs", "use std::time::Instant;");
@@ -107,7 +107,7 @@ fn a_comment_has_at_most_100_columns_outside_of_code_blocks() {
 }
 
 #[test]
-fn a_room_that_is_gone_is_told() {
+fn a_missing_room_is_reported() {
     let sources = ["src/abi/mod.rs", "src/comm/log.rs"].map(|path| (path.to_owned(), String::new()));
     let told = check_all(&sources, &Rooms::read(ROOMS));
     for (place, is_told) in [("src/abi", false), ("src/flow", true), ("src/comm/log", false), ("src/comm/rail", true)] {

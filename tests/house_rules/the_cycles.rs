@@ -53,7 +53,7 @@ fn two_files_that_use_each_other() {
 }
 
 #[test]
-fn what_names_nothing_in_the_other_file_is_no_import() {
+fn a_path_that_names_no_item_of_the_other_file_is_no_import() {
     for a in [
         "use crate::b; pub struct A;",
         "use ::b::B; use c::b::B; pub struct A;",
@@ -67,7 +67,7 @@ fn what_names_nothing_in_the_other_file_is_no_import() {
 }
 
 #[test]
-fn a_shortest_of_the_cycles_is_named_and_all_files_are_counted() {
+fn the_report_names_a_shortest_cycle_and_counts_all_its_files() {
     let c = ("src/c.rs", "pub struct C; use crate::a::A;");
     let root = ("src/main.rs", "mod a; mod b; mod c;");
     let (a, b) = (("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", "pub struct B; use crate::c::C;"));
@@ -92,7 +92,7 @@ fn each_group_is_reported_once() {
 }
 
 #[test]
-fn a_reexport_leads_to_where_the_item_is_defined() {
+fn a_reexport_counts_as_a_use_of_the_defining_file() {
     let through = "src/a/x.rs:1 uses src/b.rs, src/b.rs:1 uses src/a/x.rs";
     let x = ("src/a/x.rs", "use crate::b::B; pub struct X; pub fn make() {}");
     for a in ["mod x; pub use x::X;", "mod x; pub(crate) use self::x::{X as Y, X};", "mod x; pub use x::*;"] {
@@ -149,7 +149,7 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
 }
 
 #[test]
-fn children_that_meet_through_a_facade_use_each_other_alone() {
+fn children_that_import_each_other_through_the_parent_form_a_cycle_without_it() {
     let facade = ("src/a/mod.rs", "mod x; mod y; pub use x::X; pub use y::Y;");
     let root = ("src/lib.rs", "mod a;");
     let (x, y) = (("src/a/x.rs", "pub struct X;"), ("src/a/y.rs", "use super::X; pub struct Y;"));
@@ -159,7 +159,7 @@ fn children_that_meet_through_a_facade_use_each_other_alone() {
 }
 
 #[test]
-fn a_child_that_takes_all_of_its_parent_uses_it() {
+fn a_glob_import_of_the_parent_uses_the_parent() {
     let child = ("src/a/child.rs", "use super::*; pub fn run() {}");
     let a = "mod child; use crate::b::B; pub fn f() { child::run() }";
     cycle(
@@ -176,7 +176,7 @@ fn a_child_that_takes_all_of_its_parent_uses_it() {
 }
 
 #[test]
-fn code_for_tests_is_left_out() {
+fn test_code_is_not_checked() {
     let tests = ("src/a/tests.rs", "use crate::b::B;");
     for a in [
         "pub struct A; #[cfg(test)] mod tests { use crate::b::B; }",
@@ -193,7 +193,7 @@ fn code_for_tests_is_left_out() {
 }
 
 #[test]
-fn a_module_within_a_file_is_of_that_file() {
+fn an_inline_module_belongs_to_its_file() {
     none(&check_a_and_b("mod inner { use super::A; pub struct I; } pub struct A(inner::I);", USES_A, &[]));
     for a in [
         "pub struct A; mod inner { use super::super::b::B; }",
@@ -221,7 +221,7 @@ fn a_module_and_a_function_of_one_name() {
 }
 
 #[test]
-fn each_crate_for_itself_and_a_file_of_another_crate_there() {
+fn crates_are_checked_separately() {
     let (a, b) = ("use crate::b::B; pub struct A;", "\nuse crate::a::A; pub struct B;");
     let root = "#[path = \"../../src/a.rs\"] mod a; #[path = \"../../src/b.rs\"] mod b;";
     let both = [("src/lib.rs", "mod a; mod b;"), ("src/a.rs", a), ("src/b.rs", b), ("bed/src/lib.rs", root)];

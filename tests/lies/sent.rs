@@ -54,7 +54,7 @@ fn is_told(error: &Error) {
 }
 
 #[test]
-fn a_message_without_an_immediate_ends_the_connection_in_words_and_writes_nothing() {
+fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_nothing() {
     let mut stage = Stage::new(1);
     let right = Some(WHOLE.encode());
     // The message's size and immediate: a write with this immediate would end the receive, but a
@@ -84,7 +84,7 @@ fn a_message_without_an_immediate_ends_the_connection_in_words_and_writes_nothin
 }
 
 #[test]
-fn a_write_that_nothing_tells_of_does_not_end_a_receive_and_the_send_behind_it_ends_the_connection() {
+fn a_write_without_an_immediate_does_not_complete_a_receive() {
     let mut stage = Stage::new(1);
     for imm in [None, Some(WHOLE.encode())] {
         let liar = stage.with_liar();
@@ -103,7 +103,7 @@ fn a_write_that_nothing_tells_of_does_not_end_a_receive_and_the_send_behind_it_e
 }
 
 #[test]
-fn what_came_before_a_message_without_an_immediate_is_delivered() {
+fn messages_before_one_without_an_immediate_are_delivered() {
     let mut stage = Stage::new(1);
     let liar = stage.with_liar();
     let receives = [0, 1].map(|_| stage.irecv(&[ROOM]).unwrap().unwrap());
@@ -121,7 +121,7 @@ fn what_came_before_a_message_without_an_immediate_is_delivered() {
 }
 
 #[test]
-fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
+fn a_send_longer_than_its_receive_fails_at_the_sender() {
     let mut stage = Stage::new(1);
     let liar = stage.with_liar();
     let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
@@ -133,7 +133,7 @@ fn a_send_that_is_too_long_for_its_receive_fails_at_its_sender() {
 }
 
 #[test]
-fn a_key_ends_where_the_memory_does_that_was_registered() {
+fn a_key_is_valid_only_for_the_registered_memory() {
     let mut stage = Stage::new(1);
     // In the middle of a page, like heap memory.
     const FIRST: usize = 1000;

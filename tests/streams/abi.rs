@@ -14,12 +14,12 @@ use std::ptr;
 const HERE: &str = "SPARK_TEST_TWO_COPIES";
 
 #[test]
-fn over_the_c_interface_bytes_move_and_requests_are_of_their_kind() {
+fn bytes_move_over_the_c_interface() {
     if std::env::var_os(HERE).is_none() {
         // The settings of the two are read from the environment, which no other thread may read
         // meanwhile.
         let (_, settings) = common::test_rails();
-        let this = "abi::over_the_c_interface_bytes_move_and_requests_are_of_their_kind";
+        let this = "abi::bytes_move_over_the_c_interface";
         let output = Command::new(std::env::current_exe().unwrap())
             .args([this, "--exact", "--nocapture", "--test-threads=1"])
             .envs(settings)

@@ -108,7 +108,7 @@ fn data(data: Data) -> Vec<u8> {
 }
 
 #[test]
-fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
+fn a_lying_sender_is_refused_with_an_error_and_writes_nowhere_else() {
     let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
     let mut beyond = StreamFrame::Data(Data { bytes: 300, ..HONEST }).encode();
     beyond[4..8].copy_from_slice(&301_u32.to_le_bytes());
@@ -143,7 +143,7 @@ fn a_sender_that_lies_is_refused_in_words_and_writes_nowhere_else() {
 }
 
 #[test]
-fn a_receiver_that_lies_is_refused_in_words() {
+fn a_lying_receiver_is_refused_with_an_error() {
     let honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
     let all = |grants: &[StreamGrant]| {
         grants.iter().flat_map(|grant| StreamFrame::Grant(*grant).encode()).collect::<Vec<u8>>()
@@ -174,7 +174,7 @@ fn a_receiver_that_lies_is_refused_in_words() {
 }
 
 #[test]
-fn honest_frames_arrive_however_they_are_cut_and_by_whatever_streams() {
+fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
     let (recv, mut streams) = lying_sender();
     for is_watched in [false, true] {
         let (to, total) = (Buffer::blank(5000), 3000_usize);
@@ -202,7 +202,7 @@ fn honest_frames_arrive_however_they_are_cut_and_by_whatever_streams() {
 }
 
 #[test]
-fn a_stream_that_ends_in_the_middle_is_no_message() {
+fn a_stream_that_ends_early_yields_no_message() {
     let (recv, mut streams) = lying_sender();
     let to = Buffer::blank(1000);
     let into = recv.register(to.memory()).unwrap();
@@ -229,7 +229,7 @@ fn assert_have_ended(streams: &mut [TcpStream]) {
 }
 
 #[test]
-fn a_stream_that_is_dropped_unheard_is_dialled_again() {
+fn a_stream_dropped_before_it_was_read_is_dialled_again() {
     for drops in 1..6 {
         let (send, streams) = dropping_receiver(4, drops);
         assert_eq!(streams.len(), 4);
@@ -238,7 +238,7 @@ fn a_stream_that_is_dropped_unheard_is_dialled_again() {
 }
 
 #[test]
-fn one_stream_is_enough_and_none_may_be_missing() {
+fn a_single_stream_works_and_a_missing_stream_is_an_error() {
     let (send, mut streams) = lying_receiver(1);
     let from = Buffer::filled(300_000, 6);
     let out = send.register(from.memory()).unwrap();

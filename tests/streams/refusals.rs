@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
-fn without_the_setting_the_error_names_it_and_both_sides_rails() {
+fn without_the_setting_the_error_names_it_and_the_rails_of_both_sides() {
     let error = connect(&host(NEAR, &[]), &host(FAR, &[])).err().unwrap().to_string();
     for words in ["no rail in common", NEAR, FAR, "NCCL_SPARK_RING_TCP=1 on every node", "in one subnet"] {
         assert!(error.contains(words), "{words}: {error}");
@@ -74,7 +74,7 @@ fn wifi_is_a_warning() {
 }
 
 #[test]
-fn streams_come_up_in_a_crowd_and_for_no_one_else() {
+fn streams_connect_under_load_and_only_for_their_peer() {
     let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
     for _ in 0..3 {
         let (listener, mut handle) = b.listen().unwrap();

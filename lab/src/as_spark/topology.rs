@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_has_an_nvlink_that_makes_no_link() {
+    fn every_gpu_has_an_nvlink_entry_without_a_link() {
         let text = xml(&["0000:41:00.0".to_owned(), "0000:42:00.0".to_owned()], &machine());
         for gpu in text.split("<gpu ").skip(1) {
             let nvlink = gpu.find("<nvlink target=\"fffe:ff:ff.0\" count=\"0\" tclass=\"0x030200\"/>");

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn environments_are_told_apart_and_that_of_the_other_library_comes_last() {
+    fn environments_are_distinguished_and_the_other_librarys_is_last() {
         let arguments = ["--against", "/proc/self/exe", "--against-env", "A=b=c", "--rank-env", "1:A=x"];
         let settings = plan(&arguments).unwrap().settings;
         let env = |rank, value: &str| RankEnv { rank, name: "A".into(), value: value.into() };

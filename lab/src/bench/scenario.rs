@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides_take_turns_at_being_first() {
+    fn sides_take_turns_at_going_first() {
         assert_eq!((order(0, 2), order(1, 2), order(2, 2)), (vec![0, 1], vec![1, 0], vec![0, 1]));
         assert_eq!(order(1, 1), [0]);
     }

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_opened_and_started_shows() {
+    fn opened_descriptors_and_started_threads_are_counted() {
         let before = Health::now().unwrap();
         let file = fs::File::open("/dev/null").unwrap();
         // Other tests of this process open files too, so only lower bounds are checked.

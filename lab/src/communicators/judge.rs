@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_is_found() {
+    fn growth_is_found() {
         let before = Health { memory_kib: 100_000, descriptors: 40, threads: 9 };
         let judged_over = |count, after: Health| judge(&plan(), Scenario::Again, &[good(Some((before, after, count)))]);
         let judged = |after: Health| judged_over(900, after);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_to_be_killed_must_be_and_one_to_be_refused_must_be_told() {
+    fn ranks_to_be_killed_must_die_and_refused_ranks_must_report_it() {
         let killed = || end(Signal::SIGKILL as i32, None, "");
         assert!(judge(&plan(), Scenario::Lost, &[good(None), killed()]).unwrap().contains("words"));
         let alive = judge(&plan(), Scenario::Lost, &[good(None), end(1 << 8, None, "no GPU")]).unwrap_err();

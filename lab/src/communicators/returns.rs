@@ -177,7 +177,7 @@ mod tests {
 
     /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
-    fn where_devices_leave_without_effect_the_ranks_are_told_to_end() {
+    fn ranks_end_when_removed_devices_have_no_effect() {
         let (folder, library) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
         let wish = Wish {
             kind: Some(Kind::Soft),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_seen_by_the_other_side_and_waiting_for_it_ends_with_the_ranks() {
+    fn a_mark_reaches_the_other_side_and_waiting_ends_with_the_ranks() {
         let folder = tempfile::tempdir().unwrap();
         assert!(!Mark::InUse.is_set(folder.path()));
         assert!(!Mark::InUse.wait(folder.path(), || true).unwrap());

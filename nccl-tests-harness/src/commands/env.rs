@@ -106,7 +106,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_shell_gets_the_path_back_whatever_is_in_it() {
+    fn a_quoted_path_survives_the_shell() {
         let path = "/opt/it's here/lib $x.so";
         let script =
             format!("{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"", text(Reader::Shell, path, true).unwrap());

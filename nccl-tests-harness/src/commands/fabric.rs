@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_fabric_that_runs_needs_no_name() {
+    fn a_single_running_fabric_needs_no_name() {
         let dir = tempfile::tempdir().unwrap();
         let profile = Profile::load("unpaced", 1.0).unwrap();
         let error = || format!("{:#}", only_one(dir.path()).unwrap_err());

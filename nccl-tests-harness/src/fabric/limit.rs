@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_none() {
+    fn an_empty_limit_means_no_limit() {
         let open = of_rails(&spark(&[(0, 0)], false), &[(0, 1.0)]);
         assert_eq!((open, open.gb_s()), (Limit { payload_mbps: None, latency_us: 1.4 }, None));
     }

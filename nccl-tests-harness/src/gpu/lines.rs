@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_the_kernels_formula() {
+    fn words_match_the_kernels_formula() {
         assert_eq!(word(5, 0, 0), 0x5_0000_0000);
         assert_eq!(word(5, 4800, 14), 0x5_0001_2c0e);
         assert_eq!(word(5, 4800, 15), 5);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_once_its_flag_is_there_and_each_old_word_shows() {
+    fn a_line_is_read_after_its_flag_and_each_old_word_is_found() {
         assert_eq!(look(&line(6, 3), 7, 3), None);
         assert_eq!(look(&line(7, 3), 7, 3), Some(0));
         for index in 0..FLAG {

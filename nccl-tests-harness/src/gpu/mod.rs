@@ -107,7 +107,7 @@ mod tests {
 
     /// On a machine with a GPU this runs the kernels; on others it checks the answer.
     #[test]
-    fn every_gpu_that_is_there_is_proven_and_every_kind_of_memory_freed() {
+    fn every_gpu_is_tested_and_every_kind_of_memory_is_freed() {
         let driver = match Driver::load() {
             Ok(driver) => driver,
             Err(reason) => return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}"),

@@ -64,7 +64,7 @@ mod tests {
     const PATTERN: Pattern = Pattern { seed: 0x1234_5678, flip: 0 };
 
     #[test]
-    fn a_stretch_stays_within_its_buffer() {
+    fn a_range_stays_within_its_buffer() {
         assert_eq!(span(&(3..10), 10).unwrap(), (3, 7));
         assert_eq!(span(&(10..10), 10).unwrap(), (10, 0));
         assert!(span(&(3..11), 10).unwrap_err().to_string().contains("outside a buffer of 10"));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_the_kernels_formula() {
+    fn bytes_match_the_kernels_formula() {
         // Worked out apart from this file, by the formula at the head of kernels.ptx in exact
         // integers.
         let known = [(0, 0xfd), (1, 0x8b), (255, 0xe9), (65_537, 0x0f), (67_108_863, 0xbf)];
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_and_misplaced_or_older_bytes_are_seen() {
+    fn changed_misplaced_and_old_bytes_are_found() {
         let mut bytes = vec![0; 4099];
         PATTERN.fill(7, &mut bytes);
         assert_eq!(PATTERN.compare(7, &bytes), Wrong::default());

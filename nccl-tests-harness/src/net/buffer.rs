@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_use_is_not_touched_and_memory_out_of_reach_never() {
+    fn memory_in_use_or_out_of_reach_is_not_touched() {
         let buffer = Buffer::new(64).unwrap();
         let stretch = Stretch { start: 0, end: 8, written: true };
         buffer.begin(stretch);

@@ -185,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn text_from_outside_moves_no_cursor_and_turns_no_line() {
+    fn foreign_text_cannot_move_the_cursor_or_break_lines() {
         assert_eq!(plain("a\u{1b}[2J\r\nb\u{9b}1m\u{202e}c\u{2067}d é"), "a?[2J??b?1m?c?d é");
     }
 
     #[test]
-    fn output_that_nobody_reads_is_told_from_other_pipes() {
+    fn a_closed_pipe_is_distinguished_from_other_errors() {
         for verbosity in [Verbosity::Normal, Verbosity::Quiet] {
             let unread = writeln!(Output::new(Closed, "it", verbosity), "text").context("write the table").unwrap_err();
             assert!(is_unread(&unread));

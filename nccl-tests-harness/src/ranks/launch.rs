@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn torchrun_tells_the_address_and_the_port_is_the_next_one() {
+    fn torchrun_gives_the_address_and_the_next_port_is_used() {
         let world = world("RANK=2 WORLD_SIZE=4 LOCAL_RANK=0 MASTER_ADDR=spark-1 MASTER_PORT=29500 SLURM_PROCID=0");
         assert_eq!((world.launcher, world.rank, world.ranks), (Launcher::Torchrun, 2, 4));
         assert_eq!(world.place, Some(("spark-1".to_owned(), 29501)));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_launcher_or_with_one_rank_there_is_no_world() {
+    fn a_single_rank_without_a_launcher_needs_no_rendezvous() {
         for environment in [
             "",
             "RANK=0",

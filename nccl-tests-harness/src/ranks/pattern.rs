@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_passes_whole_and_in_parts() {
+    fn sent_data_passes_whole_and_in_parts() {
         let bytes = data(3, 7);
         let pattern = one(3, 7);
         assert_eq!(pattern.compare(0, &bytes), Mismatch::default());

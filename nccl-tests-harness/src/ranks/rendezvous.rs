@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_named() {
+    fn missing_ranks_are_named() {
         let (rendezvous, port) = open(3, 300);
         let waiting = std::thread::spawn(move || rendezvous.gather(|_| Ok(Vec::new())));
         let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_take_part_ends_the_meeting_and_hears_why() {
+    fn a_rank_that_cannot_take_part_ends_the_run_and_gets_the_reason() {
         let (rendezvous, port) = open(2, 20_000);
         let waiting = std::thread::spawn(move || rendezvous.gather(|_| bail!("another machine")));
         let error = join(&meeting(port, 2, 20_000), &hello(1, 2)).unwrap_err().to_string();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_0_that_is_not_there_is_told() {
+    fn a_missing_rank_0_is_reported() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let error = join(&meeting(port, 2, 200), &hello(1, 2)).unwrap_err().to_string();
         assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_logged_whatever_the_user_chose() {
+    fn every_reading_is_logged_whatever_the_user_chose() {
         assert_eq!(subsystems("TUNING"), "TUNING,INIT,NET");
         assert_eq!(subsystems("^COLL,init,P2P"), "^COLL,P2P");
         assert_eq!(subsystems("^NET"), "ALL");

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_cut_by_another_ranks_line_is_no_network() {
+    fn a_network_name_cut_by_another_ranks_line_is_ignored() {
         let cut = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Soh:3:4 [0] NCCL INFO Channel 01/0";
         let log = used(&[cut, SPARK]);
         assert_eq!(log.judge(Network::SparkUntuned).unwrap(), "NET/Spark at 1 ends of channels");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_is_told_with_its_reason() {
+    fn a_fallback_is_reported_with_its_reason() {
         let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
         let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
         assert!(text.contains("used NET/Socket where NET/Spark") && text.contains("libnccl-net-spark.so"), "{text}");
@@ -256,20 +256,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_complaint_is_kept() {
+    fn the_last_error_is_kept() {
         let lines: Vec<String> = (0..9).map(|n| format!("h:1:2 [0] net.cc:4 NCCL WARN number {n}")).collect();
         let log = used(&lines.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(log.complaints().unwrap(), "number 0; number 1; number 2; number 8");
     }
 
     #[test]
-    fn no_network_at_all_is_told() {
+    fn a_missing_network_is_reported() {
         let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark);
         assert!(text.unwrap_err().to_string().contains("look like one host"));
     }
 
     #[test]
-    fn lines_of_the_log_are_told_from_others() {
+    fn log_lines_are_recognised() {
         let mut log = Used::default();
         assert!(log.note(SPARK) && log.note("NCCL version 2.28.3+cuda13.0") && !log.note("# Using devices"));
     }

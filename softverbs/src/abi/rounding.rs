@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_queue_is_a_power_of_two_but_one() {
+    fn a_completion_queue_has_a_power_of_two_minus_one_entries() {
         for (asked, given) in [(1, 1), (2, 3), (3, 3), (4, 7), (448, 511), (896, 1023), (1023, 1023), (1024, 2047)] {
             assert_eq!(completions_for(asked), given, "{asked}");
         }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_less_than_asked_or_more_than_there_is() {
+    fn requests_get_at_least_what_they_ask_for_within_the_limit() {
         for send in [1, 2, 100, 1023, 1024] {
             for inline in [0, 1, 60, 61, 252, 256] {
                 let (sends, receives, bytes) = got(send, MAX_RECEIVES, inline);

@@ -167,7 +167,7 @@ mod tests {
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
 
     #[test]
-    fn the_usual_way_to_rts_is_open() {
+    fn the_usual_transitions_to_rts_are_allowed() {
         assert_eq!(permitted(IBV_QPS_RESET, IBV_QPS_INIT, INIT), Ok(()));
         assert_eq!(permitted(IBV_QPS_INIT, IBV_QPS_RTR, RTR), Ok(()));
         assert_eq!(permitted(IBV_QPS_RTR, IBV_QPS_RTS, RTS), Ok(()));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_out_of_place_and_steps_left_out_are_refused() {
+    fn wrong_attributes_and_skipped_states_are_refused() {
         assert_eq!(permitted(IBV_QPS_RESET, IBV_QPS_INIT, INIT | IBV_QP_QKEY), Err(libc::EINVAL));
         assert_eq!(permitted(IBV_QPS_INIT, IBV_QPS_RTR, RTR | IBV_QP_TIMEOUT), Err(libc::EINVAL));
         assert_eq!(permitted(IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_PORT), Err(libc::EINVAL));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_takes_what_is_given_and_leaves_the_rest() {
+    fn a_change_sets_the_given_values_and_keeps_the_rest() {
         // SAFETY: as above.
         let (mut before, mut given): (ibv_qp_attr, ibv_qp_attr) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (before.timeout, before.retry_cnt) = (14, 7);

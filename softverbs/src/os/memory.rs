@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_another_process_where_it_has_no_memory_is_a_fault() {
+    fn reading_unmapped_memory_of_another_process_is_an_error() {
         let mut to = [0u64; 2];
         let target = to.as_mut_ptr() as u64;
         // SAFETY: the target has room; the source is refused by the kernel.

@@ -46,7 +46,7 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
 }
 
 #[test]
-fn devices_and_ports_tell_what_they_are() {
+fn devices_and_ports_report_their_attributes() {
     let mut count: c_int = 0;
     let list = call!(ibv_get_device_list(&raw mut count));
     assert_eq!(count, 2);
@@ -161,7 +161,7 @@ fn bytes_go_both_ways_by_each_operation() {
 }
 
 #[test]
-fn states_are_told_and_wrong_steps_refused() {
+fn states_are_reported_and_wrong_transitions_refused() {
     let context = open_device(0);
     let (a, b) = (End::new(context, null_mut()), End::new(context, null_mut()));
     assert_eq!(a.to_rtr(&b), libc::EINVAL, "reset to RTR");
@@ -192,7 +192,7 @@ fn states_are_told_and_wrong_steps_refused() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_what_is_in_use_stays() {
+fn impossible_values_are_refused_and_objects_in_use_remain() {
     let context = open_device(0);
     let (a, b) = connected(context, null_mut());
     assert_eq!((call!(ibv_destroy_cq(a.cq)), call!(ibv_dealloc_pd(a.pd))), (libc::EBUSY, libc::EBUSY));

@@ -14,7 +14,7 @@ use verbs_sys::*;
 const NIC: Nic = Nic::SoftRoce;
 
 #[test]
-fn a_queue_pair_gets_what_soft_roce_rounds_up_to() {
+fn queue_sizes_are_rounded_up_as_soft_roce_does() {
     let context = open_device(0);
     let (a, b) = connected(context, null_mut());
     let (mut now, mut init): (ibv_qp_attr, ibv_qp_init_attr) = (zeroed(), zeroed());

@@ -35,7 +35,7 @@ fn close_it(raw: *mut c_void) -> NcclResult {
 }
 
 #[test]
-fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
+fn a_broken_comm_is_refused_and_freed_unused_while_another_continues() {
     let ((one, one_parted), (other, other_parted)) = (fake(), fake());
     assert_eq!(use_it(one, true), NcclResult::INTERNAL_ERROR);
     assert_eq!(use_it(one, false), NcclResult::INTERNAL_ERROR);
@@ -47,12 +47,12 @@ fn a_broken_comm_is_refused_and_parts_untouched_while_another_carries_on() {
 }
 
 #[test]
-fn what_was_never_opened_may_be_closed() {
+fn an_unopened_object_may_be_closed() {
     assert_eq!(close_it(std::ptr::null_mut()), NcclResult::SUCCESS);
 }
 
 #[test]
-fn a_pointer_to_another_kind_is_refused_with_words() {
+fn a_pointer_to_another_kind_is_refused_with_an_error() {
     let (raw, _parted) = fake();
     let refusal = |text: Quick<()>| text.unwrap_err().to_string();
     let result = guard::call("use", |scope| {
@@ -90,7 +90,7 @@ fn every_request_number_has_its_own_place_that_names_its_comm() {
 }
 
 #[test]
-fn a_context_is_never_null_and_gives_its_class_back() {
+fn a_context_is_never_null_and_yields_its_class() {
     for (number, class) in [(0, Some(0)), (106, Some(106)), (255, Some(255)), (-1, None), (i32::MIN, None)] {
         assert!(!context_for(number).is_null());
         assert_eq!(context_class(context_for(number)).unwrap(), class);

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_bye_stands_and_comes_before_a_broken_channel() {
+    fn the_first_bye_counts_and_precedes_a_broken_channel() {
         let peer = Peer::new("p".to_owned());
         assert_eq!(peer.presence(), PeerState::Here);
         peer.said_bye(3);

@@ -207,7 +207,7 @@ impl SendPath {
         usable: u8,
     ) -> Quick<Option<u16>> {
         let Some(lane) = LaneId::first_in(usable) else {
-            return self.stalled(context, "a send that is to be granted once more", send.bytes as usize).map(|()| None);
+            return self.stalled(context, "a send that waits for a repeated grant", send.bytes as usize).map(|()| None);
         };
         self.stall.moved();
         self.send_queued(context, head, send, lane, None)

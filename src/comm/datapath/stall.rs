@@ -151,7 +151,7 @@ mod tests {
     use crate::counters::CountedLane;
 
     #[test]
-    fn the_clock_is_asked_rarely_and_a_stall_is_told_once() {
+    fn the_clock_is_read_rarely_and_a_stall_is_reported_once() {
         let mut stall = StallTimer::default();
         let asked = (0..4 * LOOKS).filter(|_| stall.idle().is_some()).count();
         assert_eq!(asked, 4);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_counts_once_and_its_length_as_it_grows() {
+    fn a_stall_counts_once_and_its_length_grows() {
         let (mut stall, seconds) = (StallTimer::default(), Duration::from_secs);
         let counting = crate::counters::Counting::new(false);
         let (rail, peer_rail) = Default::default();

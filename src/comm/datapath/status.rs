@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_stays() {
+    fn the_first_error_is_kept() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
         let (first, another) = (Error::from(Network::ConnectAgain), Error::from(Usage::Closed));

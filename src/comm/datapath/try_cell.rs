@@ -160,7 +160,7 @@ mod tests {
     };
 
     #[test]
-    fn a_value_that_can_be_shared_is_shared_by_who_holds_it() {
+    fn a_shareable_value_is_shared() {
         let owner = TryCell::new(7_u64);
         let held = owner.enter().unwrap();
         let seen = std::thread::scope(|scope| scope.spawn(|| *held).join().unwrap());
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_at_a_time_and_no_update_lost() {
+    fn users_are_exclusive_and_no_update_is_lost() {
         let owner = TryCell::new(0u64);
         let first = owner.enter().unwrap();
         assert!(owner.enter().is_none());
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_looks_does_not_count_as_a_user() {
+    fn a_read_only_visitor_does_not_count_as_a_user() {
         let owner = TryCell::new(0u64);
         owner.enter().unwrap().leave();
         assert!(!owner.is_unused() && owner.is_unused());
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_panic_went_through_is_not_entered_again() {
+    fn a_comm_that_panicked_is_not_entered_again() {
         let owner = TryCell::new(0u64);
         let broke = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _held = owner.enter().unwrap();

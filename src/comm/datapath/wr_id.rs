@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_comes_back() {
+    fn every_kind_survives_encoding_and_decoding() {
         let share = |timed| Work::Share { request: 65_535, share: 7, timed };
         for work in [
             share(false),

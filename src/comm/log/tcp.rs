@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_ends_some_time_after_the_last_connection_that_is_there_has_tcp_again() {
+    fn an_outage_ends_after_the_last_open_connection_has_tcp_again() {
         let outages = Arc::new(TcpOutages::default());
         let mut members: Vec<ConnectionTcpOutages> =
             (0..3).map(|_| ConnectionTcpOutages::new(&outages, "a:1")).collect();

@@ -63,7 +63,7 @@ impl CpuLatency {
             Err(error) => {
                 let device = device.display();
                 tracing::warn!(
-                    "NCCL_SPARK_CPU_LATENCY_US={latency_us} has no effect: {device}: {error}; the job goes on; run as root, or let the job's user write to {device} (a udev rule)"
+                    "NCCL_SPARK_CPU_LATENCY_US={latency_us} has no effect: {device}: {error}; the job continues; run as root, or let the job's user write to {device} (a udev rule)"
                 );
                 Self::Refused
             }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_open_with_the_value_while_it_is_held() {
+    fn the_descriptor_stays_open_with_its_value_while_held() {
         let (_folder, device) = stand_in();
         let mut latency = CpuLatency::of(device.clone(), Some(0x0102));
         assert!(!is_open(&device));

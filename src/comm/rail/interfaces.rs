@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_loopback() {
+    fn this_machine_has_a_loopback_interface() {
         assert!(addresses().unwrap().iter().any(|each| each.loopback));
     }
 }

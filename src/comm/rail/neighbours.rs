@@ -172,7 +172,7 @@ IP address       HW type     Flags       HW address            Mask     Device
     }
 
     #[test]
-    fn what_is_known_is_said_without_a_guess() {
+    fn known_facts_are_reported_without_a_guess() {
         let own = "; 192.168.100.2 resolves to 4c:bb:47:00:00:01, which is the address of f0:1";
         assert_eq!(said([192, 168, 100, 2], "enp1s0f0np0", &twins(), 0), own);
         let other = "; 192.168.100.4 resolves to 4c:bb:47:00:00:09, but the address of P2f0:1 is 4c:bb:47:00:00:05";

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_find_is_averaged_and_a_change_is_followed() {
+    fn the_pace_averages_measurements_and_follows_changes() {
         let quality = PathQuality::default();
         assert_eq!(quality.weigh(100), 100, "no sample yet");
         assert!((quality.add(0.8) - 0.8).abs() < 1e-5);

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_register_the_same_at_a_time_the_first_is_shared() {
+    fn of_two_simultaneous_registrations_the_first_is_shared() {
         let all = Registrations::default();
         let range = 0x1000..0x2000;
         let mut first = None;
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_shares_what_receives_have_and_not_the_other_way_round() {
+    fn a_send_may_share_a_receives_registration_but_not_the_reverse() {
         let (all, range) = (Registrations::default(), 0x1000..0x2000);
         let make = |id| Ok(registration(id, &range));
         let sent = all.share(range.clone(), Purpose::Send, make).unwrap();

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_that_is_refused_takes_no_rail_down_by_itself() {
+    fn a_refused_control_message_alone_loses_no_rail() {
         let [none, port_error, device_fatal] = [(false, false), (true, false), (false, true)]
             .map(|(port_error, device_fatal)| Events { port_error, device_fatal });
         let down = Some(PortChange::Down);

@@ -219,7 +219,7 @@ impl Tcp {
                 // Without a rail, only another attempt could get an answer from the peer, and that
                 // may take long. Until then the time limit of a connection without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
-                    driver.lost_channel("a TCP connection that was dialled again closed at once", now);
+                    driver.lost_channel("a redialled TCP connection closed immediately", now);
                     self.line = Line::GivenUp;
                 }
                 Ok(Received::Closed) => {

@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_has_paired_the_rails_says_that_subnets_differ() {
+    fn only_the_pairing_side_reports_different_subnets() {
         let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
         let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
         let advert =

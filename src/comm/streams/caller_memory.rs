@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn head_and_body_go_in_one_and_come_where_they_belong() {
+    fn head_and_body_are_sent_together_and_received_separately() {
         let [mut one, mut other] = pair();
         let mut body = *b"body";
         assert_eq!(send(&one, b"head", memory(&mut body)).unwrap(), 8);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_is_an_error_and_no_fault() {
+    fn unmapped_memory_is_an_error_and_no_crash() {
         let [mut one, other] = pair();
         let page = HostMemory::of_nobody(&(0x1000..0x2000));
         assert_eq!(send(&one, b"", page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_stored_whole_wherever_they_go() {
+    fn bytes_are_stored_whole_at_any_address() {
         let bytes: Vec<u8> = (0..600).map(|at| (at * 7 + at / 256) as u8).collect();
         let mut place = vec![0_u64; 100];
         let start = place.as_mut_ptr() as usize;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bytes_under_way_wait_for_the_peer() {
+    fn only_bytes_in_flight_wait_for_the_peer() {
         let [mut one, _other] = pair();
         assert_eq!(unacknowledged(&one), None);
         one.write_all(b"x").unwrap();

@@ -128,7 +128,7 @@ fn a_fast_port_serves_two_slower_ones_of_its_subnet() {
 }
 
 #[test]
-fn a_rail_that_cannot_be_used_now_gets_what_is_left() {
+fn an_unavailable_rail_gets_the_remainder_later() {
     let away = |mut rails: Vec<RailAdvert>, lost: &[usize]| {
         lost.iter().for_each(|at| rails[*at].is_usable = false);
         rails
@@ -158,7 +158,7 @@ fn the_pair_takes_the_smaller_of_both() {
 }
 
 #[test]
-fn unknown_prefixes_are_the_usual_ones() {
+fn unknown_prefixes_have_the_usual_length() {
     let known = [rail("a", "", 0, 1, &["10.1.2.3/16"])];
     assert_eq!(indices(&known, &[rail("b", "", 0, 1, &["10.1.9.9"])]), [(0, 0)]);
     assert_eq!(indices(&[rail("a", "", 0, 1, &["10.1.2.3"])], &[rail("b", "", 0, 1, &["10.1.9.9"])]), []);

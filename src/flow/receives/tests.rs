@@ -26,7 +26,7 @@ fn one(receives: &mut Receives, room: u64) -> Grant {
 }
 
 #[test]
-fn shares_in_any_order_make_the_true_size() {
+fn shares_in_any_order_add_up_to_the_size() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = one(&mut receives, 100_000);
     assert_eq!(receives.arrived(&immediate(grant, 0, (2, 3), 0), 10), Ok(Arrival::Part));
@@ -52,7 +52,7 @@ fn a_group_is_done_when_all_its_parts_are() {
 }
 
 #[test]
-fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
+fn an_optional_receive_is_reported_done_immediately_and_keeps_its_slot() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = receives.grant([64].into_iter(), true, lane(0)).unwrap();
     assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![64])));
@@ -69,7 +69,7 @@ fn an_optional_receive_is_told_at_once_and_keeps_its_slot() {
 }
 
 #[test]
-fn what_an_earlier_use_left_behind_is_dropped() {
+fn immediates_of_an_earlier_use_are_dropped() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = one(&mut receives, 8);
     let old = Immediate { generation: 5, ..immediate(grant, 0, (0, 1), 0) };
@@ -100,7 +100,7 @@ fn a_lying_peer_is_caught() {
 }
 
 #[test]
-fn a_share_that_comes_again_without_bytes_counts_for_nothing() {
+fn a_repeated_empty_share_is_ignored() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = one(&mut receives, 8);
     let mut say = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
@@ -130,7 +130,7 @@ fn a_slots_next_receive_inherits_no_repetition() {
 }
 
 #[test]
-fn eight_shares_are_all_there_are() {
+fn a_message_has_at_most_eight_shares() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = one(&mut receives, 100);
     for share in 0..7 {

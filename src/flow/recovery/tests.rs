@@ -110,7 +110,7 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
 }
 
 #[test]
-fn attempts_in_vain_become_rare_and_a_port_that_comes_up_is_tried_at_once() {
+fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
     for pause in [RETRY, 2 * RETRY, 4 * RETRY, 4 * RETRY] {
@@ -160,7 +160,7 @@ fn a_call_that_does_not_return_ends_its_attempt() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing() {
+fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
     now += RETRY;
@@ -181,7 +181,7 @@ fn a_peer_that_does_not_answer_is_told_once_and_its_late_answer_changes_nothing(
 }
 
 #[test]
-fn a_peer_that_gives_up_its_request_ends_an_answer_that_takes_long() {
+fn an_abandoned_request_ends_its_slow_answer() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
     end.loses_a_rail(now);
     let join = |attempt| ControlMessage::Join { lane: lane(0), attempt, rail: advert(), end: new_end() };
@@ -194,7 +194,7 @@ fn a_peer_that_gives_up_its_request_ends_an_answer_that_takes_long() {
 }
 
 #[test]
-fn an_answer_to_an_attempt_that_was_given_up_changes_nothing() {
+fn an_answer_to_an_abandoned_attempt_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
     let asks_again = |end: &mut End, now: &mut u64| {
@@ -314,7 +314,7 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
 }
 
 #[test]
-fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
+fn a_peer_whose_tcp_closed_counts_as_dead_unless_it_answers() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.says(now), Some(ControlMessage::AreYouThere));
@@ -333,7 +333,7 @@ fn a_peer_whose_tcp_closed_is_gone_unless_it_answers() {
 }
 
 #[test]
-fn a_peer_whose_tcp_closed_may_answer_by_another_one_where_no_rail_is_left() {
+fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
     for answers in [true, false] {
         let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
         [0, 1].into_iter().for_each(|at| end.recovery.lost(lane(at), "loss", Received::default(), now));
@@ -359,7 +359,7 @@ fn a_peer_whose_tcp_closed_may_answer_by_another_one_where_no_rail_is_left() {
 }
 
 #[test]
-fn without_tcp_the_peer_is_asked_now_and_then_over_the_rails() {
+fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
     for role in [Role::Sender, Role::Receiver] {
         let (mut end, now) = (End::new(role), 20 * SECOND);
         let asks = |end: &mut End, is_unreachable, now| {
@@ -388,7 +388,7 @@ fn without_tcp_the_peer_is_asked_now_and_then_over_the_rails() {
 }
 
 #[test]
-fn tcp_that_says_nothing_is_in_doubt_where_it_alone_carries_frames() {
+fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
     assert!(end.says(now).is_some());
@@ -421,7 +421,7 @@ fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
 }
 
 #[test]
-fn what_the_peer_must_not_say_fails_the_connection() {
+fn forbidden_control_messages_fail_the_connection() {
     for (role, message) in [
         (Role::Sender, ControlMessage::Live { lane: lane(0) }),
         (Role::Receiver, joined(0, 1)),
@@ -457,7 +457,7 @@ fn a_question_about_a_stall_gets_its_answer() {
 }
 
 #[test]
-fn a_frame_that_nobody_confirms_goes_once_more() {
+fn an_unconfirmed_frame_is_sent_again() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
     let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("no frame to send") };

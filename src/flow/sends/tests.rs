@@ -80,7 +80,7 @@ fn a_group_is_seen_only_when_all_of_it_has_arrived() {
 }
 
 #[test]
-fn a_lie_in_the_ring_is_named() {
+fn an_invalid_entry_in_the_ring_is_named() {
     let (mut sends, ring) = (<Sends>::new(), ring());
     grant(&ring, 0, &[1, 2]);
     put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
@@ -130,7 +130,7 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
 }
 
 #[test]
-fn shares_that_are_posted_at_once_need_no_other_look() {
+fn immediately_posted_shares_need_no_later_check() {
     let mut sends = <Sends>::new();
     let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 100, bytes: 100 };
@@ -149,7 +149,7 @@ fn shares_that_are_posted_at_once_need_no_other_look() {
 }
 
 #[test]
-fn all_requests_can_run_and_come_back() {
+fn all_requests_can_run_and_be_reused() {
     let mut sends = <Sends>::new();
     let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let shares = [Share { lane: lane(0), offset: 0, bytes: 0 }];
@@ -168,7 +168,7 @@ fn all_requests_can_run_and_come_back() {
 }
 
 #[test]
-fn what_did_not_come_by_a_lost_lane_goes_by_another() {
+fn shares_missing_from_a_lost_lane_are_resent_on_another() {
     use crate::wire::control::OpenReceive;
     let mut sends = <Sends>::new();
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
@@ -258,7 +258,7 @@ fn a_lost_share_waits_for_an_entry_with_a_key_for_an_open_lane() {
 }
 
 #[test]
-fn a_send_gives_back_what_it_took_of_the_bound_however_it_is_done() {
+fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     use crate::wire::control::OpenReceive;
     let bound = Arc::new(Bound::new(1000));
     let mut sends = <Sends>::within(Some(Arc::clone(&bound)));

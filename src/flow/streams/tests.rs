@@ -87,7 +87,7 @@ fn a_message_arrives_in_chunks_by_any_streams() {
 }
 
 #[test]
-fn no_bytes_are_a_message_too() {
+fn an_empty_message_is_a_message() {
     let mut pair = pair();
     let slot = pair.irecv(&[(0, 0), (0, 8)]).unwrap();
     for bytes in [0, 0] {
@@ -182,7 +182,7 @@ proptest! {
     /// them. Every receive reports the sizes that were sent, each byte is delivered once, and
     /// nothing is left over.
     #[test]
-    fn whatever_the_order_everything_arrives_once(
+    fn everything_arrives_once_in_any_order(
         groups in prop::collection::vec(
             prop::collection::vec((0..3i32, 0..3u64 * u64::from(CHUNK_BYTES)), 1..=8), 1..80),
         steps in prop::collection::vec((0..4u8, 0..4usize), 0..400),

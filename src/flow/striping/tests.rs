@@ -160,7 +160,7 @@ impl OtherConnections for OnLane {
 }
 
 #[test]
-fn unequal_rails_carry_their_sum_whatever_was_promised() {
+fn unequal_rails_carry_their_sum_whatever_their_announced_rates() {
     let mut run = Run::new(&[10_000; 4], &[80.0, 80.0, 80.0, 20.0]);
     run.run(1.0, 8, 512 * 1024);
     let mbytes = run.run(2.0, 8, 512 * 1024);
@@ -262,7 +262,7 @@ fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
 }
 
 #[test]
-fn a_small_message_stays_on_its_rail_unless_that_is_busy_or_slow() {
+fn a_small_message_stays_on_its_rail_unless_the_rail_is_busy_or_slow() {
     let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
     assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(0));

@@ -260,7 +260,7 @@ fn one_twin_without_an_address() {
 
 /// The GID table always has the link-local address of the MAC, which may not answer.
 #[test]
-fn netplans_link_local_none() {
+fn netplan_without_link_local_addresses() {
     let without = |mut functions: Vec<Function>| {
         functions.iter_mut().for_each(|function| function.holds_link_local = false);
         functions
@@ -546,7 +546,7 @@ fn virtual_functions_in_pods() {
 }
 
 #[test]
-fn functions_that_are_absent_because_their_port_has_no_cable() {
+fn functions_without_a_cable_may_be_absent() {
     let addresses = |n: u8| [(F1, format!("10.0.0.{n}/24")), (P2F1, format!("10.0.1.{n}/24"))];
     let [listed, absent] = [1, 2].map(|n| {
         let addresses = addresses(n);

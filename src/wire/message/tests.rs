@@ -71,7 +71,7 @@ pub(super) fn samples() -> Vec<Message> {
 }
 
 #[test]
-fn every_message_comes_back_and_no_part_of_it_does() {
+fn every_message_survives_encoding_and_no_part_of_one_is_accepted() {
     for message in samples() {
         let frame = message.encode();
         assert_eq!(decode(&frame).unwrap(), message);
@@ -111,14 +111,14 @@ fn other_protocols_are_known_by_their_header() {
 
 proptest! {
     #[test]
-    fn any_body_is_answered(kind in 0..13u8, body: Vec<u8>) {
+    fn any_body_is_decoded_or_refused(kind in 0..13u8, body: Vec<u8>) {
         if let Ok(message) = Message::decode(Header { kind, body_bytes: body.len() }, &body) {
             prop_assert_eq!(decode(&message.encode()).unwrap(), message);
         }
     }
 
     #[test]
-    fn a_flipped_bit_is_answered(which in 0..8usize, at: prop::sample::Index, bit in 0..8u8) {
+    fn a_flipped_bit_is_decoded_or_refused(which in 0..8usize, at: prop::sample::Index, bit in 0..8u8) {
         let mut frame = samples()[which].encode();
         let at = 8 + at.index(frame.len() - 8);
         frame[at] ^= 1 << bit;
@@ -128,7 +128,7 @@ proptest! {
 }
 
 #[test]
-fn no_stream_takes_the_place_of_the_hellos_and_none_is_beyond_the_last() {
+fn stream_numbers_must_be_new_and_in_range() {
     let read = |message: Message, at: usize, value: u8| {
         let mut frame = message.encode();
         frame[at] = value;

@@ -17,7 +17,7 @@ tests() {
 
 TMPDIR=$(mktemp -d)
 export TMPDIR
-tests softverbs reading_another_process only_what_the_processor_can_read
+tests softverbs reading_another_process reading_unmapped_memory only_what_the_processor_can_read
 tests core
 SPARK_SIM_RUNS=50 tests simulation --nocapture
 tests returns

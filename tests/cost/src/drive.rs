@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_is_read_as_it_was_written() {
+    fn a_phase_survives_writing_and_reading() {
         let phase = Phase { counted: Counted::Send, bytes: 8, window: 2, messages: 64, tests: 130, early: 1 };
         assert_eq!(phase.to_string().parse(), Ok(phase));
         assert!("phase Send 8 2 64 130".parse::<Phase>().is_err());

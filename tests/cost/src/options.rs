@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_an_error() {
+    fn unknown_input_is_an_error() {
         let parse = |words: &[&str]| Options::parse(words.iter().map(|word| (*word).to_owned()));
         assert!(parse(&["--plugins", "x"]).unwrap_err().contains("unknown option"));
         assert!(parse(&["--rails"]).unwrap_err().contains("needs a value"));

@@ -95,7 +95,7 @@ mod tests {
         1 30\ntotals: 42\n";
 
     #[test]
-    fn own_cost_leaves_out_what_calls_cost() {
+    fn own_cost_excludes_the_cost_of_calls() {
         let dump = Dump::parse(TEXT).unwrap();
         assert_eq!(dump.of("/a.so"), 5 + 2 + 1 + 4);
         assert_eq!(dump.of("/libc.so"), 30);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_go_to_the_object_that_is_named_for_them_alone() {
+    fn each_call_goes_only_to_its_named_object() {
         let dump = Dump::parse(TEXT).unwrap();
         let left: Vec<_> = dump.leaving("/a.so", &[]).collect();
         assert_eq!(left, [("memcpy", Calls { count: 3, instructions: 30 })]);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error() {
+    fn unreadable_input_is_an_error() {
         assert!(Dump::parse("jump=3 4\n").is_err());
         assert!(Dump::parse("12\n").is_err());
     }

@@ -91,24 +91,24 @@ fn one_receive(order: [usize; ENTRY_WORDS]) {
 }
 
 #[test]
-fn a_torn_entry_is_not_taken_when_its_words_come_in_order() {
+fn a_partly_written_entry_is_not_taken() {
     one_receive([0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
 #[test]
-fn nor_when_they_come_backwards() {
+fn an_entry_is_not_taken_when_its_words_arrive_backwards() {
     one_receive([7, 6, 5, 4, 3, 2, 1, 0]);
 }
 
 #[test]
-fn nor_when_both_ends_come_first_or_last() {
+fn an_entry_is_not_taken_when_both_ends_arrive_first_or_last() {
     one_receive([7, 0, 3, 1, 6, 4, 2, 5]);
     one_receive([3, 1, 6, 4, 2, 5, 0, 7]);
 }
 
 /// The sender takes part of a group only once all its entries are complete, in any arrival order.
 #[test]
-fn a_group_is_taken_when_all_of_it_has_come() {
+fn a_group_is_taken_once_all_its_entries_have_arrived() {
     let terms =
         |part| Terms { addr: 0x1000, bytes: 64, tag: TAG + i32::from(part), parts: 2, part, epoch: Epoch::default() };
     let all = |sequence| [words(&terms(0), &KEYS, sequence), words(&terms(1), &KEYS, sequence)].concat();
@@ -137,7 +137,7 @@ fn a_group_is_taken_when_all_of_it_has_come() {
 /// A rail was lost, and its grant may or may not have arrived. The grant is repeated on another
 /// rail, and its words are stored again while its send runs.
 #[test]
-fn a_grant_that_comes_twice_is_one_grant() {
+fn a_repeated_grant_counts_once() {
     let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };
     let old = words(&Terms { addr: 0x1000, ..terms }, &KEYS, LAP_BEFORE);
     let new = words(&terms, &KEYS, 0);

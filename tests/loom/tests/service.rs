@@ -44,7 +44,7 @@ fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut R
 }
 
 #[test]
-fn a_connection_is_watched_and_closed_and_the_next_one_too() {
+fn connections_are_watched_and_closed_one_after_another() {
     model(|| {
         let service = Service::new(Arc::new(Process));
         connection(&service, 0);
@@ -54,7 +54,7 @@ fn a_connection_is_watched_and_closed_and_the_next_one_too() {
 }
 
 #[test]
-fn news_are_looked_after() {
+fn a_news_item_is_handled() {
     model(|| connection(&Service::new(Arc::new(Process)), 2));
 }
 
@@ -85,7 +85,7 @@ fn the_listener_is_open_while_a_connection_needs_it() {
 }
 
 #[test]
-fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
+fn closed_streams_are_kept_until_their_data_is_delivered() {
     model(|| {
         let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
@@ -103,7 +103,7 @@ fn closed_streams_are_kept_until_they_are_over_beside_a_connection_and_alone() {
 }
 
 #[test]
-fn news_when_nothing_is_watched_start_nothing() {
+fn a_news_item_without_connections_starts_no_thread() {
     model(|| {
         let service = Service::new(Arc::new(Process));
         service.wake();

@@ -28,7 +28,7 @@ fn look_at_it(path: &TryCell<Path>) -> bool {
 }
 
 #[test]
-fn one_user_at_a_time_sees_what_the_last_one_did() {
+fn users_are_exclusive_and_see_earlier_changes() {
     model(|| {
         let path = Arc::new(TryCell::new((0, 0)));
         let user = || {
@@ -46,7 +46,7 @@ fn one_user_at_a_time_sees_what_the_last_one_did() {
 /// NCCL's thread comes and goes. The service thread asks if the path was used, and enters in either
 /// case, as it does for news.
 #[test]
-fn asking_whether_it_was_used_lets_nobody_in_beside_its_user() {
+fn a_query_for_use_does_not_admit_a_second_user() {
     model(|| {
         let path = Arc::new(TryCell::new((0, 0)));
         let nccl = {
@@ -63,7 +63,7 @@ fn asking_whether_it_was_used_lets_nobody_in_beside_its_user() {
 }
 
 #[test]
-fn a_use_is_told_to_the_next_who_asks_and_told_once() {
+fn a_use_is_reported_to_the_next_query_and_only_once() {
     model(|| {
         let path = Arc::new(TryCell::new((0, 0)));
         let nccl = {
@@ -79,7 +79,7 @@ fn a_use_is_told_to_the_next_who_asks_and_told_once() {
 }
 
 #[test]
-fn a_look_does_not_count_as_a_use() {
+fn peeking_does_not_count_as_a_use() {
     model(|| {
         let path = Arc::new(TryCell::new((0, 0)));
         let service = {
@@ -99,7 +99,7 @@ fn a_look_does_not_count_as_a_use() {
 /// Two threads find at the same time that a third one panicked: neither gets in, and neither makes
 /// the others believe that the path is only taken.
 #[test]
-fn what_a_panic_went_through_stays_broken_whoever_comes() {
+fn a_data_path_that_panicked_stays_unusable() {
     model(|| {
         let path = Arc::new(TryCell::new((0, 0)));
         let user = || {

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_see_different_devices_are_told_apart() {
+    fn ranks_with_different_devices_are_distinguished() {
         let network = |device: &str| Network {
             name: "Spark".into(),
             device: device.into(),

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_all_parts_or_the_data_that_one_rank_sends() {
+    fn a_size_is_the_sum_of_all_parts_or_of_what_one_rank_sends() {
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
             assert_eq!((collective.count(1024, 3), collective.size_bytes(341, 3)), (341, 1023));
         }

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_in_nccl_tests() {
+    fn defaults_match_nccl_tests() {
         let plan = plan(&[]).unwrap();
         assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (32 << 20, 32 << 20, Step::Bytes(1 << 20)));
         let Terms { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_the_software_fabric_asks_for_it() {
+    fn options_of_the_software_fabric_select_it() {
         assert_eq!(plan(&[]).unwrap().fabric.kind, None);
         let wish = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
         assert_eq!((wish.kind, wish.scale, wish.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_counts_the_ranks_and_may_need_to_be_told_where() {
+    fn the_launcher_sets_the_number_of_ranks_and_may_need_an_address() {
         let world = |place: Option<(&str, u16)>| World {
             launcher: crate::ranks::launch::Launcher::OpenMpi,
             rank: 1,

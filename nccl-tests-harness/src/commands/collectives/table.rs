@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_those_of_nccl_tests_and_fit_80_characters() {
+    fn columns_match_nccl_tests_and_fit_80_characters() {
         let mut out = Vec::new();
         let mut table = CollectiveTable::start(&mut out, Collective::AllGather, false).unwrap();
         table.row(&row(Some(0), 10.25)).unwrap();

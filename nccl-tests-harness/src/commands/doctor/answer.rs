@@ -277,7 +277,7 @@ mod tests {
     use crate::commands::doctor::finding::Severity;
 
     #[test]
-    fn the_worst_comes_first_and_nothing_twice() {
+    fn the_worst_finding_is_first_and_none_is_repeated() {
         let find = |severity| Id::NoRail.finding(format!("{severity:?}")).at(severity);
         let mut answer = Answer {
             findings: [Severity::Note, Severity::Fragile, Severity::Broken, Severity::Slow, Severity::Note]

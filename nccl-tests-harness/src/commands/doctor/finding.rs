@@ -109,7 +109,7 @@ mod tests {
     use crate::commands::doctor::id::Id;
 
     #[test]
-    fn the_worst_decides() {
+    fn the_worst_finding_decides() {
         let find = |severity| Id::NoRail.finding("x").at(severity);
         let all = [Severity::Note, Severity::Fragile, Severity::Broken, Severity::Slow].map(find);
         assert_eq!(Verdict::of(&all), Verdict::Broken);

@@ -113,7 +113,7 @@ mod tests {
     use crate::commands::doctor::together::{Outcome, Path};
 
     #[test]
-    fn nothing_that_was_read_reaches_the_terminal_as_a_command() {
+    fn text_from_files_cannot_control_the_terminal() {
         const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
         let odd = || ODD.to_owned();
         let finding = Id::NoRail.finding(ODD).at(Severity::Note).cured_by(ODD);

@@ -53,7 +53,7 @@ mod tests {
     use crate::digest::sha256;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_tables_are_read_back() {
         let of = |path: &str, mark: &str| (path.to_owned(), mark.to_owned());
         let old_and_new = [of("bin/nccl-spark", &sha256(b"old")), of("bin/nccl-spark", &sha256(b"new"))];
         let manifest = old_and_new.into_iter().chain([of("lib/a b", &sha256(b""))]);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_go_up_to_the_one_asked_for_and_some_are_odd() {
+    fn sizes_reach_the_given_maximum_and_some_are_odd() {
         let told = plan(&[]).unwrap();
         assert_eq!(told.setup.sizes, [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]);
         assert_eq!((told.setup.gpus, told.needs_gpu), ([0, 0], false));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_litmus_test_runs_when_it_has_time() {
+    fn the_litmus_test_runs_within_its_time() {
         let litmus = |arguments: &[&str]| plan(arguments).unwrap().litmus;
         assert_eq!((litmus(&[]), litmus(&["--litmus", "0"])), (None, None));
         assert!(plan(&["--litmus", "1"]).unwrap().needs_gpu && !plan(&["--litmus", "0"]).unwrap().needs_gpu);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nccl_needs_has_to_work_where_it_is_to_be_had() {
+    fn memory_that_nccl_needs_must_work_where_available() {
         for kind in [Kind::Malloc, Kind::HostAlloc, Kind::HostRegister] {
             assert_eq!(fault(kind, &moved(0, 0)), None);
             assert!(fault(kind, &refused()).unwrap().contains("must be registered"), "{kind:?}");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_and_device_memory_may_be_refused_and_never_be_wrong() {
+    fn managed_and_device_memory_may_be_refused_but_never_be_wrong() {
         for kind in [Kind::Managed, Kind::Device, Kind::DeviceAsCuda] {
             assert_eq!((fault(kind, &refused()), fault(kind, &not_tried())), (None, None), "{kind:?}");
             assert!(fault(kind, &failed(false)).is_some(), "{kind:?}");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_say_what_came_and_lines_why_not() {
+    fn rows_show_what_arrived_and_lines_give_the_reasons() {
         let mut out = Vec::new();
         head(&mut out).unwrap();
         row(&mut out, Kind::Malloc, &moved(0, 0)).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_host_is_found_behind_what_it_is_joined_to() {
+    fn a_known_host_is_found_inside_longer_words() {
         for (own, host) in [("  8  2  float  sum  -1", "vm"), ("  0.10  N/A", "Avm"), ("  0.10  0", "1node.a")] {
             let known = format!("{host}:1:1 [0] NCCL INFO hello");
             let log = format!("{host}:12:34 [0] NCCL INFO hello");

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_run_is_first_in_its_turn() {
+    fn every_candidate_is_first_in_turn() {
         let orders: Vec<Vec<usize>> = (0..4).map(|round| turns(round, 3).collect()).collect();
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
     }

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_two_dashes_is_the_programs() {
+    fn arguments_after_two_dashes_are_the_programs() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
         let dir = folder.path().to_str().unwrap();

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_and_the_rest_is_passed_over() {
+    fn rows_are_read_and_other_lines_are_skipped() {
         let text = "\
 host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
            8             2     float     sum      -1    13.25    0.00    0.00       0    12.90    0.00    0.00     N/A
@@ -331,7 +331,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
     }
 
     #[test]
-    fn a_row_behind_half_a_line_of_another_rank_is_read() {
+    fn a_row_after_half_a_line_of_another_rank_is_read() {
         let half = "vm:13:35 [0] NCCL INFO Chan";
         assert_one_row(&format!("{half}{PARAMETERS}\n{WARN}\nnel 00/0 : 0[0] -> 1[0]\n{OUT}{IN}"));
         assert_one_row(&format!("{half}{PARAMETERS}{OUT}{IN}\nnel 00/0 : 0[0] -> 1[0]"));
@@ -339,7 +339,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
     }
 
     #[test]
-    fn a_row_that_is_cut_anywhere_is_whole_again() {
+    fn a_row_cut_anywhere_is_joined_again() {
         let row = format!("{PARAMETERS}{OUT}{IN}");
         for cut in 1..row.len() {
             assert_one_row(&format!("{}{OTHER_RANK}\n{}", &row[..cut], &row[cut..]));

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_size_is_told_for_each_other_network_that_has_results() {
+    fn the_slowest_size_is_reported_for_each_other_network_with_results() {
         let mut spark = outcome(Network::Spark, &[4.0]);
         let mut ib = outcome(Network::Ib, &[2.0]);
         for (outcome, time_us) in [(&mut spark, 10.0), (&mut ib, 9.7)] {

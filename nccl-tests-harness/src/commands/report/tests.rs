@@ -8,7 +8,7 @@ fn is_told(text: &str) -> bool {
 }
 
 #[test]
-fn names_of_devices_versions_and_findings_are_told() {
+fn names_of_devices_versions_and_findings_are_reported() {
     let names = "rocep1s0f0 roceP2p1s0f1:1 mlx5_0 6.17.0-1014-nvidia 28.45.4028 580.95.05 2.28.9+cuda13.0 5.36_0ACUM018 \
         07/29/2025 NVD0000000087 slow-rail NCCL_SPARK_TUNER ring/ll128/16 libibverbs.so.1.14.50.0 out_of_sequence";
     for text in names.split_whitespace() {
@@ -17,7 +17,7 @@ fn names_of_devices_versions_and_findings_are_told() {
 }
 
 #[test]
-fn text_that_could_tell_the_owner_is_not_told() {
+fn text_that_could_identify_the_owner_is_left_out() {
     let texts = "gx10-a1b2 margarete 10.77.3.9 192.168.177.11 fe80::1 2001:db8::1 4c:bb:47:2d:19:e3 4cbb472d19e3 \
         rocex4cbb472d19e3 enx4cbb472d19e3 1654324000718 /home/me mlx5_acme mlx5_0:acme fc4cea0300f94230 1:2 10:11 \
         0b1c2d3e4f5061728394a5b6c7d8e9f0 3c9e2f10-aaaa-bbbb-cccc-1234567890ab rosalind@example.com \
@@ -28,7 +28,7 @@ fn text_that_could_tell_the_owner_is_not_told() {
 }
 
 #[test]
-fn a_version_ends_before_the_owners_words_and_is_no_address() {
+fn a_version_ends_before_other_words_and_is_no_address() {
     for (text, expected) in [
         ("6.17.0-1014-nvidia", "6.17.0-1014-nvidia"),
         ("6.17.0-1014-nvidia-acme", "6.17.0-1014-nvidia"),
@@ -43,7 +43,7 @@ fn a_version_ends_before_the_owners_words_and_is_no_address() {
 }
 
 #[test]
-fn a_number_is_told_of_a_variable_that_has_numbers_alone() {
+fn values_are_reported_only_of_numeric_variables() {
     let told = |name, text| serde_json::to_string(&Value::new(name, text)).unwrap();
     assert_eq!(told("NCCL_IB_TIMEOUT", "22"), "22");
     assert_eq!(told("NCCL_IB_TIMEOUT", "x"), "\"other\"");
@@ -54,7 +54,7 @@ fn a_number_is_told_of_a_variable_that_has_numbers_alone() {
 
 proptest! {
     #[test]
-    fn no_address_is_told(four in any::<[u8; 4]>(), six in any::<[u8; 6]>(), sixteen in any::<[u8; 16]>()) {
+    fn a_missing_address_is_reported(four in any::<[u8; 4]>(), six in any::<[u8; 6]>(), sixteen in any::<[u8; 16]>()) {
         let mac = |between: &str| six.map(|byte| format!("{byte:02x}")).join(between);
         let [v4, v6] = [std::net::Ipv4Addr::from(four).to_string(), std::net::Ipv6Addr::from(sixteen).to_string()];
         for text in [v4.clone(), format!("{v4}-1"), format!("{v4}:1"), v6, mac(":"), mac("-"), mac("")] {

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_does_not_fit_is_not_cut() {
+    fn a_wide_figure_is_not_cut() {
         let mut flow = flow("r0", "b", Direction::Send, u64::MAX);
         flow.side.total.losses = u64::MAX;
         let rows = of_job(&job(1, vec![flow]), false);

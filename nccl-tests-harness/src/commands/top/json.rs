@@ -98,7 +98,7 @@ mod tests {
 
     /// Scripts read the fields by these names.
     #[test]
-    fn the_schema_is_the_documented_one() {
+    fn the_schema_matches_the_documentation() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];
         let picture = Picture { jobs: vec![job(7, flows)], hidden: 2, ports: vec![port(7.5)], ..Picture::default() };
         let json = |by_peer| serde_json::to_value(LookJson::new(&picture, by_peer, 5.0)).unwrap();

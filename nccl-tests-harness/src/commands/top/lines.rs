@@ -96,7 +96,7 @@ mod tests {
     use nccl_net_spark::counters::layout::Direction;
 
     #[test]
-    fn each_line_has_all_fields_and_remarks_are_said_once() {
+    fn each_line_has_all_fields_and_remarks_are_printed_once() {
         let mut picture = Picture {
             jobs: vec![job(4711, vec![flow("r0", "b", Direction::Send, 125_000_000)])],
             ..Picture::default()
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_look_is_told_what_to_do() {
+    fn missing_permissions_are_reported_with_the_cure() {
         assert_eq!(hidden(0, false), None);
         assert_eq!(hidden(1, false).unwrap(), "1 process of another user cannot be looked into: run with sudo");
         assert_eq!(

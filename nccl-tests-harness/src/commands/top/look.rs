@@ -262,7 +262,7 @@ mod tests {
     use nix::sys::stat::Mode;
 
     #[test]
-    fn links_are_known_by_their_whole_name() {
+    fn links_are_matched_by_their_whole_name() {
         assert!(is_counters(Path::new("/memfd:nccl-net-spark-counters (deleted)")));
         for other in ["/memfd:nccl-net-spark-counters", "/memfd:nccl-net-spark-counters2 (deleted)", "socket:[1]", "/x"]
         {
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(refusal(&file), format!("100 bytes; counters have {FILE_BYTES}"));
         File::options().write(true).open(&file).unwrap().set_len(FILE_BYTES as u64).unwrap();
         let (_, opened) = open(&file).unwrap();
-        assert_eq!(read_twice(&opened), Err("its counters: it does not begin as counters do".to_owned()));
+        assert_eq!(read_twice(&opened), Err("its counters: it is no counters file".to_owned()));
         // Cut after it was opened: fewer bytes, and no signal.
         File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: 0 bytes, fewer than a header's".to_owned()));

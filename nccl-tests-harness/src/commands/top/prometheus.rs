@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_escaped_and_no_series_is_there_twice() {
+    fn labels_are_escaped_and_series_are_unique() {
         let text = text(&hostile()).unwrap();
         let expected = "nccl_spark_rail_sent_bytes_total{command=\"a\\\"} 1\\\\\",pid=\"7\",rank=\"3\",rail=\"r\\\"0\\\\\",peer=\"b\"} 10\n";
         assert!(text.contains(expected), "{text}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_readable_by_all_replaced_whole_and_goes_with_the_program() {
+    fn the_file_is_readable_by_all_replaced_atomically_and_removed_at_exit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("spark.prom");
         let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();

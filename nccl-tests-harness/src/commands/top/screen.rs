@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_leaves_the_terminal_as_it_was_and_its_message_readable() {
+    fn a_panic_restores_the_terminal_and_its_message_is_readable() {
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).unwrap();
         let before = tcgetattr(&pty.slave).unwrap();

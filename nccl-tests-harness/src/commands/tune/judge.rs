@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_good_ones_the_cheapest_is_proposed() {
+    fn the_cheapest_of_the_good_choices_is_proposed() {
         let default = record(None, &[&[10.0]]);
         let proposed = |tried: &[Record]| propose(&default, tried, 16384).map(|record| record.candidate.unwrap());
         let two = Candidate { qps: 2, min_share_bytes: 8192 };
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_within_the_noise_does_not_hold() {
+    fn differences_within_the_noise_are_not_confirmed() {
         let default = record(None, &[&[10.0], &[9.0], &[11.0]]);
         let verdict = |rounds: &[&[f64]]| judge(&default, &record(Some((2, 8192)), rounds));
         // Better in the median, but the defaults had a round as good.
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn gains_are_told_by_size() {
+    fn gains_are_reported_by_size() {
         let default = record(None, &[&[10.0, 20.0]]);
         let verdict = judge(&default, &record(Some((2, 8192)), &[&[15.0, 19.0]]));
         assert!((verdict.gains[0] - 0.5).abs() < 1e-12 && (verdict.gains[1] + 0.05).abs() < 1e-12, "{verdict:?}");

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_leaves_the_others_lines_alone() {
+    fn each_part_keeps_the_others_lines() {
         let shares = revise("NCCL_IB_TC=106\n", Some(FOUR), "+10 %");
         let table = |text: &str| [(TUNER_TABLE, format!("for=*;all_reduce@2:{text}=ring/ll/2"))];
         let both = super::revise(&shares, &TABLE, &table("1-9"), "1.1 times");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_lines_are_replaced_and_others_stay() {
+    fn own_lines_are_replaced_and_others_are_kept() {
         let new = revise("", Some(FOUR), "+10 %");
         let block = "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=32768\n";
         assert_eq!(new, block);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_keeps_its_permissions() {
+    fn a_file_is_replaced_atomically_and_keeps_its_permissions() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("a.conf"), folder.path().join("b.conf"));
         fs::write(&file, "NCCL_IB_TC=106\n").unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn an_unwritable_file_is_named() {
         let error = |path: &str| format!("{:#}", keep(Path::new(path), Some(FOUR), "").unwrap_err());
         let text = error("/no/where/a.conf");
         assert!(text.contains("cannot write /no/where/a.conf") && text.contains("--output"), "{text}");

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_tells_the_gain_by_size_and_what_is_done() {
+    fn the_verdict_states_the_gain_by_size_and_the_action() {
         let proposed = Candidate { qps: 4, min_share_bytes: 8192 };
         let told = |chosen| Told { sizes_bytes: vec![1 << 18, 1 << 20], ranks: 2, chosen, ..Told::default() };
         let gain = Verdict { gain: 0.25, gains: vec![0.5, -0.01], lowest: 1.2, highest_default: 1.01, holds: true };

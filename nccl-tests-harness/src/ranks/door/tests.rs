@@ -22,7 +22,7 @@ fn refused(address: SocketAddr, opening: &Opening) -> String {
 }
 
 #[test]
-fn a_token_opens_one_connection_and_who_has_none_keeps_nobody_waiting() {
+fn a_token_opens_one_connection_and_clients_without_one_block_no_other() {
     let door = door();
     let (address, token) = (door.address, door.token.clone());
     let waiting = std::thread::spawn(move || door.admit(far()));
@@ -47,14 +47,14 @@ fn a_token_opens_one_connection_and_who_has_none_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_door_that_nobody_comes_to_is_given_up() {
+fn a_listener_without_clients_closes_at_its_limit() {
     let door = door();
     let expected = format!("nobody connected to {} in time", door.address);
     assert_eq!(door.admit(Instant::now() + Duration::from_millis(50)).unwrap_err().to_string(), expected);
 }
 
 #[test]
-fn many_strangers_do_not_take_the_port() {
+fn unknown_clients_do_not_block_the_port() {
     let door = door();
     let (address, token) = (door.address, door.token.clone());
     let waiting = std::thread::spawn(move || door.admit(far()));
@@ -74,7 +74,7 @@ fn many_strangers_do_not_take_the_port() {
 }
 
 #[test]
-fn a_token_is_itself_alone() {
+fn a_token_equals_only_itself() {
     let (one, other) = (Token::new().unwrap(), Token::new().unwrap());
     assert!(one.is(one.text()) && !one.is(other.text()) && !one.is("") && !one.is(&one.text()[..31]));
     assert_eq!(Token::parse(&format!(" {}\n", one.text())), Ok(one.clone()));

@@ -14,7 +14,7 @@ fn pair(end: Duration) -> (Line, TcpStream) {
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_message_is_taken_and_nothing_beyond_it() {
+fn a_message_is_read_and_nothing_beyond_it() {
     let (mut line, mut other) = pair(LONG);
     other.write_all(b"[1,2]\n\"next\"\nrest").unwrap();
     assert_eq!(line.hear::<Vec<u8>>(LONG).unwrap(), [1, 2]);
@@ -25,7 +25,7 @@ fn a_message_is_taken_and_nothing_beyond_it() {
 }
 
 #[test]
-fn what_does_not_come_is_too_long_or_means_nothing_is_an_error_that_names_the_other_end() {
+fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
     let said = |bytes: &[u8], limit_ms| {
         let (mut line, mut other) = pair(LONG);
         let writer = bytes.to_vec();
@@ -49,7 +49,7 @@ fn what_does_not_come_is_too_long_or_means_nothing_is_an_error_that_names_the_ot
 }
 
 #[test]
-fn who_sends_a_byte_now_and_then_does_not_make_the_limit_longer() {
+fn slow_senders_do_not_extend_the_limit() {
     let (mut line, mut other) = pair(Duration::from_millis(300));
     let dripping = std::thread::spawn(move || {
         while other.write_all(b" ").is_ok() {

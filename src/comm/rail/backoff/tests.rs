@@ -60,7 +60,7 @@ impl Bed {
 }
 
 #[test]
-fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
+fn one_connection_tries_a_path_and_the_others_wait_for_its_result() {
     let stage = Bed::new();
     let trial = stage.trial(Requirement::Acknowledgement);
     assert!(stage.waits(Requirement::Address) && stage.waits(Requirement::Acknowledgement));
@@ -76,7 +76,7 @@ fn one_connection_tries_a_path_and_the_others_wait_for_what_comes_of_it() {
 }
 
 #[test]
-fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
+fn a_dropped_or_slow_trial_blocks_no_other_connection() {
     let mut stage = Bed::new();
     drop(stage.trial(Requirement::Address));
     let kept = stage.trial(Requirement::Address);
@@ -91,7 +91,7 @@ fn a_trial_that_is_dropped_or_takes_too_long_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_dead_path_is_left_out_at_once_and_tried_by_one_after_its_time() {
+fn a_dead_path_is_skipped_immediately_and_later_tried_by_one_connection() {
     let mut stage = Bed::new();
     let trial = stage.trial(Requirement::Address);
     trial.connected(Some(&unanswered()), stage.now);
@@ -132,7 +132,7 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
 }
 
 #[test]
-fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
+fn a_resolved_address_does_not_make_a_silent_path_usable() {
     let mut stage = Bed::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.backoff.connected(PATH, None, stage.now);
@@ -147,7 +147,7 @@ fn that_an_address_resolves_does_not_make_a_silent_path_carry() {
 }
 
 #[test]
-fn lost_rails_are_asked_for_all_at_once_until_their_path_was_found_dead() {
+fn lost_rails_are_all_asked_for_together_until_their_path_is_known_dead() {
     let mut stage = Bed::new();
     let retry = |stage: &Bed| stage.backoff.retry(PATH, LIMIT, stage.now);
     for _ in 0..3 {

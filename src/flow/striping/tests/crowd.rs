@@ -180,7 +180,7 @@ impl Crowd {
 
 /// NCCL uses 18 channels on a Spark, so there are 18 connections.
 #[test]
-fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
+fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
     for bytes in [64 * 1024, 128 * 1024] {
         let mut crowd = Crowd::new(18, &[56_000.0; 4]);
         crowd.run(50, 4, bytes);
@@ -193,7 +193,7 @@ fn where_many_messages_wait_each_goes_whole_and_no_rail_idles() {
 /// The messages of one collective, with none after them: unsplit ones of 1 MiB would leave rails
 /// idle at the end.
 #[test]
-fn a_burst_of_large_messages_ends_on_all_rails_at_once() {
+fn a_burst_of_large_messages_ends_on_all_rails_together() {
     for each in [2, 4, 8] {
         let mut crowd = Crowd::new(18, &[56_000.0; 4]);
         let taken_us = crowd.burst(each, 1 << 20);
@@ -203,7 +203,7 @@ fn a_burst_of_large_messages_ends_on_all_rails_at_once() {
 }
 
 #[test]
-fn where_few_messages_wait_each_is_cut() {
+fn few_waiting_messages_are_split() {
     for (connections, window) in [(1, 1), (1, 8), (2, 2)] {
         let mut crowd = Crowd::new(connections, &[56_000.0; 4]);
         crowd.run(50, window, 256 * 1024);
@@ -229,7 +229,7 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
 /// However much other connections have waiting on a stalled rail, a message is still cut over the
 /// free rails.
 #[test]
-fn a_rail_that_stands_still_for_others_does_not_make_a_message_whole() {
+fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
     let kept = [const { Cell::new(0.0) }; 4];
     let shared = |waiting| CrowdState { waiting, busy: &[1 << 30; 4], kept: &kept };

@@ -13,7 +13,7 @@ fn printed(device: &str, address: &str) -> String {
 }
 
 #[test]
-fn what_rails_prints_on_a_host_is_read() {
+fn the_output_of_rails_on_a_host_is_read() {
     let rails = parse(&printed("rocep1s0f0", "192.168.100.1")).unwrap();
     assert_eq!((rails[0].name.as_str(), rails[0].link_mbps), ("rocep1s0f0:1", 112_027));
     assert_eq!(rails[0].addresses, [("::ffff:192.168.100.1".parse().unwrap(), Some(24))]);
@@ -26,7 +26,7 @@ fn what_rails_prints_on_a_host_is_read() {
 }
 
 #[test]
-fn the_page_names_the_order_and_who_is_apart() {
+fn the_page_shows_the_order_and_unreachable_hosts() {
     let hosts = [printed("mlx5_0", "192.168.1.1"), printed("mlx5_0", "192.168.2.2"), printed("mlx5_0", "192.168.1.3")];
     let names = ["a", "b", "c"].map(str::to_owned);
     let rails: Vec<_> = hosts.iter().map(|text| parse(text).unwrap()).collect();

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_compilers_version_is_the_last_of_its_line() {
+    fn a_compilers_version_is_the_last_number_of_its_line() {
         let gcc = |texts: &[&str]| {
             Library { compilers: texts.iter().map(|text| (*text).to_owned()).collect(), ..Library::default() }
                 .oldest_gcc()

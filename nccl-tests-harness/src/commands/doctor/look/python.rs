@@ -57,7 +57,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_virtual_environment_has_its_own_packages_and_sees_others_only_if_it_says_so() {
+    fn a_virtual_environment_sees_system_packages_only_if_configured() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -166,7 +166,7 @@ fn each_difference_is_found_on_either_side_and_names_both_hosts() {
 }
 
 #[test]
-fn the_table_in_faults_md_is_this_one() {
+fn the_table_in_faults_md_matches() {
     let document = include_str!("../faults.md");
     let row =
         |(what, _, severity, id, _): &Difference| format!("| {what} | {} | `{id}` |", severity.word().to_lowercase());
@@ -177,7 +177,7 @@ fn the_table_in_faults_md_is_this_one() {
 }
 
 #[test]
-fn hosts_without_a_common_subnet_are_told_which_they_have() {
+fn hosts_without_a_common_subnet_are_listed_with_their_subnets() {
     let found = compared(&spark(1, SUBNETS), &spark(2, [1, 2, 3, 4]));
     assert_eq!(ids(&found), [(Severity::Broken, "no-common-subnet")]);
     assert!(
@@ -240,7 +240,7 @@ fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
 }
 
 #[test]
-fn a_rail_that_is_slow_alone_is_told_from_a_slow_host() {
+fn a_slow_rail_is_distinguished_from_a_slow_host() {
     let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
@@ -308,7 +308,7 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
 }
 
 #[test]
-fn a_rail_that_does_not_carry_is_worse_where_no_other_does() {
+fn a_dead_rail_is_worse_where_no_other_carries() {
     let judge = |pairs: &[Path]| ids(&grade::judge("spark-2", pairs, None));
     assert_eq!(judge(&[way(0, None), way(1, Some((108.0, 108.0)))]), [(Severity::Slow, "pair-unreachable")]);
     assert_eq!(judge(&[way(0, None), way(1, None)]), [(Severity::Broken, "pair-unreachable"); 2]);
@@ -327,7 +327,7 @@ fn a_rail_that_does_not_carry_is_worse_where_no_other_does() {
 }
 
 #[test]
-fn a_sheet_from_another_host_is_bounded_and_printable() {
+fn facts_from_another_host_are_bounded_and_printable() {
     let mut sheet = spark(2, SUBNETS);
     sheet.host = "spark-2\x1b[2J\n".to_owned();
     sheet.settings.insert("HF_TOKEN".to_owned(), "x".to_owned());
@@ -340,7 +340,7 @@ fn a_sheet_from_another_host_is_bounded_and_printable() {
 }
 
 #[test]
-fn a_rate_is_graded_as_people_expect() {
+fn a_rate_is_graded_against_the_expected_one() {
     let grade = |mbps| Rate::of(mbps, Some(1000.0)).grade.unwrap();
     assert_eq!([950.0, 901.0].map(grade), [Grade::Good; 2]);
     assert_eq!([900.0, 850.0, 800.0].map(grade), [Grade::Fair; 3]);
@@ -350,7 +350,7 @@ fn a_rate_is_graded_as_people_expect() {
 }
 
 #[test]
-fn what_a_partner_prints_is_read_with_care() {
+fn a_partners_output_is_checked() {
     let token = "0123456789abcdef0123456789abcdef";
     let (address, parsed) = parse(&format!(" 2 192.168.1.12:40001 {token}")).unwrap();
     assert!(address.to_string() == "192.168.1.12:40001" && parsed.text() == token);
@@ -363,7 +363,7 @@ fn what_a_partner_prints_is_read_with_care() {
 }
 
 #[test]
-fn a_partner_listens_where_it_is_told_or_where_ssh_came() {
+fn a_partner_listens_on_the_given_address_or_on_that_of_ssh() {
     let ssh = Some("192.168.1.7 51034 192.168.1.12 22");
     let of = |wanted, ssh| address(wanted, ssh).map(|ip| ip.to_string()).map_err(|error| error.to_string());
     assert_eq!(of(None, ssh).unwrap(), "192.168.1.12");

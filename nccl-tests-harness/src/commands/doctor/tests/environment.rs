@@ -164,7 +164,7 @@ fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
 }
 
 #[test]
-fn single_variables_have_the_effect_that_they_have() {
+fn single_variables_have_their_documented_effect() {
     for (text, wanted, found) in [
         ("NCCL_NET=Spark", Effect::Nccl, &[][..]),
         ("NCCL_NET=spark", Effect::Nccl, &[]),
@@ -222,7 +222,7 @@ fn single_variables_have_the_effect_that_they_have() {
 
 /// NCCL takes the next plugin of the list where a file is not there.
 #[test]
-fn a_plugin_that_is_not_there_is_not_loaded() {
+fn a_missing_plugin_is_not_loaded() {
     let lack = |path: &str| path.starts_with("/none/").then_some("there is no such file as");
     let blocked = ("plugin-kept-out", Effect::Blocks);
     for (value, wanted) in [
@@ -249,7 +249,7 @@ fn a_plugin_that_is_not_there_is_not_loaded() {
 }
 
 #[test]
-fn a_variable_of_nccls_own_file_is_cured_there() {
+fn the_cure_for_a_variable_of_nccls_file_names_that_file() {
     let source = Source::File("/etc/nccl.conf".into());
     let variable = Variable { name: "NCCL_NET".into(), value: "IB".into(), source };
     let verdicts = environment::judge(&[variable], PLUGIN, &|_| None);

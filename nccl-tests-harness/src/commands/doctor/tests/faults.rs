@@ -366,7 +366,7 @@ fn each_fault_is_found_and_named_with_its_cure() {
 
 /// The counters of removed functions are gone, and with them what took them away.
 #[test]
-fn a_root_port_without_the_nic_still_tells_of_fatal_errors() {
+fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     let bed = with(Bed::plain(), |bed| {
         let kinds = [("cor", "7\n"), ("nonfatal", "0\n"), ("fatal", "2\n")];
         for address in ["0000:00:00.0", "0002:00:00.0"] {
@@ -386,7 +386,7 @@ fn a_root_port_without_the_nic_still_tells_of_fatal_errors() {
 
 /// What only a live machine shows: verbs that fail, and a port that verbs has and sysfs has not.
 #[test]
-fn what_a_copy_of_a_machine_does_not_have_is_judged_all_the_same() {
+fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     let cures = Cures { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
@@ -401,7 +401,7 @@ fn what_a_copy_of_a_machine_does_not_have_is_judged_all_the_same() {
 
 /// One finding for all rails that have the same fault, in a sentence that is right for several.
 #[test]
-fn what_several_rails_have_is_found_once() {
+fn a_fault_of_several_rails_is_one_finding() {
     let both = |plant: fn(&mut Bed, &str, &str)| {
         with(one(), |bed| {
             plant(bed, "rocep1s0f0", "enp1s0f0np0");
@@ -470,7 +470,7 @@ fn what_several_rails_have_is_found_once() {
 }
 
 #[test]
-fn the_table_in_faults_md_is_this_one() {
+fn the_table_in_faults_md_matches() {
     let document = include_str!("../faults.md");
     let word = |severity: Severity| severity.word().to_lowercase();
     let rows: Vec<String> =

@@ -62,7 +62,7 @@ fn one_cable_is_the_limit_of_its_two_rails() {
 }
 
 #[test]
-fn what_was_read_is_listed_and_what_was_not_is_said() {
+fn facts_are_listed_and_gaps_are_stated() {
     let bed = Bed::spark(&["p0"]);
     let answer = bed.answer();
     let fact = |name: &str| answer.facts.iter().find(|fact| fact.name == name).map(|fact| fact.value.clone());

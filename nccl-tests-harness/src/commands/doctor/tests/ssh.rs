@@ -4,7 +4,7 @@ use crate::commands::doctor::ssh::{Ssh, check_host};
 use std::time::{Duration, Instant};
 
 #[test]
-fn names_that_ssh_or_a_shell_would_take_for_something_else_are_refused() {
+fn host_names_with_a_meaning_to_ssh_or_a_shell_are_refused() {
     for host in ["spark-2", "user@spark-2.local", "192.168.1.2", "fe80::1%eth0"] {
         assert_eq!(check_host(host), Ok(()), "{host}");
     }
@@ -17,7 +17,7 @@ fn names_that_ssh_or_a_shell_would_take_for_something_else_are_refused() {
 }
 
 #[test]
-fn what_ssh_prints_and_how_it_ends_is_told() {
+fn sshs_output_and_exit_status_are_reported() {
     // A command that is no ssh: it gets the options, the host and the program as arguments.
     let run = |script: &str| {
         let folder = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ fn what_ssh_prints_and_how_it_ends_is_told() {
 }
 
 #[test]
-fn a_host_that_says_nothing_is_waited_for_to_the_end_and_no_longer() {
+fn a_silent_host_is_waited_for_until_the_limit() {
     let mut remote = Ssh::new("sh -c cat", "nccl-spark").unwrap().start("spark-2", &[]).unwrap();
     let error = remote.line(Instant::now() + Duration::from_millis(100)).unwrap_err().to_string();
     assert!(error.starts_with("spark-2 did not answer by ssh in time"), "{error}");

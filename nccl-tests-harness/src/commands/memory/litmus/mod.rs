@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_that_nccl_would_use_is_a_fault_that_names_the_remedy() {
+    fn a_torn_line_that_nccl_would_use_is_a_fault_with_its_cure() {
         let whole = Tally { lines: 10, ..Tally::default() };
         assert_eq!(outcome(whole, whole).fault(), None);
         assert_eq!(outcome(whole, Tally { torn: 1, pieces: 0x0f, ..whole }).fault(), None, "NCCL loads it again");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_do_not_come_and_a_test_without_lines_are_faults() {
+    fn missing_lines_and_a_test_without_lines_are_faults() {
         let whole = Tally { lines: 10, ..Tally::default() };
         let fault = outcome(whole, Tally { lines: 9, missing: 1, ..whole }).fault().unwrap();
         assert_eq!(fault, "lines that did not arrive: 1");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_told_by_number_and_each_read_has_its_own() {
+    fn pieces_have_numbers_and_each_read_its_own() {
         let processor = Tally { lines: 10, torn: 2, pieces: 0x03, ..Tally::default() };
         let reader = Tally { lines: 8, torn: 1, torn_again: 3, pieces: 0x80, pieces_again: 0x10, ..Tally::default() };
         let reads = Found::reads(&processor, &reader, 2.0);

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_tell_lines_and_torn_ones_by_who_read_them() {
+    fn rows_count_lines_and_torn_lines_by_reader() {
         let reader = Tally { lines: 2999, torn: 2, missing: 1, pieces: 0x0f, ..Tally::default() };
         let text = text(&Outcome::Ran(found(reader)), false, false);
         let expected = [
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_test_does_not_show_is_told() {
+    fn the_result_states_the_limits_of_the_test() {
         let found = found(Tally { lines: 3000, ..Tally::default() });
         let real = text(&Outcome::Ran(found.clone()), false, false);
         assert!(!real.contains("test the tool") && !real.contains("purpose"), "{real}");

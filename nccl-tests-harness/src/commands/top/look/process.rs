@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_read_by_their_four_names_alone() {
+    fn rank_numbers_are_read_only_from_the_four_known_variables() {
         assert_eq!(rank_of(b"A=1\0RANK=3\0B=2"), Some(3));
         assert_eq!(rank_of(b"PMI_RANK=1\0SLURM_PROCID=2\0OMPI_COMM_WORLD_RANK=5"), Some(5));
         assert_eq!(rank_of(b"LOCAL_RANK=1\0RANKS=2\0NODE_RANK=7\0XRANK=4"), None);
@@ -123,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_a_container_is_known_by_the_number_that_it_has_there() {
+    fn a_process_in_a_container_has_its_number_there() {
         assert_eq!(innermost("Name:\tx\nNSpid:\t4711\t12\nNSpgid:\t1"), Some(12));
         assert_eq!((innermost("NSpid:\t4711\n"), innermost("Name:\tx")), (Some(4711), None));
         assert_eq!(own_number(std::process::id()), Some(u64::from(std::process::id())));
     }
 
     #[test]
-    fn what_is_gone_is_no_error() {
+    fn a_missing_file_is_no_error() {
         let error = links(u32::MAX, |_| true).unwrap_err();
         assert!(is_gone(&error), "{error}");
         assert_eq!((command(u32::MAX), rank(u32::MAX), own_number(u32::MAX)), ("?".to_owned(), None, None));

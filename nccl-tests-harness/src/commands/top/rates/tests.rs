@@ -48,7 +48,7 @@ fn two_looks_make_a_rate_and_one_does_not() {
 }
 
 #[test]
-fn no_time_and_no_bytes_make_no_figure() {
+fn a_row_without_time_or_bytes_has_no_bandwidth() {
     assert_eq!((per_second(5, 0), percent(0, 0), percent(1, 4)), (None, None, Some(25.0)));
     let mut rates = Rates::default();
     rates.take(look_at(9, vec![record(0, 1)]));
@@ -56,7 +56,7 @@ fn no_time_and_no_bytes_make_no_figure() {
 }
 
 #[test]
-fn a_lane_that_is_lost_goes_on_and_another_sequence_starts_anew() {
+fn a_lost_lane_keeps_its_rates_and_a_new_sequence_starts_again() {
     let mut rates = Rates::default();
     bytes_gained(&mut rates, 0, record(0, 1000));
     let lost = Record { state: State::Lost, ..record(0, 1500) };
@@ -67,7 +67,7 @@ fn a_lane_that_is_lost_goes_on_and_another_sequence_starts_anew() {
 }
 
 #[test]
-fn counters_that_go_backwards_are_a_restart() {
+fn decreasing_counters_mean_a_restart() {
     let mut rates = Rates::default();
     bytes_gained(&mut rates, 0, record(0, 1000));
     assert_eq!(bytes_gained(&mut rates, 1, record(0, 400)), Some(400));
@@ -78,7 +78,7 @@ fn counters_that_go_backwards_are_a_restart() {
 }
 
 #[test]
-fn what_is_new_counts_unless_it_may_have_been_there_before() {
+fn new_objects_count_unless_they_may_have_existed_before() {
     let mut rates = Rates::default();
     rates.take(look_at(0, vec![record(0, 10)]));
     let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
@@ -92,7 +92,7 @@ fn what_is_new_counts_unless_it_may_have_been_there_before() {
 }
 
 #[test]
-fn lanes_of_a_rail_and_peer_are_one_flow_and_closed_ones_are_not_open() {
+fn open_lanes_of_a_rail_and_peer_form_one_flow() {
     let of = |index: usize, state| Record {
         index,
         state,
@@ -107,7 +107,7 @@ fn lanes_of_a_rail_and_peer_are_one_flow_and_closed_ones_are_not_open() {
 }
 
 #[test]
-fn a_process_that_was_not_there_in_between_is_new() {
+fn a_process_that_was_missing_in_between_is_new() {
     let mut rates = Rates::default();
     rates.take(look_at(0, vec![record(0, 10)]));
     rates.take(Look::default());
@@ -149,7 +149,7 @@ proptest! {
     /// Whatever a process writes from look to look: sums never fall while a flow is there, nothing
     /// is gained twice, and no flow is made up.
     #[test]
-    fn totals_never_fall_and_grow_by_what_is_gained(
+    fn totals_never_fall_and_grow_by_the_difference(
         looks in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
     ) {
         let mut rates = Rates::default();

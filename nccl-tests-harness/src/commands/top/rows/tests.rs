@@ -73,7 +73,7 @@ fn rails_are_summed_over_peers_unless_they_are_split() {
 }
 
 #[test]
-fn the_first_look_has_no_rates() {
+fn the_first_reading_has_no_rates() {
     let mut first = flow("r0", "b", Direction::Send, 5);
     first.side.gained = None;
     let job = Job { elapsed_ns: None, ..job(1, vec![first]) };

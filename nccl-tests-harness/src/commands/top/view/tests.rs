@@ -41,7 +41,7 @@ fn press(view: &mut View, code: KeyCode) -> bool {
 }
 
 #[test]
-fn a_wide_terminal_has_all_figures() {
+fn a_wide_terminal_shows_all_columns() {
     let lines = text(&view(picture()), 160, 9);
     assert_eq!(lines[0], "nccl-spark top: 2 jobs, every 2 s, by pid");
     assert!(columns::ALL.iter().all(|column| lines[1].contains(column.name)), "{lines:#?}");
@@ -54,7 +54,7 @@ fn a_wide_terminal_has_all_figures() {
 }
 
 #[test]
-fn a_narrow_terminal_keeps_what_counts_most() {
+fn a_narrow_terminal_keeps_the_most_important_columns() {
     let lines = text(&view(picture()), 80, 24);
     assert!(
         lines[1].contains("out Gb/s") && lines[1].contains("carry") && !lines[1].contains("stalled s"),
@@ -77,7 +77,7 @@ fn a_narrow_terminal_keeps_what_counts_most() {
 /// A Spark's four rails, of which the second is lost: which one it is can be read at every width
 /// with a figure.
 #[test]
-fn rails_are_told_apart_in_narrow_terminals() {
+fn rails_stay_distinguishable_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
     let mut flows: Vec<Flow> = rails.iter().map(|rail| flow(rail, "spark-b", Direction::Send, 1 << 30)).collect();
     flows[1].side.carrying = 0;
@@ -100,7 +100,7 @@ fn rails_are_told_apart_in_narrow_terminals() {
 
 /// Every size, with every state: nothing panics, and nothing is drawn outside.
 #[test]
-fn any_size_is_drawn() {
+fn a_chart_of_any_size_is_drawn() {
     let mut views = vec![View::new(true, Duration::from_millis(100), false), view(picture()), view(Picture::default())];
     views[1].scroll = usize::MAX;
     views[2].is_help = true;
@@ -170,7 +170,7 @@ fn scrolling_stays_within_the_table() {
 }
 
 #[test]
-fn what_is_not_shown_is_said_in_the_last_line() {
+fn the_last_line_counts_hidden_rows() {
     let passed_over = vec![PassedOver { pid: 3, reason: "layout 9".to_owned() }];
     let mut shown = view(Picture { hidden: 5, passed_over: passed_over.clone(), ..Picture::default() });
     assert!(text(&shown, 100, 6)[5].starts_with("5 processes of other users cannot be looked into: "));
@@ -180,7 +180,7 @@ fn what_is_not_shown_is_said_in_the_last_line() {
 }
 
 #[test]
-fn jobs_are_ordered_by_what_is_asked_for() {
+fn jobs_are_sorted_by_the_chosen_column() {
     let of = |pid, rank, bytes| {
         let mut job = job(pid, vec![flow("r0", "b", Direction::Send, bytes)]);
         job.seen.rank = rank;

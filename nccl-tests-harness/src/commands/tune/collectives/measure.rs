@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_counts_only_with_the_table_that_it_was_given() {
+    fn a_run_counts_only_if_it_used_the_given_table() {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
         let learned =
             |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));

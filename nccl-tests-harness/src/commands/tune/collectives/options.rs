@@ -271,7 +271,7 @@ mod unit {
     }
 
     #[test]
-    fn lists_are_taken_once_each_and_hosts_go_to_mpirun() {
+    fn lists_are_given_once_and_hosts_go_to_mpirun() {
         let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
         assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).count()), (1, 2));
         assert_eq!(plan.conditions.place, tests::Place::Hosts(vec!["-np".to_owned()]));
@@ -288,7 +288,7 @@ mod unit {
     }
 
     #[test]
-    fn the_file_that_a_variable_names_is_the_one_of_all_hosts() {
+    fn a_settings_file_named_by_a_variable_applies_to_all_hosts() {
         let of = |arguments: &str| plan(arguments, &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")]).unwrap();
         let (by_variable, by_option) = (of("--mpirun=-np"), of("--mpirun=-np --output /b.conf"));
         let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
@@ -317,7 +317,7 @@ mod unit {
     }
 
     #[test]
-    fn what_the_user_excludes_is_not_tried() {
+    fn excluded_candidates_are_not_tried() {
         let settings = |ll128: &str| Settings::gather(&[("NCCL_SPARK_LL128".into(), ll128.into())], &[]).unwrap();
         let all = || vec![Protocol::Ll, Protocol::Ll128];
         let (left, notes) = protocols(all(), &settings("0"), &|_| None).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_were_not_measured_anew_are_kept_on_the_same_hosts() {
+    fn rows_not_measured_again_are_kept_on_the_same_hosts() {
         let text = "for=A/1x2/3;all_reduce@2:1-9=ring/ll/1;all_reduce@3:1-9=ring/ll/1;broadcast@2:1-9=ring/ll/1";
         let table: Table = text.parse().unwrap();
         let kept = |host: &str| kept(Some(&table), &host.parse().unwrap(), &[Collective::AllReduce], 2);

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_or_was_slow_wins_nothing() {
+    fn failed_and_slow_choices_get_no_row() {
         let nccl = record("nccl", &[&[30.0, 30.0]]);
         let mut failed = record("ring/ll/1", &[&[1.0, 1.0]]);
         failed.dropped = Some(Dropped::Failed("3 WRONG elements".into()));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_that_makes_a_group_slower_gives_way_to_the_next_best() {
+    fn a_choice_that_slows_groups_is_replaced_by_the_next_best() {
         // Members of 2, 4, 8 and 16 KiB: groups of four have the sums 8 to 64 KiB.
         let group = |choice: &str, rounds: &[&[f64]]| {
             let quarter = |times: Times| times.into_iter().map(|(bytes, us)| (bytes / 4, us)).collect();

@@ -63,7 +63,7 @@ fn a_switch_keeps_the_given_order_and_a_line_has_none() {
 }
 
 #[test]
-fn link_local_addresses_alone_join_two_hosts_and_say_nothing_of_three() {
+fn link_local_addresses_join_two_hosts_and_decide_nothing_for_three() {
     let local = |number: u8| {
         let mut rails = host(number, &[1]);
         rails[0].addresses = vec![(format!("fe80::{number}").parse().unwrap(), Some(64))];
@@ -75,7 +75,7 @@ fn link_local_addresses_alone_join_two_hosts_and_say_nothing_of_three() {
 
 /// Every graph of five hosts: an order is one, and there is none only where no permutation is one.
 #[test]
-fn the_order_found_is_the_first_of_all() {
+fn the_first_of_all_valid_orders_is_chosen() {
     fn permutations(rest: &[usize]) -> Vec<Vec<usize>> {
         if rest.is_empty() {
             return vec![Vec::new()];
