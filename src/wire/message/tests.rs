@@ -105,8 +105,8 @@ fn other_protocols_are_known_by_their_header() {
     let mut header: [u8; 8] = frame[..8].try_into().unwrap();
     header[7] = 1;
     assert_eq!(Header::decode(header), Err(NotOurs::Size((1 << 24) + 19)));
-    header[3] = 9;
-    assert_eq!(Header::decode(header), Err(NotOurs::Version(9)));
+    header[3] = 200;
+    assert_eq!(Header::decode(header), Err(NotOurs::Version(200)));
 }
 
 proptest! {
