@@ -116,7 +116,7 @@ mod tests {
             .map(|line| line.split_whitespace().collect())
             .collect();
         assert_eq!(rows.len(), 3, "{second}");
-        assert!(rows.iter().all(|row| row.len() == 16), "{second}");
+        assert!(rows.iter().all(|row| row.len() == 17), "{second}");
         assert_eq!(rows[0][..9], ["4711", "-", "a_b", "all", "all", "1.00", "0", "100.0", "1/1"]);
         assert_eq!((rows[1][3], rows[2][3], rows[2][4]), ("b", "b", "r0"));
     }
