@@ -1,5 +1,6 @@
 //! The network interfaces in this process's network namespace. Only this file queries the system
-//! for them, and it determines which interface has the address of a GID. `routes` asks for routes.
+//! for them, and it determines which interface has the address of a GID. `routes` asks for routes,
+//! by `netlink`.
 //!
 //! A port's GID table always contains the link-local address derived from its interface's MAC, even
 //! if the interface does not have that address (`ib_cache_gid_set_default_gid` in Linux'
@@ -9,6 +10,7 @@
 //! a second (`ETIMEDOUT`) or fails immediately (`ENETUNREACH`). [`holder`] detects such GIDs, for
 //! the survey at init and for each connection.
 
+pub mod netlink;
 pub mod routes;
 
 use crate::error::{Call, Error, Result};

@@ -1,14 +1,9 @@
-//! Asks the kernel for routes, by netlink (`rtnetlink(7)`). Any user may ask.
+//! Asks the kernel for routes, by [`netlink`].
 
+use super::netlink;
 use nix::errno::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
-use std::io::{Error, ErrorKind, Read, Result};
+use std::io::{ErrorKind, Result};
 use std::net::Ipv6Addr;
-use std::time::Duration;
-
-/// Answers come while the request is sent, so this limit is never reached.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-const HEADER_BYTES: usize = 16;
 
 /// Returns true if the kernel has a route from one address to another through an interface, by its
 /// tables and rules. Both are GIDs of one IP version.
@@ -18,17 +13,10 @@ const HEADER_BYTES: usize = 16;
 /// matching entry of a table (`RTM_F_FIB_MATCH`). For IPv6 the kernel binds the search to the
 /// interface only if the question names no source address, so rules by source do not count there.
 ///
-/// May wait while another process changes the network's configuration, as `getifaddrs` does.
-///
 /// # Errors
-/// The kernel's answer if it is neither yes nor no.
+/// As [`netlink::ask`], if the answer is neither yes nor no.
 pub fn has_route(interface: u32, from: [u8; 16], to: [u8; 16]) -> Result<bool> {
-    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
-    socket.set_read_timeout(Some(ANSWER_LIMIT))?;
-    socket.send(&question(interface, from, to))?;
-    let mut answer = [0; 4096];
-    let length = socket.read(&mut answer)?;
-    is_route(&answer[..length])
+    is_route(netlink::ask(&question(interface, from, to)))
 }
 
 fn question(interface: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
@@ -37,44 +25,25 @@ fn question(interface: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     let (family, bits, from_bits) = if is_ipv4 { (libc::AF_INET, 32, 32) } else { (libc::AF_INET6, 128, 0) };
     // struct rtmsg: family, length of destination and source, type of service, table, protocol,
     // scope, type; flags.
-    let mut body = vec![family as u8, bits, from_bits, 0, 0, 0, 0, 0];
-    body.extend(libc::RTM_F_FIB_MATCH.to_ne_bytes());
-    body.extend(attribute(libc::RTA_DST, &address(&to)));
+    let mut header = vec![family as u8, bits, from_bits, 0, 0, 0, 0, 0];
+    header.extend(libc::RTM_F_FIB_MATCH.to_ne_bytes());
+    let (from, to, interface) = (address(&from), address(&to), interface.to_ne_bytes());
+    let mut attributes = vec![(libc::RTA_DST, &to[..]), (libc::RTA_OIF, &interface)];
     if is_ipv4 {
-        body.extend(attribute(libc::RTA_SRC, &address(&from)));
+        attributes.push((libc::RTA_SRC, &from));
     }
-    body.extend(attribute(libc::RTA_OIF, &interface.to_ne_bytes()));
-    // struct nlmsghdr: length, type, flags, sequence number, port.
-    let mut message = ((HEADER_BYTES + body.len()) as u32).to_ne_bytes().to_vec();
-    message.extend(libc::RTM_GETROUTE.to_ne_bytes());
-    message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend(body);
-    message
+    netlink::request(libc::RTM_GETROUTE, &header, &attributes)
 }
 
-/// Encodes a netlink attribute. All lengths here are multiples of 4, so none needs padding.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = (4 + value.len()) as u16;
-    [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
-}
-
-fn is_route(answer: &[u8]) -> Result<bool> {
-    let malformed = || Error::from(ErrorKind::InvalidData);
-    let kind: [u8; 2] = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).ok_or_else(malformed)?;
-    match i32::from(u16::from_ne_bytes(kind)) {
-        kind if kind == i32::from(libc::RTM_NEWROUTE) => Ok(true),
-        libc::NLMSG_ERROR => {
-            let code = answer.get(HEADER_BYTES..HEADER_BYTES + 4).and_then(|bytes| bytes.try_into().ok());
-            // Netlink negates the error number.
-            let errno = i32::from_ne_bytes(code.ok_or_else(malformed)?).saturating_neg();
-            match Errno::from_raw(errno) {
-                // No entry, or one that says unreachable, prohibit or blackhole.
-                Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL => Ok(false),
-                other => Err(other.into()),
-            }
-        }
-        _ => Err(malformed()),
+fn is_route(reply: Result<(u16, Vec<u8>)>) -> Result<bool> {
+    match reply {
+        Ok((libc::RTM_NEWROUTE, _)) => Ok(true),
+        Ok(_) => Err(ErrorKind::InvalidData.into()),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            // No entry, or one that says unreachable, prohibit or blackhole.
+            Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL) => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
@@ -104,6 +73,7 @@ mod tests {
     #[test]
     fn the_kernels_answers_are_checked() {
         let error = |errno: i32| [&[36, 0, 0, 0, 2, 0, 0, 0][..], &[0; 8], &(-errno).to_ne_bytes(), &[0; 16]].concat();
+        let is_route = |reply: &[u8]| is_route(netlink::decode(reply));
         assert!(!is_route(&error(libc::ENETUNREACH)).unwrap());
         assert_eq!(is_route(&error(libc::EPERM)).unwrap_err().raw_os_error(), Some(libc::EPERM));
         for odd in [&[][..], &[0; 5], &[0; 16], &error(libc::EPERM)[..18], &error(0)] {

@@ -8,11 +8,10 @@
 
 use super::model::{Survey, Warning, WarningKind};
 use super::text::list;
+use crate::interfaces::netlink;
 use crate::wire::fields::Priority;
-use netlink_packet_core::{DefaultNla, Emitable, NetlinkBuffer, NlasIterator};
-use socket2::{Domain, Socket, Type};
-use std::io::{self, Read};
-use std::time::Duration;
+use netlink_packet_core::NlasIterator;
+use std::io;
 
 /// Priorities of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,44 +127,26 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
 /// # Errors
 /// The interface does not exist here, or the kernel does not answer.
 fn read(netdev: &str) -> io::Result<Option<PortQos>> {
-    const REPLY_BYTES: usize = 16 << 10;
-    const LIMIT: Duration = Duration::from_secs(1);
-    // Protocol 0 is NETLINK_ROUTE. Without an address, messages go to the kernel.
-    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, None)?;
-    socket.set_read_timeout(Some(LIMIT))?;
-    socket.send(&request(netdev))?;
-    let mut reply = [0; REPLY_BYTES];
-    let bytes = socket.read(&mut reply)?;
-    let message = NetlinkBuffer::new_checked(&reply[..bytes]).map_err(io::Error::other)?;
-    let payload = message.payload();
-    if message.message_type() == libc::NLMSG_ERROR as u16 {
-        let errno = payload.first_chunk().map_or(0, |errno| -i32::from_ne_bytes(*errno));
-        return if errno == libc::EOPNOTSUPP { Ok(None) } else { Err(io::Error::from_raw_os_error(errno)) };
+    match netlink::ask(&request(netdev)) {
+        Ok((_, reply)) => {
+            let attributes = reply.get(DCBMSG_BYTES..).ok_or(io::ErrorKind::UnexpectedEof)?;
+            Ok(PortQos::parse(attributes))
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+        Err(error) => Err(error),
     }
-    let attributes = payload.get(DCBMSG_BYTES..).ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(PortQos::parse(attributes))
 }
 
 /// Size of `struct dcbmsg`: family, command, padding.
 const DCBMSG_BYTES: usize = 4;
 
 fn request(netdev: &str) -> Vec<u8> {
-    const HEADER_BYTES: usize = 16;
-    /// Values of rtnetlink.h, netlink.h and dcbnl.h.
+    /// Values of rtnetlink.h and dcbnl.h.
     const RTM_GETDCB: u16 = 78;
-    const NLM_F_REQUEST: u16 = 1;
     const DCB_CMD_IEEE_GET: u8 = 21;
     const DCB_ATTR_IFNAME: u16 = 1;
-    let name = DefaultNla::new(DCB_ATTR_IFNAME, [netdev.as_bytes(), &[0]].concat());
-    let mut bytes = vec![0; HEADER_BYTES + DCBMSG_BYTES + name.buffer_len()];
-    let length = bytes.len() as u32;
-    let mut message = NetlinkBuffer::new(&mut bytes);
-    message.set_length(length);
-    message.set_message_type(RTM_GETDCB);
-    message.set_flags(NLM_F_REQUEST);
-    bytes[HEADER_BYTES + 1] = DCB_CMD_IEEE_GET;
-    name.emit(&mut bytes[HEADER_BYTES + DCBMSG_BYTES..]);
-    bytes
+    let name = [netdev.as_bytes(), &[0]].concat();
+    netlink::request(RTM_GETDCB, &[0, DCB_CMD_IEEE_GET, 0, 0], &[(DCB_ATTR_IFNAME, &name)])
 }
 
 impl Survey {
@@ -219,6 +200,7 @@ pub fn qos_warning(rails: &[RailQos], roce: Priority) -> Option<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netlink_packet_core::{DefaultNla, Emitable};
 
     fn attribute_bytes(kind: u16, value: &[u8]) -> Vec<u8> {
         let attribute = DefaultNla::new(kind, value.to_vec());

@@ -1,0 +1,58 @@
+//! Questions to the kernel by netlink (`rtnetlink(7)`). Any user may ask.
+
+use netlink_packet_core::{DefaultNla, Emitable, NetlinkBuffer};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io::{Error, Read, Result};
+use std::time::Duration;
+
+/// Replies come while the request is sent, so this limit is never reached.
+const REPLY_LIMIT: Duration = Duration::from_secs(1);
+/// The largest known reply: a port's DSCP table has 64 entries of 8 bytes, and others beside it.
+const REPLY_BYTES: usize = 16 << 10;
+/// Size of `struct nlmsghdr`.
+const HEADER_BYTES: usize = 16;
+
+/// Sends a request. Returns the type of the reply, and the bytes behind its header.
+///
+/// May wait while another process changes the network's configuration, as `getifaddrs` does.
+///
+/// # Errors
+/// The kernel's error, a reply that is malformed, or none.
+pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
+    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
+    socket.set_read_timeout(Some(REPLY_LIMIT))?;
+    // Without an address, messages go to the kernel.
+    socket.send(request)?;
+    let mut reply = [0; REPLY_BYTES];
+    let bytes = socket.read(&mut reply)?;
+    decode(&reply[..bytes])
+}
+
+/// Encodes a request of a type: the header of its family, and attributes by kind and value.
+pub fn request(message_type: u16, family: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = [&[0; HEADER_BYTES], family].concat();
+    for (kind, value) in attributes {
+        let attribute = DefaultNla::new(*kind, value.to_vec());
+        let at = bytes.len();
+        bytes.resize(at + attribute.buffer_len(), 0);
+        attribute.emit(&mut bytes[at..]);
+    }
+    let length = bytes.len() as u32;
+    let mut message = NetlinkBuffer::new(&mut bytes);
+    message.set_length(length);
+    message.set_message_type(message_type);
+    message.set_flags(libc::NLM_F_REQUEST as u16);
+    bytes
+}
+
+/// Decodes a reply, as [`ask`] returns it.
+pub(super) fn decode(reply: &[u8]) -> Result<(u16, Vec<u8>)> {
+    let message = NetlinkBuffer::new_checked(reply).map_err(Error::other)?;
+    let (message_type, payload) = (message.message_type(), message.payload());
+    if i32::from(message_type) == libc::NLMSG_ERROR {
+        // Netlink negates the error number.
+        let errno = payload.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno).saturating_neg());
+        return Err(Error::from_raw_os_error(errno));
+    }
+    Ok((message_type, payload.to_vec()))
+}
