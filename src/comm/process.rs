@@ -7,16 +7,17 @@ use super::log::once::LogOnce;
 use super::log::outages::RailOutages;
 use super::log::stalls::Stalls;
 use super::log::tcp::TcpOutages;
-use super::rail::Rail;
 use super::rail::backoff::Backoff;
 use super::rail::registration::{Purpose, Registration, Registrations};
+use super::rail::{Look, Rail};
 use super::streams::context::Totals;
 use crate::config::Config;
 use crate::counters::Counting;
 use crate::error::Result;
 use crate::flow::in_flight::Bound;
+use crate::flow::pairing::{self, Route};
 use crate::verbs::HostMemory;
-use crate::wire::fields::Priority;
+use crate::wire::fields::{Priority, RailAdvert};
 use cpu_latency::CpuLatency;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -119,6 +120,26 @@ impl Process {
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
         let traffic_class = self.config.setup.traffic_class.or(traffic_class).unwrap_or(0);
         Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
+    }
+
+    /// Returns the kernel's routes from this host's rails to addresses of the connecting side that
+    /// pair more rails. `look` returns the addresses of one of this host's rails. None with
+    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP packets may not forward RoCE, and TCP works
+    /// there.
+    pub fn routes<'l>(
+        &self,
+        connector: &[RailAdvert],
+        acceptor: &[RailAdvert],
+        look: impl Fn(usize) -> &'l Look,
+    ) -> Vec<Route> {
+        if self.config.setup.ring_tcp {
+            return Vec::new();
+        }
+        let exists =
+            |route: &Route| look(route.acceptor).has_route(route.acceptor_gid, route.connector_gid) == Some(true);
+        let mut routes = pairing::possible_routes(connector, acceptor);
+        routes.retain(exists);
+        routes
     }
 
     /// Registers memory on every rail, for all connections.

@@ -132,19 +132,9 @@ impl LocalRails {
         Ok(Self { known, adverts, unknown })
     }
 
-    /// Returns the routes to the peer's addresses that pair more rails. None with
-    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP packets may not forward RoCE, and TCP works
-    /// there.
+    /// Returns the routes to the peer's addresses that pair more rails.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
-        if process.config.setup.ring_tcp {
-            return Vec::new();
-        }
-        let mut routes = pairing::possible_routes(theirs, &self.adverts);
-        routes.retain(|route| {
-            let look = &self.known[route.acceptor].look;
-            look.has_route(route.acceptor_gid, route.connector_gid) == Some(true)
-        });
-        routes
+        process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].look)
     }
 
     /// Returns the largest chunk that every rail can send as one write, in bytes.

@@ -324,8 +324,7 @@ impl Job {
     /// Returns the addresses to use with the peer's rail.
     fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(Look, Pair)> {
         let (look, ours) = self.look()?;
-        let mut routes = pairing::possible_routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours));
-        routes.retain(|route| look.has_route(route.acceptor_gid, route.connector_gid) == Some(true));
+        let routes = self.process.routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours), |_| &look);
         let pair = pairing::pair_again(theirs, &ours, &routes, answers).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Missing::Subnet { ours, theirs }
