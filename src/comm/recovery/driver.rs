@@ -82,7 +82,7 @@ pub struct Driver {
     /// Detection of requests without progress.
     stall: Stall,
     /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
-    is_owing: bool,
+    has_repeats: bool,
     /// Number of warnings so far that the connection has no rail yet.
     warnings: u32,
     /// Time of NCCL's last call for a connection that has no rail yet, on recovery's clock.
@@ -115,7 +115,7 @@ impl Driver {
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);
-        let (origin, is_owing, warnings, asked_at) = Default::default();
+        let (origin, has_repeats, warnings, asked_at) = Default::default();
         Self {
             process,
             context,
@@ -129,7 +129,7 @@ impl Driver {
             outages,
             tcp,
             stall,
-            is_owing,
+            has_repeats,
             warnings,
             asked_at,
         }
@@ -147,7 +147,7 @@ impl Driver {
 
     /// Returns true while work is in progress that needs frequent rounds.
     pub fn is_busy(&self) -> bool {
-        self.is_owing || self.recovery.is_busy()
+        self.has_repeats || self.recovery.is_busy()
     }
 
     /// Returns the next time at which this end has work even if nothing else happens.
@@ -541,7 +541,7 @@ impl Driver {
             let done = work(&mut *path, &self.context);
             (done, path.has_repeats())
         });
-        self.is_owing = done.as_ref().is_some_and(|(_, is_owing)| *is_owing);
+        self.has_repeats = done.as_ref().is_some_and(|(_, has_repeats)| *has_repeats);
         done.map(|(done, _)| done)
     }
 
