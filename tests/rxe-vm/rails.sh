@@ -70,6 +70,38 @@ bridged_rails() {
   done
 }
 
+# routed_rail: makes rail 0 with its ends in two subnets (192.168.100.0/24, 192.168.110.0/24) and a
+# router between them, the network namespace "router". `in_router COMMAND...` runs a command there.
+routed_rail() {
+  local side net
+  rails_begin
+  ip netns add router
+  in_router sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.{all,default}.rp_filter=0
+  for side in a b; do
+    net=192.168.100
+    [[ $side == a ]] || net=192.168.110
+    ip link add "e${side}0" mtu 9000 type veth peer name "r${side}0" mtu 9000 netns router
+    ip link set "e${side}0" up
+    in_router ip link set "r${side}0" up
+    in_router ip addr add "$net.254/24" dev "r${side}0"
+    # As in rail_in_order.
+    in_router sh -c "echo 1 >/sys/class/net/r${side}0/queues/rx-0/rps_cpus"
+  done
+  ip addr add 192.168.100.1/24 dev ea0
+  ip addr add 192.168.110.2/24 dev eb0
+  rail_rules 0
+  ip route add 192.168.110.2 via 192.168.100.254 dev ea0 src 192.168.100.1 table 200
+  ip route add 192.168.100.1 via 192.168.110.254 dev eb0 src 192.168.110.2 table 201
+  rail_in_order 0
+  rdma link add a0 type rxe netdev ea0
+  rdma link add b0 type rxe netdev eb0
+  rail_wait 0 ACTIVE
+}
+
+in_router() {
+  ip netns exec router "$@"
+}
+
 # rail_mac SIDE I: the hardware address of rail I's end on SIDE.
 rail_mac() {
   cat "/sys/class/net/e$1$2/address"
@@ -219,6 +251,9 @@ rails_remove() {
     ip rule del pref $((51 + 2 * i))
   done
   while ip rule del pref 5 2>/dev/null; do :; done
+  ip route flush table 200 2>/dev/null || true
+  ip route flush table 201 2>/dev/null || true
+  ip netns del router 2>/dev/null || true
   ip link del wire 2>/dev/null || true
   sysctl -qw net.ipv4.conf.{all,default}.arp_ignore=0
   ip rule add pref 0 lookup local

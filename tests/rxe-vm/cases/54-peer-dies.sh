@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # A peer that is stopped in mid-transfer (SIGSTOP) is awaited, and no rail is lost: the kernel's
-# soft-RoCE still acknowledges. A peer that is killed (SIGKILL) is reported within the limit below.
-# The command that started the ranks would end the other one as soon as the first is dead, so it is
-# stopped meanwhile.
+# soft-RoCE still acknowledges. The warning says that the peer does not answer. A peer that is killed
+# (SIGKILL) is reported within the limit below. The command that started the ranks would end the
+# other one as soon as the first is dead, so it is stopped meanwhile.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -69,7 +69,18 @@ freeze() {
   # Rails only repeat control frames that are not read.
   echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
   (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
+  unanswered "$pid" || fail "no line says that rank 1 does not answer"
   kill -CONT "$pid"
+}
+
+# unanswered PID: waits until rank 0 has written that its stopped peer, process PID, does not answer.
+unanswered() {
+  local tries
+  for ((tries = 0; tries < 600; tries++)); do
+    ! grep -E "no progress with [^ ]*:$1 for .*: the peer has not answered for" "$BED_LOGS/frozen.txt" || return 0
+    sleep 0.1
+  done
+  return 1
 }
 
 murder() {
@@ -96,7 +107,7 @@ murder() {
 rails 2 80mbit
 freeze &
 freezer=$!
-spark frozen sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 60 -w 1 -c 1 "${slow_wire[@]}"
+spark frozen sendrecv a0,a1 b0,b1 -b 2M -e 2M -n 60 -w 1 -c 1 --rank-env 0:NCCL_SPARK_STALL_WARN_S=2 "${slow_wire[@]}"
 wait "$freezer" || fail "rank 1 could not be stopped and continued in mid-transfer"
 check_table 1
 ! grep -E 'rail .* lost: ' "$output" || fail "a rail was lost because the peer's process stood still"
