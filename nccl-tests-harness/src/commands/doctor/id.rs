@@ -120,7 +120,7 @@ ids! {
     PeerNcclBuild = Note "peer-nccl-build": "the hosts have different builds of one version of NCCL";
     PeerTuner = Broken "peer-tuner": "the tuners of the hosts decide differently";
     PeerSettings = Fragile "peer-settings": "a variable that has to agree differs";
-    NoCommonSubnet = Broken "no-common-subnet": "no rail of one host shares a subnet with one of the other";
+    NoCommonSubnet = Broken "no-common-subnet": "no rail of one host shares a subnet with one of the other, or has a route to one";
     PeerPriority = Fragile "peer-priority": "the two ends of a path have different priorities or PFC";
     PeerMtu = Slow "peer-mtu": "the two ends of a path have different MTUs";
     SwitchMtu = Slow "switch-mtu": "a switch between two ports drops packets that both ports could send";

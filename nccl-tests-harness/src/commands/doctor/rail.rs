@@ -36,8 +36,8 @@ pub struct RailSheet {
 pub struct Pair {
     pub here: usize,
     pub there: usize,
-    /// True if the addresses share a subnet. Other rails are paired by their cables, which the
-    /// ports' names tell apart.
+    /// True if the addresses share a subnet. Other rails are paired by a route, or by their cables,
+    /// which the ports' names tell apart.
     pub shares_subnet: bool,
 }
 
@@ -95,17 +95,25 @@ pub fn name(rail: &Rail) -> String {
     format!("{}:{}", rail.device, rail.port)
 }
 
-/// Returns the pairs of a connection from this host to the peer.
-pub fn pairs(here: &[RailSheet], there: &[RailSheet]) -> Vec<Pair> {
+/// Returns the pairs of a connection from the peer to this host. `has_route` answers for this
+/// host's kernel: is there a route from an address of a rail, through its interface, to an address
+/// of the peer?
+pub fn pairs(
+    here: &[RailSheet],
+    there: &[RailSheet],
+    has_route: impl Fn(&RailSheet, Ipv6Addr, Ipv6Addr) -> bool,
+) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
-    let found = pairing::pair(&adverts(here), &adverts(there), &[]);
+    let (ours, theirs) = (adverts(here), adverts(there));
+    let mut routes = pairing::possible_routes(&theirs, &ours);
+    routes.retain(|route| has_route(&here[route.acceptor], route.acceptor_gid.into(), route.connector_gid.into()));
     let is_link_local = |gid: [u8; 16]| Ipv6Addr::from(gid).is_unicast_link_local();
-    found
-        .into_iter()
-        .map(|pair| Pair {
-            here: pair.connector,
-            there: pair.acceptor,
-            shares_subnet: !is_link_local(pair.connector_gid) && !is_link_local(pair.acceptor_gid),
-        })
-        .collect()
+    let pair = |pair: pairing::Pair| Pair {
+        here: pair.acceptor,
+        there: pair.connector,
+        shares_subnet: !pair.is_routed && !is_link_local(pair.connector_gid) && !is_link_local(pair.acceptor_gid),
+    };
+    let mut pairs: Vec<Pair> = pairing::pair(&theirs, &ours, &routes).into_iter().map(pair).collect();
+    pairs.sort_by_key(|pair| (pair.here, pair.there));
+    pairs
 }

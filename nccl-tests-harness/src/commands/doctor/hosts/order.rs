@@ -12,13 +12,14 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Pairs the hosts' rails by their addresses. A pair that only names suggest, because both
+    /// Pairs the hosts' rails by their addresses. Routes do not count: they say nothing of cables. A
+    /// pair that only names suggest, because both
     /// rails have link-local addresses alone, counts where there are two hosts: among three, such a
     /// rail may lead to either of the others.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
-            pairs(one, other).iter().filter(|pair| pair.shares_subnet || is_pair).count()
+            pairs(one, other, |_, _, _| false).iter().filter(|pair| pair.shares_subnet || is_pair).count()
         };
         let row =
             |at: usize| (0..hosts.len()).map(|to| if at == to { 0 } else { common(hosts[at], hosts[to]) }).collect();

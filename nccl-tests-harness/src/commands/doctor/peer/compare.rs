@@ -92,7 +92,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     let (a, b) = (&here.host, &there.host);
     if pairs.is_empty() {
         let (own, theirs) = (addresses(here), addresses(there));
-        let text = format!("no rail of {a} shares a subnet with a rail of {b}: {own}; {theirs}");
+        let text = format!("no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}");
         let cure = "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet";
         found.push(Id::NoCommonSubnet.finding(text).cured_by(cure));
         return;

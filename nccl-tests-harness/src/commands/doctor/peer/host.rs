@@ -5,13 +5,16 @@ use super::sheet::Sheet;
 use crate::commands::doctor::answer::{Answer, Seen};
 use crate::commands::doctor::look::PluginKind;
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::rail;
+use crate::commands::doctor::rail::{self, RailSheet};
 use crate::fabric::SoftRails;
 use crate::output;
 use crate::places::PluginOption;
 use anyhow::{Result, anyhow};
 use nccl_net_spark::config::Settings;
+use nccl_net_spark::interfaces::routes;
 use nccl_net_spark::rails::{Rail, Survey};
+use nix::net::if_::if_nametoindex;
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 /// Time limit for a pair of rails to carry, in seconds. It allows some attempts of the plugin, and
@@ -54,6 +57,17 @@ impl Host {
     /// Returns the sheet with the current ARP table.
     pub fn sheet_now(&self) -> Sheet {
         Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
+    }
+
+    /// Returns true if this host's kernel has a route from an address of a rail, through the rail's
+    /// interface, to an address of the peer. False with `NCCL_SPARK_RING_TCP=1`: the plugin uses no
+    /// routes then.
+    pub fn has_route(&self, rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr) -> bool {
+        let uses_tcp = self.sheet.settings.get("NCCL_SPARK_RING_TCP").is_some_and(|value| value == "1");
+        let interface = rail.netdev.as_deref().and_then(|netdev| if_nametoindex(netdev).ok());
+        // A kernel that gives no answer leaves the rail without a pair, and that is a finding.
+        let has_route = |index| routes::has_route(index, own.octets(), peer.octets()).unwrap_or(false);
+        !uses_tcp && interface.is_some_and(has_route)
     }
 
     /// Computes the payload rate of these rails together in Mb/s, from their links and ports.

@@ -56,7 +56,7 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     if there.host == host.sheet.host {
         there.host = format!("{} (the peer)", there.host);
     }
-    let pairs = pairs(&host.sheet.rails, &there.rails);
+    let pairs = pairs(&host.sheet.rails, &there.rails, |rail, own, peer| host.has_route(rail, own, peer));
     let mut found = compare::compare(&host.sheet, &there, &pairs);
     let watch = Watch::start("measurements", || pairs.len() as u64 + 1);
     let course = Course { host, there: &there, partner, program, end, watch };

@@ -12,7 +12,7 @@ use crate::commands::doctor::rail::{Pair, RailSheet, pairs};
 use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// A Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0 and 1
 /// are the functions of p0.
@@ -64,14 +64,14 @@ fn ids(found: &[Finding]) -> Vec<(Severity, &'static str)> {
 }
 
 fn compared(here: &Sheet, there: &Sheet) -> Vec<Finding> {
-    compare(here, there, &pairs(&here.rails, &there.rails))
+    compare(here, there, &pairs(&here.rails, &there.rails, |_, _, _| false))
 }
 
 #[test]
 fn two_hosts_that_are_alike_have_no_differences() {
     let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
     assert_eq!(compared(&one, &other), []);
-    assert_eq!(pairs(&one.rails, &other.rails).len(), 4);
+    assert_eq!(pairs(&one.rails, &other.rails, |_, _, _| false).len(), 4);
     // Of a triangle, each peer has one cable: the other one leads elsewhere.
     assert_eq!(compared(&one, &spark(2, [100, 101, 7, 8])), []);
 }
@@ -190,11 +190,22 @@ fn hosts_without_a_common_subnet_are_listed_with_their_subnets() {
     assert!(compared(&spark(1, SUBNETS), &none)[0].text.contains("spark-2 has no rail"));
 }
 
+#[test]
+fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
+    let (one, other) = (spark(1, SUBNETS), spark(2, [1, 2, 3, 4]));
+    let has_route = |rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr| {
+        rail.name == one.rails[1].name && own == rail.addresses[0].0 && peer == other.rails[2].addresses[0].0
+    };
+    let found = pairs(&one.rails, &other.rails, has_route);
+    assert_eq!(found, [Pair { here: 1, there: 2, shares_subnet: false }]);
+    assert!(!compare(&one, &other, &found).iter().any(|found| found.id == "no-common-subnet"));
+}
+
 /// A cable from p0 to p1 on both functions, and the other cable likewise.
 #[test]
 fn crossed_cables_pair_by_their_subnets() {
     let (one, other) = (spark(1, [100, 101, 102, 103]), spark(2, [102, 103, 100, 101]));
-    let found = pairs(&one.rails, &other.rails);
+    let found = pairs(&one.rails, &other.rails, |_, _, _| false);
     let places: Vec<(usize, usize)> = found.iter().map(|pair| (pair.here, pair.there)).collect();
     assert_eq!(places, [(0, 2), (1, 3), (2, 0), (3, 1)]);
     assert!(ids(&compared(&one, &other)).iter().all(|id| *id == (Severity::Note, "asymmetric-cabling")));
