@@ -3,7 +3,7 @@
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
-        // NCCL looks for this file name, and the name of the crate differs.
+        // NCCL looks for this file name, which differs from the crate's.
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl-net-spark.so");
         // NCCL closes its plugins. Destructors of thread-local values would then run in unmapped
         // code.

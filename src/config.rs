@@ -2,12 +2,12 @@
 //!
 //! `NCCL_IB_*` and `NCCL_SOCKET_*` have the meaning that NCCL's own transport gives them. A
 //! variable set to an empty string counts as unset. An unknown `NCCL_SPARK_*` variable is an error,
-//! so a misspelt name is noticed. A setting of an earlier version is ignored with a warning
-//! (`REMOVED`). Only this file reads the environment.
+//! to reveal misspelt names. A setting of an earlier version is ignored with a warning (`REMOVED`).
+//! Only this file reads the environment.
 //!
-//! A settings file (`file`) gives values for variables that are unset: the file that
-//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. A
-//! file is for this plugin alone, so any name in it that is not in the table is an error.
+//! A settings file (`file`) gives values for unset variables: the file that
+//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. Such
+//! a file is only for this plugin, so any name in it that is not in the table is an error.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
@@ -33,7 +33,7 @@ use value::{Parsed, Refusal, millis, number, optional, optional_text, path, seco
 pub struct SettingRow {
     /// Environment variable.
     pub name: &'static str,
-    /// Default; empty where the plugin chooses by itself.
+    /// Default; empty if the plugin chooses.
     pub default: &'static str,
     /// Meaning and allowed values.
     pub doc: &'static str,
@@ -46,10 +46,10 @@ pub fn table() -> &'static [SettingRow] {
     TABLE
 }
 
-/// All settings, parsed: a struct for each part of the plugin that reads several.
+/// All settings, parsed; one struct for each part of the plugin that reads several.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// True if the user asked NCCL for its most detailed log (`NCCL_DEBUG`).
+    /// True if `NCCL_DEBUG` asks for NCCL's most detailed log.
     pub trace: bool,
     /// Settings of rails.
     pub rails: RailConfig,
@@ -130,7 +130,7 @@ pub struct DataPathConfig {
 pub enum RelaxedOrdering {
     /// Never.
     Off,
-    /// Always; a device that refuses it is an error.
+    /// Always; fails on a device that refuses it.
     On,
     /// On devices that support it.
     #[default]
@@ -143,13 +143,13 @@ pub enum SocketFamily {
     /// IPv4 if there is one, else IPv6.
     #[default]
     Any,
-    /// IPv4 alone.
+    /// Only IPv4.
     V4,
-    /// IPv6 alone.
+    /// Only IPv6.
     V6,
 }
 
-// A row without a field is only checked: its reader is the settings themselves or another program.
+// A row without a field is only checked: `Settings` or another program reads the variable.
 macro_rules! settings {
     ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
         #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]
@@ -239,11 +239,11 @@ settings! {
 }
 
 impl Config {
-    /// Reads the process's environment and the settings files, and logs the settings from files.
+    /// Reads this process's environment and settings files, and logs the settings from files.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first setting that is unknown or malformed, with the allowed
-    /// values; [`Error::Missing`] for a settings file that cannot be read.
+    /// [`Error::Setting`] for the first unknown or malformed setting, with the allowed values;
+    /// [`Error::Missing`] for an unreadable settings file.
     pub fn from_environment() -> Result<Config> {
         let settings = Settings::of_this_process()?;
         for line in settings.from_files().into_iter().chain(settings.ignored()) {
@@ -291,20 +291,18 @@ pub struct Setting {
     pub source: Source,
 }
 
-/// All settings with their values in effect, checked.
+/// All settings in effect, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
     held: Vec<Setting>,
     files: Vec<PathBuf>,
-    /// Variables of NCCL's own transports that are set.
     ignored: Vec<&'static str>,
-    /// A warning for each removed setting that is still set.
     removed: Vec<String>,
     config: Config,
 }
 
 impl Settings {
-    /// Settings of this process.
+    /// Reads this process's settings.
     ///
     /// # Errors
     /// As [`Config::from_environment`].
@@ -315,8 +313,8 @@ impl Settings {
         Self::gather(&variables, &standard_files())
     }
 
-    /// Settings of a process with these variables. The `standard` files count unless the variables
-    /// name a file; the first file that has a setting wins.
+    /// Reads the settings of a process with these variables. The `standard` files count unless a
+    /// variable names a file; the first file with a setting wins.
     ///
     /// # Errors
     /// As [`Config::from_environment`].
@@ -358,24 +356,23 @@ impl Settings {
         Ok(Settings { held, files, ignored, removed, config })
     }
 
-    /// Every setting, in the table's order.
+    /// Returns every setting, in the table's order.
     pub fn held(&self) -> &[Setting] {
         &self.held
     }
 
-    /// The settings files that were read.
+    /// Returns the settings files that were read.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// Line about variables of NCCL's own transports that are set and that this plugin does not
-    /// read.
+    /// Returns a line about variables of NCCL's own transports that are set but not read.
     pub fn ignored(&self) -> Option<String> {
         let names = self.ignored.join(", ");
         (!names.is_empty()).then(|| format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why"))
     }
 
-    /// Line for each settings file that was read, with its settings in effect.
+    /// Returns a line for each settings file that was read, with its settings in effect.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
             let here = |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
@@ -389,18 +386,17 @@ impl Settings {
 }
 
 const OWN_PREFIX: &str = "NCCL_SPARK_";
-/// Settings of earlier versions. A variable or a file that still has one stops no job.
+/// Settings of earlier versions, which cause only a warning.
 const REMOVED: &[&str] = &[
     #[cfg(test)]
     "NCCL_SPARK_FORMER",
 ];
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
-/// For all users, as NCCL's `/etc/nccl.conf` is.
+/// As NCCL's `/etc/nccl.conf` for all users and `~/.nccl.conf` in the user's home.
 const MACHINE_FILE: &str = "/etc/nccl-spark.conf";
-/// In the user's home, as NCCL's `~/.nccl.conf` is.
 const USER_FILE: &str = ".nccl-spark.conf";
 
-/// Standard places of settings files, if no variable names one: the user's, then the machine's.
+/// Returns the settings files used if no variable names one: the user's, then the machine's.
 pub fn standard_files() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
     home.map(|home| home.join(USER_FILE)).into_iter().chain([PathBuf::from(MACHINE_FILE)]).collect()
@@ -410,13 +406,12 @@ fn is_removed(name: &str) -> bool {
     REMOVED.contains(&name)
 }
 
-/// Lines of a file that have a removed setting, in the form that errors use.
 fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
     let gone = file.lines.iter().filter(|line| is_removed(&line.name));
     gone.map(|line| file::place(&file.path, line.number, &line.name))
 }
 
-/// Finds the row of a setting; errors call the setting `shown`.
+/// Finds a setting's row. Errors call the setting `shown`.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let fault = SettingFault::Unknown { near: nearest(name) };
@@ -424,18 +419,18 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     })
 }
 
-/// The setting that was probably meant: its end (mostly a unit) is missing, or at most a fifth of
-/// its letters are missing, wrong or swapped.
+/// Returns the setting that was probably meant: `name` lacks its end (mostly a unit), or at most a
+/// fifth of its letters are missing, wrong or swapped.
 fn nearest(name: &str) -> Option<&'static str> {
     let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
-    // A file's line may be of any length, and must not take long.
+    // A file's line may be of any length, and the comparison must not take long.
     let candidates = TABLE.iter().filter(|row| row.name.len().abs_diff(name.len()) <= row.name.len() / 5);
     let distances = candidates.map(|row| (strsim::damerau_levenshtein(name, row.name), row.name));
     let close = distances.filter(|(distance, of)| *distance <= of.len() / 5).min();
     begun.map(|row| row.name).or(close.map(|(_, name)| name))
 }
 
-/// Checks every line of a file against the table, including lines that the environment overrides.
+/// Checks every line of a file, including lines that the environment overrides.
 fn check(file: &SettingsFile) -> Result<()> {
     for line in file.lines.iter().filter(|line| !is_removed(&line.name)) {
         let told = file::place(&file.path, line.number, &line.name);
@@ -451,7 +446,6 @@ fn check(file: &SettingsFile) -> Result<()> {
 }
 
 impl SettingRow {
-    /// Parses a value into its field of `config`. Errors call the setting `shown`.
     fn parse(&self, config: &mut Config, value: &str, shown: &str) -> Result<()> {
         (self.set)(config, value).map_err(|Refusal(reason)| {
             let fault = SettingFault::Value { reason, allowed: self.allowed };
@@ -460,7 +454,7 @@ impl SettingRow {
     }
 }
 
-/// NCCL's own default of its classes is -1 (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
+/// NCCL's own default is -1 (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
 fn unless_minus_one<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
     if value == "-1" { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
 }

@@ -1,14 +1,13 @@
-//! The network interfaces in this process's network namespace. Only this file queries the system
-//! for them, and it determines which interface has the address of a GID. `routes` asks for routes,
-//! by `netlink`.
+//! Network interfaces in this process's network namespace, and the interface that has a GID's
+//! address. Only this file queries the system for interfaces; `routes` queries routes, by
+//! `netlink`.
 //!
-//! A port's GID table always contains the link-local address derived from its interface's MAC, even
-//! if the interface does not have that address (`ib_cache_gid_set_default_gid` in Linux'
-//! `drivers/infiniband/core/cache.c`). The interface has another link-local address under
-//! NetworkManager's stable-privacy, and none with IPv6 off or netplan's `link-local: []`. Neighbour
-//! solicitations for such an address get no answer. Connecting a queue pair to it takes the kernel
-//! a second (`ETIMEDOUT`) or fails immediately (`ENETUNREACH`). [`holder`] detects such GIDs, for
-//! the survey at init and for each connection.
+//! A port's GID table always has the link-local address of its interface's MAC, even if the
+//! interface does not (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`).
+//! With NetworkManager's stable-privacy the interface has another link-local address; with IPv6 off
+//! or netplan's `link-local: []` it has none. Neighbour solicitations for such an address get no
+//! answer, and connecting a QP to it fails after a second (`ETIMEDOUT`) or immediately
+//! (`ENETUNREACH`). [`holder`] detects such GIDs, for the survey at init and for each connection.
 
 pub mod netlink;
 pub mod routes;
@@ -42,7 +41,7 @@ pub struct Interface {
 pub struct InterfaceAddress {
     /// The address, with port 0 and, for IPv6, its scope.
     pub address: SocketAddr,
-    /// Length of the subnet prefix, in the address's own bits.
+    /// Length of the subnet prefix, in bits of the address's own family.
     pub prefix: Option<u8>,
 }
 
@@ -66,8 +65,7 @@ pub fn all() -> Result<Vec<Interface>> {
             });
             found.len() - 1
         });
-        // Each interface has one entry with its link-layer address, and this entry also has the
-        // index (`packet(7)`).
+        // The entry with the interface's link-layer address also has the index (`packet(7)`).
         if let Some(link) = entry.address.as_ref().and_then(SockaddrStorage::as_link_addr) {
             found[at].index = u32::try_from(link.ifindex()).unwrap_or(0);
         }
@@ -90,8 +88,7 @@ pub struct TableEntry<'a> {
     pub index: u16,
     /// The GID.
     pub gid: [u8; 16],
-    /// Index of the entry's network interface in that interface's namespace, which may differ from
-    /// this process's; 0 for none.
+    /// Index of the network interface in its own namespace, maybe not this process's; 0 for none.
     pub ifindex: u32,
 }
 
@@ -102,14 +99,12 @@ pub enum Holder<'i> {
     Found {
         /// The interface.
         interface: &'i Interface,
-        /// Length of the subnet prefix in the address's own bits, if the system reports it.
+        /// Length of the subnet prefix in bits of the address's own family, if reported.
         prefix: Option<u8>,
     },
-    /// No interface that this process sees. The GID's interface is in another namespace and may
-    /// have the address.
+    /// No visible interface. The GID's interface, in another namespace, may have the address.
     Unseen,
-    /// No interface. The GID's interface is the given one, in this namespace, and does not have the
-    /// address. Only for link-local GIDs.
+    /// The GID's interface, in this namespace, does not have the address. Only for link-local GIDs.
     Nobody(&'i Interface),
 }
 
@@ -125,34 +120,31 @@ pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interfac
     if let Some(own) = own {
         return found(own).unwrap_or(Holder::Nobody(own));
     }
-    // The index alone is not enough: it belongs to the interface's namespace, and another interface
-    // may have it in this one.
+    // An index is of one namespace: here, another interface may have it.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
     by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Unseen)
 }
 
-/// Returns the name of the network interface that the kernel reports for an entry of a port's GID
-/// table.
+/// Returns the kernel's name of the network interface for an entry of a port's GID table.
 pub fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Option<String> {
     let file = format!("class/infiniband/{device}/ports/{port}/gid_attrs/ndevs/{gid_index}");
     let name = std::fs::read_to_string(sysfs.join(file)).ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Returns true for a Wi-Fi interface. In sysfs, cfg80211 adds a directory named after its radio,
-/// and the older wireless extensions add one too (`net/wireless/core.c` and `net/core/net-sysfs.c`
-/// in Linux).
+/// Returns true for a Wi-Fi interface. cfg80211 or the older wireless extensions add an entry to
+/// its sysfs directory (`net/wireless/core.c` and `net/core/net-sysfs.c` in Linux).
 pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
     let folder = sysfs.join("class/net").join(interface);
     ["phy80211", "wireless"].iter().any(|entry| folder.join(entry).exists())
 }
 
-/// Command that makes each interface of a host answer ARP requests only for its own addresses, and
-/// send requests from them (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl` documentation).
+/// Command that makes a host's interfaces answer ARP only for their own addresses, and send
+/// requests from them (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl` documentation).
 pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 
-/// Returns the interface of a GID if it is in this namespace. Both name and index must match,
-/// because another interface may have either of them here.
+/// Returns a GID's interface if it is in this namespace. Both name and index must match, because
+/// another interface here may have either.
 fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Option<&'i Interface> {
     let by_index = interfaces.iter().find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
     let name = gid_netdev(sysfs, entry.device, entry.port, entry.index)?;

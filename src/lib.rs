@@ -1,40 +1,28 @@
 //! NCCL network plugin for DGX Spark: all RoCE rails of a host as one device, over libibverbs.
 //!
 //! NCCL loads the library, looks up `ncclNetPlugin_v8` .. `_v12` and `ncclTunerPlugin_v4` .. `_v7`,
-//! and calls the functions in these tables. This page is the overview. ARCHITECTURE.md has the
-//! rules, the life of a message, and the decisions with their reasons. [`flow::recovery`] describes
-//! the life of a lost rail.
+//! and calls the functions in these tables. ARCHITECTURE.md has the rules, the life of a message,
+//! and the decisions with their reasons. [`flow::recovery`] describes the life of a lost rail.
 //!
-//! # The C boundary to NCCL: [`abi`]
-//! One table of functions for each version of NCCL's interface, all backed by one set of functions.
-//! Every pointer from NCCL is converted in one file, and no panic leaves the library.
-//!
-//! # The process: [`plugin`], [`config`]
-//! The first `init` reads the settings, opens the devices and the rails; later calls are only
-//! counted. The properties that NCCL sees are determined here.
-//!
-//! # The host: [`rails`], [`interfaces`]
-//! Selects the ports that become rails, and determines which of them share a PCIe link or a cable,
-//! and their combined bandwidth. Plain data in, plain data out.
-//!
-//! # Connections: [`comm`]
-//! Set-up over TCP, the data path (`isend`, `irecv`, `test`), and the service thread, which watches
-//! lost rails. Combines [`flow`], [`wire`] and [`verbs`].
-//!
-//! # State: [`flow`], [`wire`]
-//! Decisions and encodings without I/O, clock, lock or `unsafe`. [`flow`] decides which receives
-//! are granted, which sends run, which bytes each rail carries, and tracks each rail of a
-//! connection from loss to return. [`wire`] encodes and checks all data exchanged with a peer.
-//!
-//! # For external readers: [`counters`]
-//! The work of each rail of each connection, in memory that other processes may read.
-//!
-//! # The C boundary to libibverbs: [`verbs`]
-//! libibverbs, loaded at run time, behind types that enforce its rules of lifetimes and threads.
-//!
-//! # The tuner: [`tuner`]
-//! Chooses the algorithm, protocol and channels of NCCL's collectives from a table. Has no I/O
-//! either.
+//! - [`abi`]: the C boundary to NCCL. One table of functions for each version of NCCL's interface,
+//!   all backed by one set of functions. One file converts every pointer from NCCL, and no panic
+//!   leaves the library.
+//! - [`plugin`], [`config`]: the process. The first `init` reads the settings and opens the devices
+//!   and rails; later calls are only counted. `plugin` determines the properties that NCCL sees.
+//! - [`rails`], [`interfaces`]: the host. They select the ports that become rails, and determine
+//!   which of them share a PCIe link or a cable, and their combined bandwidth. Plain data in, plain
+//!   data out.
+//! - [`comm`]: connections. Set-up over TCP, the data path (`isend`, `irecv`, `test`), and the
+//!   service thread, which watches lost rails. Combines [`flow`], [`wire`] and [`verbs`].
+//! - [`flow`], [`wire`]: state, without I/O, clock, lock or `unsafe`. [`flow`] decides which
+//!   receives are granted, which sends run, which bytes each rail carries, and tracks each rail of
+//!   a connection from loss to return. [`wire`] encodes and checks all data exchanged with a peer.
+//! - [`counters`]: the work of each rail of each connection, in memory that other processes may
+//!   read.
+//! - [`verbs`]: libibverbs, loaded at run time, behind types that enforce its rules of lifetimes
+//!   and threads.
+//! - [`tuner`]: chooses the algorithm, protocol and channels of NCCL's collectives from a table,
+//!   without I/O.
 
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 

@@ -1,5 +1,4 @@
-//! State of the process: the settings, the verbs library, the merged device, and the count of
-//! inits.
+//! State of the process: settings, verbs library, merged device, and the count of inits.
 
 use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
@@ -27,17 +26,16 @@ use std::time::{Duration, Instant};
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
 
-/// The device's name. It must not be the name of an RDMA device: NCCL's topology code looks devices
-/// up by name and would take this one for one of its rails.
+/// The device's name. NCCL's topology code looks devices up by name: with the name of an RDMA
+/// device, NCCL would take this device for one of its rails.
 const DEVICE_NAME: &CStr = c"spark-rails";
 
-/// NCCL's description of the merged device, as far as it depends on the machine. The ABI fills in
-/// the rest.
+/// NCCL's machine-dependent description of the merged device. The ABI fills in the rest.
 #[derive(Debug, Clone)]
 pub struct DeviceProperties {
     /// The device's name.
     pub name: &'static CStr,
-    /// Identity that stays the same across starts of this machine.
+    /// Identity of this machine, the same at every start.
     pub guid: u64,
     /// Combined payload bandwidth of the merged rails, in Mb/s.
     pub speed_mbps: i32,
@@ -65,8 +63,8 @@ static TRACE: AtomicBool = AtomicBool::new(false);
 static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators::new());
 
 /// Starts the network on the first call. After one success it never fails, because NCCL would then
-/// disable the network on one rank only. Since v11 NCCL passes the id of the communicator.
-/// `nccl_version` determines the version of NCCL.
+/// disable the network on one rank only. `comm_id` is the communicator's id, which NCCL passes
+/// since v11. `nccl_version` returns NCCL's version.
 ///
 /// # Errors
 /// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
@@ -81,8 +79,8 @@ pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>)
     Ok(())
 }
 
-/// Returns the tuner of a communicator. `comm_id` is the id passed to [`init`]. NCCL up to 2.27 has
-/// no ids; any communicator then counts as using this network once it was started.
+/// Returns the tuner of the communicator whose id was passed to [`init`]. NCCL up to 2.27 has no
+/// ids; then every communicator counts as using this network once `init` has succeeded.
 pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
         return Tuner::Inert { reason: "this network is not initialised".to_owned() };
@@ -142,8 +140,7 @@ pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<
     device(dev)?.host.connect(handle, traffic_class)
 }
 
-/// Returns true if the user asked NCCL for its most detailed log. Valid once `init` has read the
-/// settings.
+/// Returns true if the user asked NCCL for its most detailed log. Valid after `init`.
 pub fn wants_trace() -> bool {
     TRACE.load(Ordering::Relaxed)
 }
@@ -174,7 +171,6 @@ fn device(dev: i32) -> Result<&'static Plugin> {
     }
 }
 
-/// Ports, each with the open device that it belongs to.
 type Ports = Vec<(PortFacts, Arc<Context>)>;
 
 impl Plugin {
@@ -210,7 +206,7 @@ impl Plugin {
     }
 }
 
-/// Logs the priorities of the rails' ports. The interfaces of the software fabric have none.
+/// Logs the priorities of the rails' ports. The software fabric's interfaces have none.
 fn report_qos(survey: &Survey, process: &Process) {
     if process.config.rails.sysfs != Path::new("/sys") {
         return;
@@ -229,8 +225,7 @@ fn report_qos(survey: &Survey, process: &Process) {
     }
 }
 
-/// Opens this host's rails as the settings require. `init` does so once for the process, tests
-/// repeatedly.
+/// Opens this host's rails as the settings require. `init` does so once, tests repeatedly.
 ///
 /// # Errors
 /// As [`init`].
@@ -262,8 +257,7 @@ pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
     Ok(query_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
 }
 
-/// Attempts to survey and open the rails. A device may be removed between the survey and its use,
-/// and then everything is surveyed again.
+/// Number of attempts to survey and open the rails. A device may be removed between the two.
 const SURVEYS: usize = 3;
 
 fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
@@ -282,8 +276,8 @@ fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
 const LINK_POLL: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
-/// Waits while no port can be a rail and all of them lack only a link, because cables may be
-/// plugged in and peers may boot after a job has started. Returns without an error after `limit`.
+/// Waits while no port can be a rail and all of them lack only a link: cables may be plugged in and
+/// peers may boot after the job has started. Returns without an error after `limit`.
 fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
@@ -296,7 +290,7 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
         if has_others || down.is_empty() {
             return Ok(());
         }
-        // One start time for the process: NCCL may call `init` again after a failure, from several
+        // One start time for the process: after a failure NCCL may call `init` from several
         // threads.
         let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
         if waited >= limit {
@@ -316,7 +310,6 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
     }
 }
 
-/// Surveys this host and opens its rails.
 fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     let (survey, ports) = survey_ports(config)?;
     for refused in &survey.refused {
@@ -336,8 +329,8 @@ fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
     Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
 }
 
-/// Opens every device that this process may open and queries its ports. Logs the reasons for
-/// devices and ports that are left out.
+/// Opens every device that this process may open and queries its ports. Logs why devices and ports
+/// are left out.
 fn query_verbs(verbs_library: &str) -> Result<Ports> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();

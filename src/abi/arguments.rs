@@ -1,5 +1,4 @@
-//! Checks and conversions for the arguments of data-path calls, shared by rail and TCP stream
-//! connections.
+//! Argument checks and conversions of data-path calls, for comms over rails and over TCP streams.
 
 use super::handles;
 use super::types::MAX_RECVS;
@@ -9,7 +8,6 @@ use std::ffi::{c_int, c_void};
 
 /// A length argument: `int` in v8, `size_t` since v9.
 pub(super) trait Length: Copy {
-    /// Returns the length in bytes. A negative length is an error.
     fn bytes(self) -> Quick<usize>;
 }
 
@@ -44,7 +42,7 @@ fn negative(size: c_int) -> Box<Error> {
     Box::new(Argument::NegativeSize(size).into())
 }
 
-/// Parts of a grouped receive, as NCCL passes them: arrays of `n` elements.
+/// Parts of a grouped receive, as NCCL passes them: each array has `n` elements.
 pub(super) struct Parts<L> {
     pub n: c_int,
     pub data: *mut *mut c_void,
@@ -93,8 +91,6 @@ pub(super) unsafe fn part<'a, L: Length>(
 type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
 
 impl<L> Parts<L> {
-    /// Returns the first `count` parts.
-    ///
     /// # Safety
     /// The arrays are NULL or have `count` elements that are not written during `'a`.
     #[inline(always)]
@@ -125,10 +121,10 @@ fn not_a_group(n: c_int) -> Box<Error> {
     Box::new(Argument::Buffers { count: n, most: MAX_RECVS }.into())
 }
 
-/// Writes the size of one part of a finished request, if NCCL passed a place for sizes.
+/// Writes the size of one part of a finished request, if NCCL passed an array for sizes.
 ///
 /// # Safety
-/// `sizes` is NULL or may be written, one element for a send and one for each part of a receive.
+/// `sizes` is NULL or writable: one element for a send, one for each part of a receive.
 #[inline(always)]
 pub(super) unsafe fn tell_size(sizes: *mut c_int, part: usize, bytes: u64) {
     if !sizes.is_null() {

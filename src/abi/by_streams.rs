@@ -1,8 +1,6 @@
-//! Variants of the functions in `calls` for connections over TCP streams, kept apart so that
-//! connections over rails pay nothing for them.
-//!
-//! A function in `calls` forwards here, with unchanged arguments, when the comm is not a rail comm.
-//! A comm that is not a stream comm either is refused here.
+//! Variants of the functions in `calls` for connections over TCP streams. A function in `calls`
+//! forwards here if the comm is not a rail comm, so rail connections pay nothing for streams. A
+//! comm that is not a stream comm either is refused here.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, tell_size};
 use super::guard::{Health, Scope};
@@ -12,7 +10,7 @@ use crate::error::{Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// A send or receive comm of either kind, for infrequent calls.
+/// A send or receive comm over rails or streams, for infrequent calls.
 pub(super) enum AnyTransfer<'a> {
     Rails(Transfer<'a>),
     Send(&'a CommHandle<StreamSendComm>),
@@ -20,11 +18,7 @@ pub(super) enum AnyTransfer<'a> {
 }
 
 impl<'a> AnyTransfer<'a> {
-    /// Returns the send or receive comm behind one of NCCL's pointers and enters it into the call's
-    /// scope.
-    ///
-    /// # Errors
-    /// As [`CommHandle::enter`].
+    /// As [`CommHandle::enter`], with the same errors, for send and receive comms of either kind.
     ///
     /// # Safety
     /// As [`CommHandle::enter`].
@@ -35,10 +29,7 @@ impl<'a> AnyTransfer<'a> {
         Ok(transfer)
     }
 
-    /// Like [`Transfer::from_raw`], for comms of either kind.
-    ///
-    /// # Errors
-    /// As [`Transfer::from_raw`].
+    /// As [`Transfer::from_raw`], with the same errors, for comms of either kind.
     ///
     /// # Safety
     /// As [`Transfer::from_raw`].
@@ -63,10 +54,6 @@ impl<'a> AnyTransfer<'a> {
         }
     }
 
-    /// Registers memory with the comm.
-    ///
-    /// # Errors
-    /// As the comm's `register`.
     pub(super) fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         match self {
             Self::Rails(Transfer::Send(send)) => send.comm().register(memory),
@@ -77,8 +64,6 @@ impl<'a> AnyTransfer<'a> {
     }
 }
 
-/// The stream variant of `calls::isend_of`.
-///
 /// # Safety
 /// As `calls::isend_of`.
 #[cold]
@@ -103,8 +88,6 @@ pub(super) unsafe fn isend(
     Ok(())
 }
 
-/// The stream variant of `calls::irecv_of`.
-///
 /// # Safety
 /// As `calls::irecv_of`.
 #[cold]
@@ -127,8 +110,6 @@ pub(super) unsafe fn irecv<L: Length>(
     Ok(())
 }
 
-/// The stream variant of `calls::test`.
-///
 /// # Safety
 /// As `calls::test`.
 #[cold]

@@ -1,6 +1,4 @@
-//! The functions behind NCCL's tables, one set for all versions. `net_tables` adapts arguments that
-//! differ between versions.
-//!
+//! The functions behind NCCL's tables, shared by all versions; `net_tables` adapts the arguments.
 //! Each function clears its output arguments, enters the call's scope, checks every pointer, and
 //! calls its safe counterpart in `plugin` or `comm`.
 
@@ -21,7 +19,7 @@ use std::ptr;
 /// Starts the plugin (v8 to v10).
 ///
 /// # Safety
-/// `log` may be called from any thread as NCCL's logger, until the process ends.
+/// Any thread may call `log` as NCCL's logger until the process ends.
 pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
@@ -32,7 +30,7 @@ pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
 /// Starts the plugin for one communicator (since v11).
 ///
 /// # Safety
-/// As [`init`]; `context` is NULL or may be written, `config` is NULL or may be read.
+/// As [`init`]; `context` is NULL or writable, `config` is NULL or readable.
 pub(super) unsafe extern "C" fn init_context(
     context: *mut *mut c_void,
     comm_id: u64,
@@ -59,14 +57,13 @@ fn start(log: Option<DebugLogger>, comm_id: Option<u64>) -> Result<()> {
 }
 
 /// # Safety
-/// `config` is NULL or may be read.
+/// `config` is NULL or readable.
 unsafe fn class_in(config: *const CommConfig) -> c_int {
     // SAFETY: guaranteed by the caller.
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
 
-/// Undoes one call of `init`, successful or not. `context` is ignored: it may be NULL or another
-/// communicator's.
+/// Undoes one call of `init`, successful or not. `context` may be NULL or another communicator's.
 pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
     guard::call("finalize", |scope| {
         scope.enter()?;
@@ -76,7 +73,7 @@ pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
 }
 
 /// # Safety
-/// `ndev` is NULL or may be written.
+/// `ndev` is NULL or writable.
 pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     guard::call("devices", |scope| {
         // SAFETY: guaranteed by the caller.
@@ -87,10 +84,8 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     })
 }
 
-/// Describes a device in the layout of the version that declares `P`.
-///
 /// # Safety
-/// `properties` is NULL or may be written.
+/// `properties` is NULL or writable.
 pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, properties: *mut P) -> NcclResult {
     guard::call("getProperties", |scope| {
         // SAFETY: guaranteed by the caller.
@@ -102,7 +97,7 @@ pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, propert
 }
 
 /// # Safety
-/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `listen_comm` is NULL or may be written.
+/// `handle` is NULL or has [`HANDLE_BYTES`] bytes; `listen_comm` is NULL or writable.
 pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
     guard::call("listen", |scope| {
         // SAFETY: guaranteed by the caller.
@@ -117,19 +112,18 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
     })
 }
 
-/// Source of a connection's traffic class.
 pub(super) enum Class {
-    /// None: v8 and v9 cannot pass one.
+    /// v8 and v9 cannot pass a class.
     Unchosen,
-    /// A configuration, which may be NULL (v10).
+    /// May be NULL (v10).
     Config(*const CommConfig),
-    /// The communicator's context, which may be NULL (since v11).
+    /// The communicator's context; may be NULL (since v11).
     Context(*mut c_void),
 }
 
 /// # Safety
-/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or may be written, a
-/// [`Class::Config`] may be read.
+/// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or writable, a
+/// [`Class::Config`] is NULL or readable.
 pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send_comm: *mut *mut c_void) -> NcclResult {
     guard::call("connect", |scope| {
         // SAFETY: guaranteed by the caller.
@@ -151,7 +145,7 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send
 }
 
 /// # Safety
-/// `listen_comm` is NULL or an open comm, `recv_comm` is NULL or may be written.
+/// `listen_comm` is NULL or an open comm; `recv_comm` is NULL or writable.
 pub(super) unsafe extern "C" fn accept(
     listen_comm: *mut c_void,
     recv_comm: *mut *mut c_void,
@@ -170,8 +164,7 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 /// # Safety
-/// `comm` is NULL or an open comm, `mhandle` is NULL or may be written; the memory stays mapped
-/// until it is deregistered.
+/// `comm` is NULL or open, `mhandle` is NULL or writable; the memory stays mapped until `deregMr`.
 pub(super) unsafe extern "C" fn reg_mr(
     comm: *mut c_void,
     data: *mut c_void,
@@ -188,7 +181,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         if data.is_null() || data.addr().checked_add(size).is_none() {
             return Err(Box::new(Argument::Data { addr: data.addr(), bytes: size }.into()));
         }
-        // SAFETY: NCCL keeps what it registers mapped until `deregMr`.
+        // SAFETY: NCCL keeps registered memory mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
         mhandle.set(handles::memory_into_raw(transfer.register(memory)?));
         Ok(())
@@ -203,19 +196,16 @@ fn host_pointer(kind: c_int) -> Result<()> {
     }
 }
 
-/// Deregisters memory. `mhandle` may be NULL, as for `free()`: NCCL passes that after a failed
-/// registration.
+/// Deregisters memory. NCCL passes a NULL `mhandle` after a failed registration.
 ///
 /// # Safety
-/// `comm` is NULL or an open comm, `mhandle` is NULL or came from [`reg_mr`] and was not given
-/// back.
+/// `comm` is NULL or open; `mhandle` is NULL, or came from [`reg_mr`] and was not given back.
 pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
     guard::call("deregMr", |scope| {
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
         let transfer = unsafe { AnyTransfer::from_raw(comm, "comm") }?;
-        // A broken comm leaks together with its registrations. NCCL deregisters before it closes,
-        // so this succeeds.
+        // A broken comm leaks its registrations. NCCL deregisters before it closes: report success.
         if transfer.health().is_broken() {
             return Ok(());
         }
@@ -228,7 +218,7 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
     })
 }
 
-/// `isend` as declared since v10. NCCL's profiler handle is ignored.
+/// `isend` as declared since v10; ignores the profiler handle.
 ///
 /// # Safety
 /// As [`isend_of`].
@@ -245,12 +235,11 @@ pub(super) unsafe extern "C" fn isend(
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Starts a send. Each caller passes its own type of length, so the function is inlined there,
-/// together with the guard.
+/// Starts a send. Inlined with the guard into each caller, because each has its own type of length.
 ///
 /// # Safety
-/// `send_comm` is NULL or an open comm, `mhandle` is NULL or registered with it, `request` is NULL
-/// or may be written; the data does not change until the request is complete.
+/// `send_comm` is NULL or open, `mhandle` is NULL or registered with it, `request` is NULL or
+/// writable; the data does not change until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn isend_of<L: Length>(
     send_comm: *mut c_void,
@@ -281,21 +270,18 @@ pub(super) unsafe fn isend_of<L: Length>(
     })
 }
 
-/// Says if NCCL can mark a receive as optional, that is, as one whose completion it does not need.
+/// NCCL marks a receive as optional if it does not need the receive's completion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Optional {
-    /// The receive is never optional. `*request` is undefined on entry and may be uninitialised
-    /// (v8).
+    /// Never optional. `*request` may be uninitialised on entry (v8).
     Never,
-    /// The receive is optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry.
+    /// Optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry.
     IfAsked,
 }
 
 impl Optional {
-    /// Returns true if NCCL marked this receive as optional.
-    ///
     /// # Safety
-    /// With [`Optional::IfAsked`] `request` is NULL or initialised; otherwise it is not read.
+    /// With [`Optional::IfAsked`], `request` is NULL or initialised; otherwise it is not read.
     #[inline(always)]
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
         // SAFETY: guaranteed by the caller.
@@ -304,7 +290,7 @@ impl Optional {
     }
 }
 
-/// `irecv` as declared since v10. NCCL's profiler handles are ignored.
+/// `irecv` as declared since v10; ignores the profiler handles.
 ///
 /// # Safety
 /// As [`irecv_of`].
@@ -325,9 +311,9 @@ pub(super) unsafe extern "C" fn irecv(
 /// Starts a receive. Inlined like [`isend_of`].
 ///
 /// # Safety
-/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written and, unless `optional`
-/// is [`Optional::Never`], read; the arrays are NULL or have `n` elements, each mhandle is NULL or
-/// registered with the comm; the buffers are not used by others until the request is complete.
+/// `recv_comm` is NULL or open; `request` is NULL or writable and, unless `optional` is
+/// [`Optional::Never`], readable. The arrays are NULL or have `n` elements; each mhandle is NULL or
+/// registered with the comm. Nothing else uses the buffers until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
@@ -369,11 +355,10 @@ pub(super) unsafe fn irecv_of<L: Length>(
     })
 }
 
-/// Does nothing and succeeds: received data is in host memory and visible once its request is
-/// complete.
+/// Does nothing: received data is in host memory, and visible once its request is complete.
 ///
 /// # Safety
-/// `recv_comm` is NULL or an open comm, `request` is NULL or may be written.
+/// `recv_comm` is NULL or open, `request` is NULL or writable.
 pub(super) unsafe extern "C" fn iflush(
     recv_comm: *mut c_void,
     n: c_int,
@@ -383,8 +368,7 @@ pub(super) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard::call("iflush", |scope| {
-        // SAFETY: guaranteed by the caller. A NULL request tells NCCL that there is nothing to wait
-        // for.
+        // SAFETY: guaranteed by the caller. A NULL request tells NCCL not to wait.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
         unsafe { AnyTransfer::enter(recv_comm, "recvComm", scope) }?;
@@ -393,9 +377,8 @@ pub(super) unsafe extern "C" fn iflush(
 }
 
 /// # Safety
-/// `request` is NULL or came from `isend` or `irecv` and its comm is open; `done` is NULL or may be
-/// written; `sizes` is NULL or may be written, one element for a send and one for each part of a
-/// receive.
+/// `request` is NULL or came from `isend` or `irecv` of an open comm. `done` is NULL or writable.
+/// `sizes` is NULL or writable: one element for a send, one for each part of a receive.
 pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
     guard::call("test", |scope| {
         // SAFETY: guaranteed by the caller.

@@ -1,6 +1,5 @@
-//! The guard around every exported function. No panic crosses into NCCL, every error is logged once
-//! and becomes one of NCCL's result codes, and calls in a forked child are refused before they
-//! touch any state.
+//! The guard around every exported function: no panic crosses into NCCL, each error is logged once
+//! and becomes an NCCL result code, and a forked child's calls are refused before they touch state.
 
 use super::logger;
 use super::types::NcclResult;
@@ -11,15 +10,13 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs the body of the exported function `name` and returns its outcome as NCCL's result code.
-///
-/// An error is logged as one warning. A panic is logged too, returns ncclInternalError, and breaks
-/// the comm that the body had entered; other comms keep working.
+/// Runs the body of the exported function `name`. Logs an error as one warning. Logs a panic,
+/// returns ncclInternalError, and breaks the comm that the body had entered, but no other comm.
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
-    // Unwind safe: a comm that a panic left half-changed is never entered again, neither by a call
-    // nor by the service thread (`comm/datapath/try_cell.rs`).
+    // Unwind safe: neither a call nor the service thread (`comm/datapath/try_cell.rs`) enters a
+    // comm again that a panic left half-changed.
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
         Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(error)) => refused(name, &error),
@@ -27,8 +24,8 @@ pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quic
     }
 }
 
-/// One call in progress. A body clears its output arguments first. It then calls [`Scope::enter`]
-/// or [`Scope::enter_comm`] before it touches any other state.
+/// One call in progress. A body clears its output arguments, then calls [`Scope::enter`] or
+/// [`Scope::enter_comm`] before it touches any other state.
 pub(super) struct Scope<'a> {
     health: Cell<Option<&'a Health>>,
 }
@@ -46,7 +43,7 @@ impl<'a> Scope<'a> {
     /// Admits a call on the comm with this health. A later panic in the call breaks that comm.
     ///
     /// # Errors
-    /// [`Error::Missing`] in a forked child, [`Error::Internal`] where the comm is broken.
+    /// [`Error::Missing`] in a forked child, [`Error::Internal`] if the comm is broken.
     #[inline(always)]
     pub(super) fn enter_comm(&self, health: &'a Health) -> Quick<()> {
         self.enter()?;
@@ -58,7 +55,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Records if a panic has interrupted a call on a comm.
+/// Broken once a panic has interrupted a call on the comm.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     broken: AtomicBool,
@@ -90,8 +87,7 @@ fn out_of_use() -> Box<Error> {
 fn refused(name: &'static str, error: &Error) -> NcclResult {
     // Formatting and logging an error may panic too.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // In a forked child, NCCL's logger may be locked by a thread that exists only in the
-        // parent.
+        // After a fork, NCCL's logger may stay locked by a thread that exists only in the parent.
         if plugin::forked() { logger::warn_once_after_fork(name, error) } else { tracing::warn!("{name}: {error}") }
     }));
     NcclResult::from(error)
@@ -117,7 +113,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
     }
     let fault = Internal::Panic(panic_text(&*payload).to_owned()).into();
     let result = refused(name, &fault);
-    // The payload's destructor is unknown code, which could panic again outside the guard.
+    // The payload's destructor is unknown code, which could panic outside the guard.
     std::mem::forget(payload);
     result
 }

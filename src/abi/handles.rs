@@ -8,13 +8,13 @@
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
 //! | ctx | an entry of a constant table | [`context_for`] | never |
 //!
-//! Send and receive comms exist in two kinds, over rails and over TCP streams, with different
-//! marks. A call checks for the rail kind, as it must in any case, and forwards everything else to
-//! `by_streams`. So the rail path pays nothing for streams.
+//! Send and receive comms over rails have other marks than those over TCP streams. A call checks
+//! for the rail mark, as it must anyway, and forwards the rest to `by_streams`, so rails pay
+//! nothing for streams.
 //!
-//! Comms and requests begin with a mark that identifies their type, so a pointer of the wrong type
-//! is refused with a clear error. A pointer that the plugin never returned, or that was freed,
-//! cannot be recognised. NCCL must not pass one.
+//! Comms and requests begin with a mark of their type, so a pointer of the wrong type is refused
+//! with a clear error. A pointer that the plugin never returned, or that was freed, cannot be
+//! recognised. NCCL must not pass one.
 
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
@@ -31,24 +31,18 @@ use std::sync::Arc;
 pub(super) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
-    /// Accepts a place without writing to it.
-    ///
     /// # Errors
-    /// [`Error::Argument`] names a NULL.
+    /// [`Error::Argument`] if NULL.
     ///
     /// # Safety
-    /// `place` is NULL or may be written until the call that it came with returns, and the result
-    /// does not outlive that.
+    /// `place` is NULL, or stays writable until NCCL's call returns, and the result is dropped by
+    /// then.
     #[inline(always)]
     pub(super) unsafe fn new(place: *mut T, name: &'static str) -> Quick<Self> {
         non_null(place, name).map(Self)
     }
 
-    /// Accepts a place and writes `empty` to it, so that it holds a defined value if the call
-    /// fails.
-    ///
-    /// # Errors
-    /// As [`Out::new`].
+    /// Writes `empty`, so that the place is defined even if the call fails. Errors as [`Out::new`].
     ///
     /// # Safety
     /// As [`Out::new`].
@@ -62,13 +56,12 @@ impl<T> Out<T> {
 
     #[inline(always)]
     pub(super) fn set(&self, value: T) {
-        // SAFETY: the constructors' contract says that the place may be written while `self`
-        // exists.
+        // SAFETY: by the constructors' contract, the place is writable while `self` exists.
         unsafe { self.0.write(value) }
     }
 }
 
-/// First word of a comm, request or tuner context. It identifies the object's type.
+/// First word of a comm, request or tuner context; identifies the object's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Mark(u64);
@@ -82,17 +75,12 @@ const STREAM_SEND: Mark = Mark(u64::from_be_bytes(*b"SpkStrSd"));
 const STREAM_RECV: Mark = Mark(u64::from_be_bytes(*b"SpkStrRv"));
 const STREAM_SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
 const STREAM_RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
-/// The mark of a tuner context (`tuner_handles`).
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
-/// A comm as defined by NCCL, which may register memory with it on one thread while another thread
-/// sends on it.
+/// A comm. NCCL may register memory with it on one thread while another thread sends on it.
 pub(super) trait Comm: Send + Sync + Sized {
-    /// Mark of the comm's [`CommHandle`].
     const MARK: Mark;
-    /// Mark of the comm's requests.
     const REQUEST_MARK: Mark;
-    /// Number of requests; their numbers start at 0.
     const REQUESTS: usize;
 }
 
@@ -140,18 +128,16 @@ pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
     }
 }
 
-/// A comm as NCCL holds it, with its health and the targets of its request pointers.
 #[repr(C)]
 pub(super) struct CommHandle<C> {
-    // The first field for every `C`: `mark_of` reads it through a pointer whose type is not known
-    // yet.
+    // First field for every `C`: `mark_of` reads it before it knows the type.
     mark: Mark,
     health: Health,
     requests: Box<[RequestHandle]>,
     comm: C,
 }
 
-/// Target of one of NCCL's request pointers. It does not move or change while its comm lives.
+/// Target of one of NCCL's request pointers; fixed and unchanged while its comm lives.
 #[repr(C)]
 pub(super) struct RequestHandle {
     mark: Mark,
@@ -160,7 +146,6 @@ pub(super) struct RequestHandle {
 }
 
 impl<C: Comm> CommHandle<C> {
-    /// Hands a comm to NCCL, which returns it through [`close`].
     pub(super) fn into_raw(comm: C) -> *mut c_void {
         let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
         let raw = NonNull::from(Box::leak(endpoint));
@@ -173,8 +158,7 @@ impl<C: Comm> CommHandle<C> {
     /// Returns the comm behind one of NCCL's pointers and enters it into the call's scope.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the pointer is NULL or of another type; the errors of
-    /// [`Scope::enter_comm`].
+    /// [`Error::Argument`] if NULL or of another type; the errors of [`Scope::enter_comm`].
     ///
     /// # Safety
     /// `raw` is NULL, or came from this file and was not closed; it stays open for `'a`.
@@ -219,8 +203,6 @@ impl<C: Comm> CommHandle<C> {
     }
 }
 
-/// Returns true if the pointer is to a comm of type `C`.
-///
 /// # Safety
 /// `raw` is NULL or came from this file and was not closed.
 #[inline(always)]
@@ -229,8 +211,6 @@ pub(super) unsafe fn is_comm<C: Comm>(raw: *mut c_void) -> bool {
     !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::MARK
 }
 
-/// Returns true if the pointer is to a request of a comm of type `C`.
-///
 /// # Safety
 /// `raw` is NULL or came from [`CommHandle::request`], and its comm is open.
 #[inline(always)]
@@ -239,11 +219,8 @@ pub(super) unsafe fn is_request<C: Comm>(raw: *mut c_void) -> bool {
     !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
 }
 
-/// Returns the comm and the number of a request of a comm of type `C`, and enters the comm into the
-/// call's scope.
-///
-/// # Errors
-/// As [`CommHandle::enter`].
+/// Returns the comm and number of a request of a comm of type `C`, and enters the comm into the
+/// call's scope. Errors as [`CommHandle::enter`].
 ///
 /// # Safety
 /// As [`is_request`]; the comm stays open for `'a`.
@@ -257,8 +234,7 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
         mark if mark == C::REQUEST_MARK => {}
         other => return Err(of_another_kind(name, other, C::REQUEST_MARK)),
     }
-    // SAFETY: the mark identifies a request of a comm of type `C`. The request lives as long as its
-    // comm.
+    // SAFETY: the mark identifies a request of a comm of type `C`; it lives as long as its comm.
     let (request, comm) = unsafe {
         let request = &*raw.cast::<RequestHandle>();
         (request, request.endpoint.cast::<CommHandle<C>>().as_ref())
@@ -267,17 +243,16 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     Ok((&comm.comm, request.number))
 }
 
-/// Takes a comm back from NCCL. Calls `part`, which tells the peer that the connection ends.
-///
-/// A broken comm tells its peer too, so that the peer does not wait for it. It is then leaked:
-/// dropping it would touch state that a panic may have left half-changed.
+/// Takes a comm back from NCCL. Calls `part`, which tells the peer that the connection ends, so
+/// that the peer does not wait for a broken comm either. A broken comm is then leaked: dropping it
+/// would touch state that a panic may have left half-changed.
 ///
 /// # Errors
 /// [`Error::Argument`] if the pointer is of another type, [`Error::Missing`] in a forked child.
 ///
 /// # Safety
-/// `raw` is NULL or came from this file and was not closed; NCCL uses neither it nor its requests
-/// again, in any thread.
+/// `raw` is NULL or came from this file and was not closed; no thread uses it or its requests
+/// later.
 pub(super) unsafe fn close<C: Comm>(
     raw: *mut c_void,
     name: &'static str,
@@ -285,8 +260,8 @@ pub(super) unsafe fn close<C: Comm>(
     part: fn(&C),
 ) -> Quick<()> {
     scope.enter()?;
-    // NCCL closes a NULL comm after a failed connect (seen with 2.28.3), and NCCL's own networks
-    // accept that.
+    // NCCL closes a NULL comm after a failed connect (seen with 2.28.3). Its own networks accept
+    // that.
     if raw.is_null() {
         return Ok(());
     }
@@ -305,32 +280,28 @@ pub(super) unsafe fn close<C: Comm>(
     Ok(())
 }
 
-/// A send or receive comm over rails. (`by_streams::AnyTransfer` also covers TCP streams.)
+/// A send or receive comm over rails; `by_streams::AnyTransfer` also covers TCP streams.
 pub(super) enum Transfer<'a> {
     Send(&'a CommHandle<RailSendComm>),
     Recv(&'a CommHandle<RailRecvComm>),
 }
 
 impl<'a> Transfer<'a> {
-    /// Returns the comm and the number of a request, and enters the comm into the call's scope.
-    ///
-    /// # Errors
-    /// As [`CommHandle::enter`].
+    /// Returns the comm and number of a request, and enters the comm into the call's scope. Errors
+    /// as [`CommHandle::enter`].
     ///
     /// # Safety
     /// `raw` is NULL or came from [`CommHandle::request`], and the comm stays open for `'a`.
     #[inline(always)]
     pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
-        // SAFETY: guaranteed by the caller: if not NULL it is an object of this plugin, and each of
-        // those begins with a mark.
+        // SAFETY: by the caller, `raw` is NULL or an object of this plugin; all begin with a mark.
         let mark = unsafe { mark_of(raw, name) }?;
         if mark != SENDING && mark != RECEIVING {
             return Err(of_another_kind(name, mark, SENDING));
         }
         // SAFETY: the mark identifies a request, which lives as long as its comm.
         let request = unsafe { &*raw.cast::<RequestHandle>() };
-        // SAFETY: a request's comm is open while the request is used, and the mark identifies its
-        // type.
+        // SAFETY: a request's comm is open while the request is used; the mark identifies its type.
         let transfer = unsafe {
             match mark {
                 SENDING => Self::Send(request.endpoint.cast().as_ref()),
@@ -344,7 +315,7 @@ impl<'a> Transfer<'a> {
     /// Returns the comm without entering it, for calls that must also work on a broken comm.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the pointer is NULL or of another type.
+    /// [`Error::Argument`] if NULL or of another type.
     ///
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
@@ -367,27 +338,21 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Hands a registration to NCCL, which returns it through [`drop_memory`].
 pub(super) fn memory_into_raw(memory: Arc<Registration>) -> *mut c_void {
     Arc::into_raw(memory).cast_mut().cast()
 }
 
-/// Returns the registration behind an mhandle.
-///
 /// # Errors
-/// [`Error::Argument`] names a NULL.
+/// [`Error::Argument`] if NULL.
 ///
 /// # Safety
-/// `raw` is NULL or came from [`memory_into_raw`] and was not given back; it is not given back
-/// during `'a`.
+/// `raw` is NULL, or came from [`memory_into_raw`] and is not given back before `'a` ends.
 #[inline(always)]
 pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a Registration> {
     // SAFETY: the caller upholds the same contract.
     non_null(raw.cast::<Registration>(), name).map(|memory| unsafe { memory.as_ref() })
 }
 
-/// Takes a registration back from NCCL and releases it.
-///
 /// # Safety
 /// `raw` came from [`memory_into_raw`], and NCCL does not use it again.
 pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
@@ -395,11 +360,11 @@ pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
     unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) }.release();
 }
 
-/// Returns the bytes of a connection handle. NCCL keeps them between calls of `connect`, so they
-/// carry the state of the attempt.
+/// Returns the bytes of a connection handle, which carry the state of the connection attempt: NCCL
+/// keeps them between calls of `connect`.
 ///
 /// # Errors
-/// [`Error::Argument`] names a NULL.
+/// [`Error::Argument`] if NULL.
 ///
 /// # Safety
 /// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nothing else accesses during `'a`.
@@ -408,10 +373,8 @@ pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &'static str) -> Quick<&
     non_null(raw.cast::<[u8; HANDLE_BYTES]>(), name).map(|mut bytes| unsafe { bytes.as_mut() })
 }
 
-/// Returns the first `n` elements of one of NCCL's arrays.
-///
 /// # Errors
-/// [`Error::Argument`] names a NULL.
+/// [`Error::Argument`] if NULL.
 ///
 /// # Safety
 /// `raw` is NULL or has `n` elements that are not written during `'a`.
@@ -421,12 +384,10 @@ pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -
     non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
 
-/// Targets of NCCL's network contexts. A context carries the traffic class that `init` received for
-/// its communicator, as an index into this table: one entry for each class, one for "none chosen",
-/// one for a number out of range.
-///
-/// The table is constant, so a context is never freed: a communicator made by a split shares its
-/// parent's context, and NCCL finalizes it once for each of them.
+/// Targets of NCCL's network contexts. A context carries its communicator's traffic class (from
+/// `init`) as an index into this table: one entry for each class, one for "none chosen", one for
+/// "out of range". The table is constant, so a context is never freed: a communicator made by a
+/// split shares its parent's context, and NCCL finalizes it once for each of them.
 static CONTEXTS: [u8; 258] = [0; 258];
 const NONE_CHOSEN: usize = 256;
 const NOT_A_CLASS: usize = 257;
@@ -440,12 +401,11 @@ pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     std::ptr::from_ref(&CONTEXTS[index]).cast_mut().cast()
 }
 
-/// Returns the traffic class that a context stands for; NULL means none chosen. Only the address is
-/// used: nothing is read through the pointer.
+/// Returns a context's traffic class. NULL means none chosen. Reads nothing through the pointer.
 ///
 /// # Errors
-/// [`Error::Argument`] if the pointer is not from [`context_for`], [`Error::Usage`] if the traffic
-/// class was out of range.
+/// [`Error::Argument`] if the pointer is not from [`context_for`], [`Error::Usage`] if the class
+/// was out of range.
 pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     if raw.is_null() {
         return Ok(None);
@@ -466,8 +426,6 @@ pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
     context_class(context_for(traffic_class))
 }
 
-/// Returns the mark of the object behind one of NCCL's pointers.
-///
 /// # Safety
 /// `raw` is NULL or points to an object of this plugin that begins with a mark.
 #[inline(always)]
@@ -476,7 +434,7 @@ pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark
     if !mark.is_aligned() {
         return Err(not_ours(name));
     }
-    // SAFETY: it is not NULL, as checked above, so by the caller's guarantee it points to a mark.
+    // SAFETY: not NULL (checked above), so by the caller's guarantee it points to a mark.
     Ok(unsafe { mark.read() })
 }
 

@@ -1,7 +1,5 @@
-//! NCCL's logger as a `tracing` subscriber: the plugin's log lines appear among NCCL's own.
-//!
-//! Until NCCL has passed its logger, and in a forked child, warnings go to standard error and other
-//! events are dropped.
+//! NCCL's logger as a `tracing` subscriber. Until NCCL has passed its logger, and in a forked
+//! child, warnings go to standard error and other events are dropped.
 
 use super::types::DebugLogger;
 use crate::error::Error;
@@ -17,8 +15,8 @@ use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Sends all later events to NCCL's logger. If a process holds several copies of NCCL, the last one
-/// to call this receives them all.
+/// Sends all later events to NCCL's logger. If a process holds several copies of NCCL, the last
+/// caller's logger gets all events.
 pub(super) fn install(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Release);
@@ -26,11 +24,11 @@ pub(super) fn install(logger: Option<DebugLogger>) {
     subscribe();
 }
 
-/// Sends events to NCCL's logger unless one is installed already. For the tuner: NCCL may load it
-/// without ever starting the network.
+/// As [`install`], but keeps an installed logger. For the tuner: NCCL may load it without a
+/// network.
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
-        // Fails only if a logger is installed already, and that one stays.
+        // Fails only if a logger is installed, which then stays.
         let _ = LOGGER.compare_exchange(ptr::null_mut(), logger as *mut (), Ordering::Release, Ordering::Relaxed);
     }
     subscribe();
@@ -38,8 +36,7 @@ pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
 
 fn subscribe() {
     INSTALL.call_once(|| {
-        // Fails only if there is a subscriber already: a program that uses this crate as a library
-        // has its own.
+        // Fails only if a program that uses this crate as a library has its own subscriber.
         let _ = tracing::subscriber::set_global_default(ToNccl);
     });
 }
@@ -51,8 +48,8 @@ pub fn set_trace(on: bool) {
     }
 }
 
-/// Writes the first warning of a forked child to standard error, with one plain `write`. NCCL's
-/// logger takes a lock that a thread of the parent may have held at the fork.
+/// Writes the first warning of a forked child to standard error, with one plain `write`: a thread
+/// of the parent may have held the lock of NCCL's logger at the fork.
 pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::AcqRel) {
@@ -60,7 +57,7 @@ pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
     }
 }
 
-/// NCCL's logging function, a [`DebugLogger`]; NULL before the first `init`.
+/// NCCL's [`DebugLogger`]; NULL before the first `init`.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static INSTALL: Once = Once::new();
 static TRACE: AtomicBool = AtomicBool::new(false);
@@ -107,8 +104,7 @@ impl Visit for Text {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a String fails only if a value's own formatting fails. The line then ends
-        // there.
+        // Writing to a String fails only if a value's own formatting fails; the line ends there.
         let _ = if field.name() == "message" {
             write!(self.0, "{value:?}")
         } else {
@@ -131,15 +127,15 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     let file = terminated(metadata.file().unwrap_or("nccl-net-spark"));
     let line = metadata.line().and_then(|n| c_int::try_from(n).ok()).unwrap_or(0);
     let text = terminated(text);
-    // SAFETY: the file, the format and its one string argument end in NUL and outlive the call.
-    // NCCL's logger may be called from any thread.
+    // SAFETY: the file, the format and its one string argument end in NUL and outlive the call. Any
+    // thread may call NCCL's logger.
     unsafe {
         logger(level, subsystems, file.as_ptr().cast(), line, c"%s".as_ptr(), text.as_ptr());
     }
 }
 
 /// Returns NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`) for an event.
-/// NCCL shows INIT by default but not NET (`ncclDebugInit`), so lines of NET alone would need
+/// By default NCCL shows INIT but not NET (`ncclDebugInit`): lines of NET alone would need
 /// `NCCL_DEBUG_SUBSYS` as well as `NCCL_DEBUG=TRACE`.
 fn nccl_level(level: Level) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
@@ -151,7 +147,7 @@ fn nccl_level(level: Level) -> (c_int, c_ulong) {
     }
 }
 
-/// Returns the text with a NUL at the end. A NUL inside becomes `?`.
+/// Appends a NUL. A NUL inside becomes `?`.
 fn terminated(text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
     bytes.push(0);
@@ -163,8 +159,7 @@ fn line_for(text: fmt::Arguments<'_>) -> String {
 }
 
 fn write_to_stderr(line: &str) {
-    // One plain system call: the standard library's handle has a lock, which a fork may leave
-    // locked.
+    // One plain system call: a fork may leave the lock of the standard library's handle locked.
     // SAFETY: the pointer and the length are those of a live string.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());

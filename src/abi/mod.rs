@@ -1,19 +1,14 @@
-//! The C boundary: the tables that NCCL looks up. This room makes no decisions.
+//! The C boundary: the tables that NCCL looks up. This module makes no decisions.
 //!
-//! - [`types`]: NCCL's network interface as Rust declares it, all versions. Callers of a plugin
-//!   (the command line, `tests/cost`) use the same declarations.
-//! - `net_tables`: one table for each ABI version, all of them exported. Turns the arguments of a
-//!   version into those of `calls`.
-//! - `calls`: the functions behind the tables, one set for all versions. `by_streams`: their
-//!   variant for connections over TCP streams. `arguments`: the checks of their arguments.
-//!   `properties`: the description of a device.
-//! - `tuner_types`, `tuner_tables`, `tuner_calls` and `tuner_handles`: the same for NCCL's tuner,
-//!   which is another plugin interface in the same library.
+//! - [`types`]: NCCL's network interface, all versions. The command line and `tests/cost` use it.
+//! - `net_tables`: the exported table of each ABI version; adapts arguments to those of `calls`.
+//! - `calls`: the functions behind all tables. `by_streams`: the same for connections over TCP
+//!   streams. `arguments`: argument checks. `properties`: the description of a device.
+//! - `tuner_types`, `tuner_tables`, `tuner_calls`, `tuner_handles`: the same for NCCL's tuner
+//!   interface.
 //! - `handles`: every conversion between NCCL's pointers and the plugin's objects.
-//! - `guard`: surrounds every exported function. No panic reaches NCCL, each error is logged once,
-//!   and each error becomes one of NCCL's codes.
-//! - `nccl_version`: the version of the NCCL that called.
-//! - [`logger`]: NCCL's logger as a `tracing` subscriber.
+//! - `guard`: stops panics of exported functions, logs errors and turns them into NCCL's codes.
+//! - `nccl_version`: the version of the calling NCCL. [`logger`]: NCCL's logger for `tracing`.
 #![allow(unsafe_code)]
 
 mod arguments;

@@ -5,21 +5,18 @@ use super::types::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 
-/// Returns the version of the NCCL that `logger` belongs to, for example `2.28.9`. Returns `None`
-/// if the logger is not NCCL's (a test), or if NCCL was linked into a program that does not export
-/// NCCL's symbols.
+/// Returns the version of `logger`'s NCCL, such as `2.28.9`. Returns `None` if the logger is not
+/// NCCL's (a test), or if NCCL is linked into a program that does not export NCCL's symbols.
 pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let code = logger? as *const c_void;
     // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
     let mut info: libc::Dl_info = unsafe { mem::zeroed() };
-    // SAFETY: `code` is only compared with the addresses of loaded libraries, and `info` is a
-    // local.
+    // SAFETY: `code` is only compared with addresses of loaded libraries, and `info` is a local.
     if unsafe { libc::dladdr(code, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: `dli_fname` is the loader's own string, the path of a library that is loaded. With
-    // RTLD_NOLOAD, dlopen loads nothing and runs no code of it. The handle is never closed: NCCL
-    // stays loaded longer than the plugin.
+    // SAFETY: `dli_fname` is the loader's own path of a loaded library. With RTLD_NOLOAD, dlopen
+    // loads nothing and runs no code of it. The handle is never closed: NCCL outlives the plugin.
     let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
@@ -30,8 +27,7 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     if symbol.is_null() {
         return None;
     }
-    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int* version)`, and ncclResult_t is an
-    // int.
+    // SAFETY: nccl.h has `ncclResult_t ncclGetVersion(int* version)`, and ncclResult_t is an int.
     let get_version: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(symbol) };
     let mut number: c_int = 0;
     // SAFETY: the pointer is to a live int, which the call writes.

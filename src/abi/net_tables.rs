@@ -1,8 +1,6 @@
-//! The tables that NCCL looks up, one for each version of the network interface. NCCL uses the
-//! newest version that it knows.
-//!
-//! Functions here adapt a version's arguments to those of `calls`. Their names end in the first
-//! version that has this signature.
+//! The tables that NCCL looks up by name, one for each version of the network interface. NCCL uses
+//! the newest version that it knows. Functions here adapt a version's arguments to those of
+//! `calls`; their names end in the first version with this signature.
 
 use super::arguments::Parts;
 use super::calls::{self, Class, Optional};
@@ -12,28 +10,28 @@ use crate::plugin;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// The table of interface v8. NCCL looks it up by this name.
+/// The table of interface v8.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v8: NetV8 = table(calls::init, calls::listen, connect_v8, isend_v8, irecv_v8, ());
 
-/// The table of interface v9. NCCL looks it up by this name.
+/// The table of interface v9.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v9: NetV9 = table(calls::init, calls::listen, connect_v8, isend_v9, irecv_v9, MORE_V9);
 
-/// The table of interface v10. NCCL looks it up by this name.
+/// The table of interface v10.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v10: NetV10 = table(init_v10, calls::listen, connect_v10, calls::isend, calls::irecv, MORE_V9);
 
-/// The table of interface v11. NCCL looks it up by this name.
+/// The table of interface v11.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v11: NetV11 =
     table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
 
-/// The table of interface v12. NCCL looks it up by this name.
+/// The table of interface v12.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v12: NetV12 =
@@ -46,7 +44,6 @@ const fn more_v11<const N: usize>() -> MoreV11<N> {
     MoreV11 { make_v_device: None, finalize: Some(calls::finalize), set_net_attr: None }
 }
 
-/// Builds a version's table from the functions that differ and those that all versions share.
 const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>(
     init: Init,
     listen: Listen,
@@ -81,16 +78,15 @@ const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>
     }
 }
 
-// SAFETY: a table holds functions and one pointer, to a string that lives as long as the library.
-// All of it is constant, so threads cannot race.
+// SAFETY: a table holds functions and a pointer to a string that lives as long as the library. All
+// of it is constant, so threads cannot race.
 unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
     for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {
 }
 
 unsafe extern "C" fn init_v10(log: Option<DebugLogger>, _profiler: Option<ProfilerCallback>) -> NcclResult {
-    // SAFETY: NCCL calls with the arguments that this interface version declares, and `calls`
-    // requires nothing beyond that.
+    // SAFETY: NCCL passes the arguments that this version declares; `calls` requires nothing more.
     unsafe { calls::init(log) }
 }
 

@@ -5,15 +5,13 @@ use crate::plugin;
 use std::ffi::c_int;
 use std::ptr;
 
-/// Properties, or the additional properties of a version.
 pub(super) trait Described {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self;
 }
 
-/// `pciPath` is NULL: given the path of one PCI function, NCCL would rate the merged device by that
-/// function's x4 link. Only host pointers are supported, because the GPU of a Spark neither reads
-/// nor writes through the network; so NCCL never needs a flush. Memory is registered with the
-/// device, not with a comm.
+/// `pciPath` is NULL: given one PCI function, NCCL would rate the merged device by that function's
+/// x4 link. A Spark's GPU does not access memory through the network, so only host pointers are
+/// supported and NCCL never needs a flush. Memory is registered with the device, not with a comm.
 impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
@@ -70,7 +68,7 @@ impl Described for MorePropertiesV12 {
     }
 }
 
-/// Describes a device that, in NCCL's terms, is merged only from itself.
+/// Describes a device that is merged only from itself, in NCCL's terms.
 fn alone<const N: usize>(dev: c_int) -> VDeviceProps<N> {
     let mut devs = [0; N];
     devs[0] = dev;

@@ -1,8 +1,8 @@
-//! The functions behind the tuner's tables, one set for all versions.
+//! The functions behind the tuner's tables, shared by all versions.
 //!
-//! They always return success, because NCCL fails the communicator or the collective on a tuner's
-//! error (`ncclCommInitRankFunc`, `getAlgoInfo`). Errors are logged, and NCCL then chooses for
-//! itself. A NULL context leaves every choice to NCCL.
+//! They always return success, because a tuner's error makes NCCL fail the communicator or the
+//! collective (`ncclCommInitRankFunc`, `getAlgoInfo`). Errors are logged, and NCCL then chooses for
+//! itself. With a NULL context, NCCL makes every choice.
 
 use super::guard::{self, Scope};
 use super::handles::Out;
@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes a context for one communicator, with the arguments used since v5.
+/// As [`init`], with the arguments of v5 and later.
 ///
 /// # Safety
 /// As [`init`]. Nothing is read through the last two pointers.
@@ -34,12 +34,11 @@ pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
     unsafe { init(context, Some(comm_id), ranks, nodes, log) }
 }
 
-/// Makes a context for one communicator: NULL if NCCL keeps every choice. NCCL passes the
-/// communicator's id since v5.
+/// Makes a context for one communicator; NULL if NCCL makes every choice. v5 adds `comm_id`.
 ///
 /// # Safety
-/// `context` is NULL or may be written; `log` may be called from any thread as NCCL's logger, until
-/// the process ends.
+/// `context` is NULL or writable. `log` is NCCL's logger, callable from any thread until process
+/// end.
 pub(super) unsafe fn init(
     context: *mut *mut c_void,
     comm_id: Option<u64>,
@@ -51,8 +50,7 @@ pub(super) unsafe fn init(
         // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "context", ptr::null_mut()) };
         scope.enter()?;
-        // The network's `init` has installed NCCL's logger. Without a network, this call makes the
-        // lines below visible.
+        // Without a network, whose `init` installs NCCL's logger, the lines below would be lost.
         logger::install_unless_given(log);
         let context = context?;
         if let Some(tuner) = tuner_for(comm_id, ranks, nodes) {
@@ -62,7 +60,6 @@ pub(super) unsafe fn init(
     })
 }
 
-/// Returns the tuner of a communicator, or `None` if it is not used.
 fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> {
     let tuner = plugin::tuner(comm_id, ranks, nodes);
     match &tuner {
@@ -86,13 +83,12 @@ fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Changes NCCL's costs and number of channels for one collective, if the tuner's table has a row
-/// for it.
+/// Changes NCCL's costs and channels for a collective if the tuner's table has a row for it.
 ///
 /// # Safety
-/// `context` is NULL or came from [`init`] and was not given back; `coll_cost_table` is NULL or
-/// points to `num_algo` times `num_proto` contiguous `float`, `channels` is NULL or may be written,
-/// and nothing else uses either during the call.
+/// `context` is NULL, or came from [`init`] and was not given back. `coll_cost_table` is NULL or
+/// points to `num_algo` times `num_proto` contiguous `float`; `channels` is NULL or writable.
+/// Nothing else uses either during the call.
 pub(super) unsafe extern "C" fn get_coll_info(
     context: *mut c_void,
     coll_type: c_int,
@@ -121,7 +117,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
         if (num_algo, num_proto) != (ALGORITHMS as c_int, PROTOCOLS as c_int) {
             return once(&IS_SHAPE_TOLD, || other_shape(num_algo, num_proto));
         }
-        // SAFETY: guaranteed by the caller; the table's shape, checked above, is that of `Costs`.
+        // SAFETY: guaranteed by the caller; the table has the shape of `Costs`, as checked above.
         let costs = unsafe { tuner_handles::costs(coll_cost_table, "collCostTable") };
         // SAFETY: guaranteed by the caller.
         let channels = unsafe { Out::new(channels, "nChannels") };
@@ -137,8 +133,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
     })
 }
 
-/// Writes the changed costs to NCCL's table and leaves the others alone. Returns the number of
-/// channels if the tuner chose one.
+/// Writes only changed costs to NCCL's table. Returns the number of channels that the tuner chose.
 fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, costs: &mut Costs) -> Option<c_int> {
     // A copy, so that a panic half-way leaves NCCL's table unchanged.
     let mut changed = *costs;
@@ -151,12 +146,11 @@ fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, cost
     channels.and_then(|channels| c_int::try_from(channels).ok())
 }
 
-/// Returns the error on the first call and success afterwards, so that the log does not repeat the
-/// line for each collective.
+/// Returns the error on the first call and success afterwards, so that the log has one line.
 #[cold]
 #[inline(never)]
 fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
-    // Relaxed: the flag decides only if a line is logged, and orders nothing else.
+    // Relaxed: the flag decides only whether a line is logged, and orders nothing else.
     if told.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
 }
 
@@ -165,10 +159,8 @@ fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
     Box::new(Argument::CostTable { num_algo, num_proto, algorithms, protocols }.into())
 }
 
-/// Takes the context back. NULL is allowed.
-///
 /// # Safety
-/// `context` is NULL or came from [`init`] and was not given back; no call uses it from here on.
+/// `context` is NULL, or came from [`init`] and was not given back; no later call uses it.
 pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
     call("tuner finalize", |scope| {
         scope.enter()?;
@@ -206,13 +198,11 @@ mod tests {
         tuner_handles::into_raw(tuner)
     }
 
-    /// Calls `getCollInfo` for an all_reduce of `bytes` and returns the costs and channels that it
-    /// leaves.
     fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
         let mut channels = UNTOUCHED;
         let table = costs.as_mut_ptr().cast();
         // SAFETY: the tests pass a context that was not given back. The table is a whole `Costs`,
-        // which is this plugin's shape; for another shape nothing is read through it.
+        // this plugin's shape; nothing is read through a table of another shape.
         let result =
             unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
         assert_eq!(result, NcclResult::SUCCESS);

@@ -13,15 +13,13 @@ use crate::tuner::{Costs, Tuner};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// A communicator's tuner as NCCL holds it.
 #[repr(C)]
 struct TunerContext {
-    // The first field: `mark_of` reads it through a pointer whose type is not known yet.
+    // First field: `mark_of` reads it before it knows the type.
     mark: Mark,
     tuner: Tuner,
 }
 
-/// Hands a tuner to NCCL, which returns it through [`take_back`].
 pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
     Box::into_raw(Box::new(TunerContext { mark: TUNER, tuner })).cast()
 }
@@ -29,29 +27,24 @@ pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
 /// Returns the tuner behind one of NCCL's pointers, `None` for NULL.
 ///
 /// # Errors
-/// [`Error::Argument`](crate::error::Error::Argument) if the pointer is to something else.
+/// [`Error::Argument`](crate::error::Error::Argument) if `raw` is another object.
 ///
 /// # Safety
-/// `raw` is NULL or came from [`into_raw`] and was not taken back; it is not taken back during
-/// `'a`.
+/// `raw` is NULL, or came from [`into_raw`] and is not taken back before `'a` ends.
 #[inline(always)]
 pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
     if raw.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller upholds the same contract, which covers the reference. NCCL may call from
-    // several threads, which is fine because a tuner is shared and never changes.
+    // SAFETY: the caller upholds the same contract, which covers the reference. Several NCCL
+    // threads may call: a tuner is shared and never changes.
     unsafe { from_raw(raw).map(|context| Some(&context.as_ref().tuner)) }
 }
 
-/// Takes a tuner back from NCCL; NULL is allowed.
-///
-/// # Errors
-/// As [`tuner`].
+/// Takes a tuner back from NCCL; accepts NULL. Errors as [`tuner`].
 ///
 /// # Safety
-/// `raw` is NULL or came from [`into_raw`] and was not taken back; NCCL does not use it again, in
-/// any thread.
+/// `raw` is NULL, or came from [`into_raw`] and was not taken back; no thread uses it again.
 pub(super) unsafe fn take_back(raw: *mut c_void) -> Quick<()> {
     if raw.is_null() {
         return Ok(());
@@ -73,14 +66,12 @@ unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<TunerContext>> {
     }
 }
 
-/// Returns NCCL's cost table.
-///
 /// # Errors
-/// [`Error::Argument`](crate::error::Error::Argument) names a NULL.
+/// [`Error::Argument`](crate::error::Error::Argument) if NULL.
 ///
 /// # Safety
-/// `raw` is NULL or points to as many contiguous `float` as [`Costs`] has, which nothing else uses
-/// during `'a`.
+/// `raw` is NULL or points to contiguous costs, as many as in [`Costs`], not used otherwise during
+/// `'a`.
 #[inline(always)]
 pub(super) unsafe fn costs<'a>(raw: *mut *mut f32, name: &'static str) -> Quick<&'a mut Costs> {
     // SAFETY: guaranteed by the caller.
@@ -120,8 +111,7 @@ mod tests {
         let stray = stray.as_mut_ptr().cast::<c_void>();
         let words = |result: Quick<()>| result.unwrap_err().to_string();
         let raw = into_raw(a_tuner());
-        // SAFETY: the array is large enough for a mark, also one byte further; the context is taken
-        // back once.
+        // SAFETY: the array holds a mark, also one byte further; the context is taken back once.
         unsafe {
             assert_eq!(words(take_back(stray)), "context is an unknown object; it must be a tuner context");
             assert_eq!(

@@ -1,5 +1,4 @@
-//! The tuner tables that NCCL looks up. They adapt each version's arguments to those of
-//! `tuner_calls`.
+//! The tuner tables that NCCL looks up by name. They adapt arguments to those of `tuner_calls`.
 
 use super::tuner_calls;
 use super::tuner_types::{TunerInterface, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};
@@ -7,22 +6,22 @@ use super::types::{DebugLogger, NcclResult};
 use crate::plugin;
 use std::ffi::c_void;
 
-/// The table of tuner interface v4. NCCL looks it up by this name.
+/// The table of tuner interface v4.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v4: TunerV4 = table(init_v4, ());
 
-/// The table of tuner interface v5. NCCL looks it up by this name.
+/// The table of tuner interface v5.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named::<4>, ());
 
-/// The table of tuner interface v6. NCCL looks it up by this name.
+/// The table of tuner interface v6.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named::<4>, TunerMoreV6 { get_chunk_size: None });
 
-/// The table of tuner interface v7. NCCL looks it up by this name.
+/// The table of tuner interface v7.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclTunerPlugin_v7: TunerV7 = table(tuner_calls::init_named::<5>, TunerMoreV6 { get_chunk_size: None });
@@ -43,7 +42,6 @@ unsafe extern "C" fn init_v4(
     log: Option<DebugLogger>,
     context: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL calls with the arguments that this interface version declares, and `tuner_calls`
-    // requires nothing beyond that.
+    // SAFETY: NCCL passes this version's arguments, and `tuner_calls` requires nothing more.
     unsafe { tuner_calls::init(context, None, ranks, nodes, log) }
 }

@@ -12,8 +12,7 @@ pub struct TunerInterface<Init, More> {
     pub name: *const c_char,
     /// Makes a context for one communicator.
     pub init: Option<Init>,
-    /// Changes NCCL's cost estimates for a collective's algorithms and protocols, and the number of
-    /// channels.
+    /// Changes NCCL's cost of each algorithm and protocol for a collective, and its channels.
     pub get_coll_info: Option<GetCollInfo>,
     /// Frees the context; v4 calls it `destroy`.
     pub finalize: Option<TunerFinalize>,
@@ -38,8 +37,7 @@ pub struct TunerMoreV6 {
     pub get_chunk_size: Option<GetChunkSize>,
 }
 
-// SAFETY: a table is never written and points only to constants (a name and functions), so threads
-// that share it cannot race.
+// SAFETY: a table is constant and points only to constants (a name, functions): no thread can race.
 unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
 /// A tuner's `init`.
@@ -80,8 +78,7 @@ pub type GetChunkSize = unsafe extern "C" fn(
     chunk_size: *mut usize,
 ) -> NcclResult;
 
-/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: the NVLink domains of a communicator. A Spark has none, and
-/// the tuner does not read this.
+/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: NVLink domains. A Spark has none; the tuner ignores this.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NvlDomainInfo {
@@ -102,8 +99,7 @@ pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
     pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
     /// By link, algorithm and protocol, in microseconds.
     pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// LL, by GPU generation and number of nodes, in GB/s. The fields below have the same indices
-    /// and unit.
+    /// LL, in GB/s by GPU generation and number of nodes, like the fields below.
     pub ll_max_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// LL128 over a ring, per channel.
     pub per_ch_max_ring_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],

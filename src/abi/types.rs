@@ -1,12 +1,11 @@
 //! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
-//!
 //! The plugin exports these tables (`net_tables`); the command line and `tests/cost` call other
-//! libraries through them. The file has only declarations and uses nothing else of this crate,
-//! because `tests/cost` compiles it without the crate.
+//! libraries through them. `tests/cost` compiles this file without the crate, so it uses nothing
+//! else of it.
 //!
-//! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64; `tests/abi_layout.rs`
-//! compares them. Fields are named as in NCCL's header, in snake case. Names of types that changed
-//! end in the first version that has them.
+//! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64, checked by
+//! `tests/abi_layout.rs`. Fields have the names of NCCL's header, in snake case. A type's name ends
+//! in the first version that has it.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::fmt;
@@ -19,8 +18,7 @@ pub const NET_VERSIONS: RangeInclusive<u32> = 8..=12;
 
 /// Bytes of a connection handle (`NCCL_NET_HANDLE_MAXSIZE`).
 pub const HANDLE_BYTES: usize = 128;
-/// The most sub-receives that one grouped receive may have; upper bound of the advertised
-/// `maxRecvs`.
+/// Largest number of sub-receives in a grouped receive; upper bound of the advertised `maxRecvs`.
 pub const MAX_RECVS: usize = 8;
 /// A pointer into host memory (`NCCL_PTR_HOST`), the only kind that this plugin supports.
 pub const PTR_HOST: c_int = 1;
@@ -48,9 +46,9 @@ impl NcclResult {
     pub const SYSTEM_ERROR: Self = Self(2);
     /// A defect in the plugin.
     pub const INTERNAL_ERROR: Self = Self(3);
-    /// An argument has a value that is not allowed.
+    /// An argument's value is not allowed.
     pub const INVALID_ARGUMENT: Self = Self(4);
-    /// The call is not allowed in this situation, or the job is configured wrongly.
+    /// The call is not allowed now, or the job is configured wrongly.
     pub const INVALID_USAGE: Self = Self(5);
     /// The peer or the network failed.
     pub const REMOTE_ERROR: Self = Self(6);
@@ -96,9 +94,9 @@ pub struct NetDeviceHandle {
     pub net_device_version: c_int,
     /// The device's object.
     pub handle: *mut c_void,
-    /// Bytes of that object.
+    /// Bytes of the device's object.
     pub size: usize,
-    /// Nonzero if the proxy thread still has to make progress.
+    /// Nonzero if the proxy thread must still make progress.
     pub needs_proxy_progress: c_int,
 }
 
@@ -150,8 +148,7 @@ pub struct NetAttr {
     pub proto: u32,
 }
 
-/// `ncclNetProperties`: NCCL's description of a device. `Flush` is empty in v8; `More` holds the
-/// fields that a version adds at the end.
+/// `ncclNetProperties`. `Flush` is empty in v8. `More` has the fields that a version adds.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Properties<Flush, More> {
@@ -238,8 +235,8 @@ pub struct MorePropertiesV12 {
     pub plane_id: i16,
 }
 
-/// `ncclNet_v8_t`, and the start of every later version. The versions differ in the arguments of
-/// five functions, in the properties, and in the fields at the end.
+/// `ncclNet_v8_t`, and the start of every later version. Versions differ in the arguments of five
+/// functions, in the properties, and in the fields at the end.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
@@ -255,7 +252,7 @@ pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
     pub listen: Option<Listen>,
     /// Connects to a handle. Leaves `*send_comm` NULL until the connection is ready.
     pub connect: Option<Connect>,
-    /// Accepts a connection. Leaves `*recv_comm` NULL until it is ready.
+    /// Accepts a connection. Leaves `*recv_comm` NULL until the connection is ready.
     pub accept: Option<Accept>,
     /// Registers memory with a comm's device.
     pub reg_mr: Option<RegMr>,
@@ -263,13 +260,13 @@ pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
     pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
     /// Deregisters memory.
     pub dereg_mr: Option<DeregMr>,
-    /// Starts a send. Leaves `*request` NULL if it cannot start yet.
+    /// Starts a send. Leaves `*request` NULL if the send cannot start yet.
     pub isend: Option<Isend>,
-    /// Starts a receive of `n` parts. Leaves `*request` NULL if it cannot start yet.
+    /// Starts a receive of `n` parts. Leaves `*request` NULL if the receive cannot start yet.
     pub irecv: Option<Irecv>,
     /// Makes received data visible to the GPU.
     pub iflush: Option<Iflush>,
-    /// Says if a request is complete, and the size of each part in bytes.
+    /// Reports completion of a request, and the size of each part in bytes.
     pub test: Option<Test>,
     /// Closes a send comm.
     pub close_send: Option<Close>,
@@ -287,17 +284,15 @@ pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
 
 /// `ncclNet_v8_t`, NCCL 2.20 to 2.23: sizes are `int`, and receives cannot be optional.
 pub type NetV8 = Net<InitV8, PropertiesV8, ListenV8, ConnectV8, IsendV8, IrecvV8, ()>;
-/// `ncclNet_v9_t`, NCCL 2.24 and 2.25: sizes become `size_t`, receives can be optional,
-/// `makeVDevice` is new.
+/// `ncclNet_v9_t`, NCCL 2.24 and 2.25: `size_t` sizes, optional receives, `makeVDevice`.
 pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9, MoreV9>;
-/// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` receives a configuration, which is valid only
-/// during the call; `init`, `isend` and `irecv` receive profiler arguments.
+/// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` gets a configuration, valid only during the call;
+/// `init`, `isend` and `irecv` get profiler arguments.
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
-/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: `init` is called once for each communicator and makes a
+/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and it makes a
 /// context; `finalize` and `setNetAttr` are new.
 pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
-/// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from eight others, and has a rail and a
-/// plane.
+/// `ncclNet_v12_t`, NCCL 2.30: a device can merge eight others, and has a rail and a plane.
 pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
 
 /// The end of `ncclNet_v9_t` and `_v10_t`.

@@ -1,5 +1,4 @@
-//! The bootstrap's TCP channel, for the handshake and then control frames. Framed, non-blocking,
-//! with bounded buffers.
+//! Framed TCP channel of the bootstrap: handshake, then control frames. Non-blocking and bounded.
 
 use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
@@ -9,15 +8,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Time that the kernel tries to deliver bytes before it fails the channel. A network outage longer
-/// than this counts as a lost peer.
+/// Time that the kernel tries to deliver bytes. A longer network outage counts as a lost peer.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Idle time before the kernel checks that the peer's host is still reachable, and the interval
-/// between further checks.
+/// Idle time before the kernel checks that the peer's host is reachable, and between checks.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Limit of bytes queued for a peer that reads nothing. Beyond it [`Channel::offer`] refuses
-/// messages.
+/// Limit of bytes queued for a peer that reads nothing; then [`Channel::offer`] refuses messages.
 const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 
 /// One end of a channel.
@@ -26,7 +22,7 @@ pub struct Channel {
     stream: TcpStream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// The error that broke the channel. Kept because the socket reports it only once.
+    /// The error that broke the channel, which the socket reports only once.
     broken: Option<ErrorKind>,
 }
 
@@ -44,7 +40,7 @@ pub enum Received {
 }
 
 impl Channel {
-    /// Starts to connect. [`Channel::connected`] tells when the connection is established.
+    /// Starts to connect; see [`Channel::connected`].
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -130,15 +126,13 @@ impl Channel {
     /// Queues a message and sends as much as the socket accepts.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] if the peer has closed its end; [`Error::Network`] if the channel has
-    /// failed.
+    /// [`Error::PeerGone`] if the peer has closed its end; [`Error::Network`] if the channel fails.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.outbox.extend_from_slice(&message.encode());
         self.push().map_err(|e| self.failed(&e))
     }
 
-    /// Like [`Channel::send`], but refuses the message if too many bytes are queued already.
-    /// Returns true if it was queued.
+    /// Like [`Channel::send`], but returns false without queueing if too many bytes are queued.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -152,7 +146,6 @@ impl Channel {
         self.send(message).map(|()| true)
     }
 
-    /// Sends as many queued bytes as the socket accepts.
     fn push(&mut self) -> std::io::Result<()> {
         while !self.outbox.is_empty() {
             match self.stream.write(&self.outbox) {
@@ -168,9 +161,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Returns the next message if it has arrived completely. Several messages may be read from the
-    /// socket together, so call again until there is nothing. Buffers at most the largest message
-    /// plus one read.
+    /// Returns the next message if it is complete. One read may bring several, so call again until
+    /// there is nothing. Buffers at most the largest message plus one read.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the peer does not follow the protocol.

@@ -1,5 +1,4 @@
-//! Shortage of descriptors or memory. Other users may free some, so work that can wait is retried,
-//! and the user is warned once, with the limit.
+//! Shortage of descriptors or memory, which may pass. Work that can wait is retried.
 
 use crate::error::Error;
 use nix::sys::resource::{Resource, getrlimit};
@@ -11,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct DescriptorWarning(AtomicBool);
 
 impl DescriptorWarning {
-    /// Logs an operation that failed and the reason: as a warning once in the life of a process,
-    /// for all its listeners and retries, and afterwards at DEBUG level.
+    /// Logs a failed operation and the reason: as a warning once in the life of a process, for all
+    /// its listeners and retries, afterwards at DEBUG level.
     #[cold]
     pub fn tell(&self, cannot: &str, why: &str) {
         // Relaxed: a duplicated warning is harmless.
@@ -24,8 +23,7 @@ impl DescriptorWarning {
     }
 }
 
-/// Describes the shortage that made accepting a connection fail, or returns `None` for another
-/// error.
+/// Describes the shortage that made accepting a connection fail; `None` for other errors.
 pub fn shortage_text(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::EMFILE => Some(format!("the process is out of file descriptors ({}); raise the limit", limit_text())),
@@ -63,8 +61,7 @@ mod tests {
         assert!(of(libc::ENOBUFS).is_some() && of(libc::ECONNABORTED).is_none() && of(libc::EAGAIN).is_none());
         let failed = |errno| Error::Os { call: Call::ListInterfaces, errno };
         assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().contains("(getifaddrs): the process"));
-        // A device without memory for a queue pair will not have any later, so its error is
-        // reported directly.
+        // A device without memory for a queue pair will not have any later, so there is no retry.
         assert!(waits_for_descriptors(&failed(libc::ENOMEM)).is_none());
     }
 }

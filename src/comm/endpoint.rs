@@ -26,11 +26,8 @@ use std::time::Instant;
 pub struct Endpoint<P> {
     pub(super) context: Arc<PathContext>,
     pub(super) process: Arc<Process>,
-    /// The service thread, which watches the connection.
     pub(super) service: Arc<Service>,
-    /// The connection's number in the service.
     pub(super) watch: WatchId,
-    /// The data path, shared with the service thread.
     pub(super) path: Arc<TryCell<P>>,
     pub(super) counted: CountedConnection,
 }
@@ -40,14 +37,12 @@ pub type RailSendComm = Endpoint<SendPath>;
 /// A receive connection over rails.
 pub type RailRecvComm = Endpoint<RecvPath>;
 
-/// One end of a connection over TCP streams, for a peer that no rail reaches. Used like
-/// [`Endpoint`].
+/// One end of a connection over TCP streams, for a peer that no rail reaches.
 pub struct StreamEndpoint<P> {
     pub(super) context: StreamContext,
     pub(super) process: Arc<Process>,
-    /// The service, which takes over the streams of a closed connection.
     pub(super) service: Arc<Service>,
-    /// The data path. It is not shared; the cell prevents its use after a panic.
+    /// Not shared; the cell prevents the data path's use after a panic.
     pub(super) path: TryCell<P>,
 }
 
@@ -92,11 +87,7 @@ impl RailSendComm {
         self.process.register(memory, Purpose::Send)
     }
 
-    /// As [`SendPath::isend`]. Returns `None` ("not yet") while the service thread uses the data
-    /// path.
-    ///
-    /// # Errors
-    /// As [`SendPath::isend`].
+    /// As [`SendPath::isend`], with the same errors. `None` while the service thread has the path.
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -105,11 +96,7 @@ impl RailSendComm {
         done
     }
 
-    /// As [`SendPath::test`]. Returns `None` ("not yet") while the service thread uses the data
-    /// path.
-    ///
-    /// # Errors
-    /// As [`SendPath::test`].
+    /// As [`SendPath::test`], with the same errors. `None` while the service thread has the path.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -128,11 +115,7 @@ impl RailRecvComm {
         self.process.register(memory, Purpose::Receive)
     }
 
-    /// As [`RecvPath::irecv`]. Returns `None` ("not yet") while the service thread uses the data
-    /// path.
-    ///
-    /// # Errors
-    /// As [`RecvPath::irecv`].
+    /// As [`RecvPath::irecv`], with the same errors. `None` while the service thread has the path.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -141,11 +124,7 @@ impl RailRecvComm {
         done
     }
 
-    /// As [`RecvPath::test`]. Returns false ("not yet") while the service thread uses the data
-    /// path.
-    ///
-    /// # Errors
-    /// As [`RecvPath::test`].
+    /// As [`RecvPath::test`], with the same errors. False while the service thread has the path.
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
@@ -181,10 +160,7 @@ impl StreamSendComm {
         self.process.register_for_streams(memory, Purpose::Send)
     }
 
-    /// As [`StreamSendPath::isend`].
-    ///
-    /// # Errors
-    /// As [`StreamSendPath::isend`].
+    /// As [`StreamSendPath::isend`], with the same errors.
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.isend(&self.context, addr, bytes, tag, memory);
@@ -192,10 +168,7 @@ impl StreamSendComm {
         done
     }
 
-    /// As [`StreamSendPath::test`].
-    ///
-    /// # Errors
-    /// As [`StreamSendPath::test`].
+    /// As [`StreamSendPath::test`], with the same errors.
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.test(&self.context, request);
@@ -213,10 +186,7 @@ impl StreamRecvComm {
         self.process.register_for_streams(memory, Purpose::Receive)
     }
 
-    /// As [`StreamRecvPath::irecv`].
-    ///
-    /// # Errors
-    /// As [`StreamRecvPath::irecv`].
+    /// As [`StreamRecvPath::irecv`], with the same errors.
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.irecv(&self.context, parts, optional);
@@ -224,10 +194,7 @@ impl StreamRecvComm {
         done
     }
 
-    /// As [`StreamRecvPath::test`].
-    ///
-    /// # Errors
-    /// As [`StreamRecvPath::test`].
+    /// As [`StreamRecvPath::test`], with the same errors.
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
         let done = path.test(&self.context, request, tell);

@@ -22,16 +22,14 @@ impl Host {
     /// Creates the network over open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let process = Arc::new(Process::new(config, rails, tuner));
-        // Records the addresses of each rail, so that a connection that starts without a rail can
-        // pair it for later.
+        // Records the rails' addresses, so that a connection without a rail can pair them later.
         if let Err(error) = LocalRails::query(&process) {
             tracing::debug!("rails not looked at yet: {error}");
         }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
     }
 
-    /// Opens a listener on the interface that the settings choose. Also returns the handle for the
-    /// peer.
+    /// Opens a listener on the interface that the settings choose. Also returns the peer's handle.
     ///
     /// # Errors
     /// As [`setup::listen::listen`].
@@ -47,7 +45,7 @@ impl Host {
         self.pending.connect(&self.setup, handle, traffic_class)
     }
 
-    /// Returns everything that connection set-up needs.
+    /// Returns the state that connection set-up needs.
     pub fn setup(&self) -> &Arc<Setup> {
         &self.setup
     }

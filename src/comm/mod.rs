@@ -1,24 +1,8 @@
 //! Connections: combines the I/O-free state of `flow` with the queue pairs of `verbs`.
 //!
-//! Each room imports only from those below it:
-//!
-//! | room | content |
-//! |---|---|
-//! | `host` | the network of this host, as NCCL uses it |
-//! | `setup` | makes connections: the handshake of both sides, over a TCP `channel` |
-//! | `endpoint` | one end of a connection, as NCCL uses it |
-//! | `recovery` | the service thread, and the driver for the actions of `flow::recovery` |
-//! | `process` | state shared by all connections, and the CPU latency request while there are any |
-//! | `streams` | connections by TCP, for peers that no cable joins |
-//! | `datapath` | `isend`, `irecv` and `test` |
-//! | `rail` | a rail of this host: registrations, quality of its paths, back-off for dead paths |
-//! | `unauthenticated` | connections at a TCP port that have not sent a token |
-//! | `channel` | the bootstrap's TCP connection |
-//! | `log` | one line for an event that affects many connections |
-//! | `descriptors` | shortage of file descriptors |
-//! | `threads` | starts the plugin's own threads |
-//!
-//! While messages run normally, `datapath` does not allocate, lock, format or make system calls.
+//! Each module imports only from those after it (`tests/house_rules/rooms.toml`): `host`, `setup`,
+//! `endpoint`, `recovery`, `process`, `streams`, `datapath`, `rail`, `unauthenticated`, then
+//! `channel`, `descriptors` and `log`, then `threads`.
 
 pub mod channel;
 pub mod datapath;

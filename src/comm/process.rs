@@ -22,8 +22,7 @@ use cpu_latency::CpuLatency;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// State shared by all connections of this process. It has no code to make, watch or use a
-/// connection.
+/// State shared by all connections of this process. It cannot make, watch or use connections.
 pub struct Process {
     /// The settings.
     pub config: Config,
@@ -67,7 +66,6 @@ pub struct TunerIdentity {
     pub gpu: String,
 }
 
-/// The number of open connections, and the resource held while there are any.
 struct Open {
     connections: u64,
     cpu_latency: CpuLatency,
@@ -105,8 +103,7 @@ impl Process {
         }
     }
 
-    /// Writes the log lines about outages and stalls that are due. The service thread calls it each
-    /// round.
+    /// Writes the log lines about outages and stalls that are due. Called in each service round.
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
@@ -115,17 +112,15 @@ impl Process {
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
-    /// communicator; the environment variable overrides it, as in NCCL's own transport (net_ib,
-    /// connect.cc).
+    /// communicator; the environment variable overrides it, as in NCCL's net_ib (connect.cc).
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
         let traffic_class = self.config.setup.traffic_class.or(traffic_class).unwrap_or(0);
         Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
     }
 
     /// Returns the kernel's routes from this host's rails to addresses of the connecting side that
-    /// pair more rails. `look` returns the addresses of one of this host's rails. None with
-    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP packets may not forward RoCE, and TCP works
-    /// there.
+    /// pair more rails. `look` returns the addresses of a rail of this host. Empty with
+    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP may not forward RoCE, and TCP works there.
     pub fn routes<'l>(
         &self,
         connector: &[RailAdvert],
@@ -158,8 +153,7 @@ impl Process {
         self.for_streams.register(&[], memory, purpose)
     }
 
-    /// Reopens removed devices that have returned, and registers all registered memory with them.
-    /// Returns the rails that are back.
+    /// Reopens removed devices that have returned, with all memory registered. Returns their rails.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
         self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
     }

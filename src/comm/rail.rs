@@ -1,10 +1,4 @@
 //! A rail of this host: state shared by all connections over it.
-//!
-//! - `device`: the rail's device, which can be removed and return.
-//! - `registration`: memory that is registered on every rail.
-//! - `path_quality`: measured quality of its paths; `backoff`: pauses for dead paths.
-//! - `interfaces`: the interface on which the bootstrap listens; `neighbours`: the peer's hardware
-//!   address, for log lines.
 
 pub mod backoff;
 pub mod device;
@@ -54,22 +48,17 @@ pub struct Rail {
     pub device: Arc<RailDevice>,
     /// True if bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
-    /// Mount point of sysfs.
     sysfs: PathBuf,
     /// `NCCL_IB_GID_INDEX`.
     chosen_gid_index: Option<u16>,
     /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
-    /// State of the rail when it could last be used.
     last_look: Mutex<Option<Look>>,
-    /// True once a send was registered here with local write access, because the device refused it
-    /// without.
+    /// True once a send was registered with local write access, because the device requires it.
     needed_local_write: AtomicBool,
     /// True once a WARN has said that `NCCL_IB_GID_INDEX` selects no address here.
     was_warned_of_index: AtomicBool,
-    /// Bytes of large writes posted and not confirmed, over all connections.
     backlog_bytes: AtomicU64,
-    /// Bytes of large writes posted since `backlog_bytes` was last 0.
     busy_bytes: AtomicU64,
 }
 
@@ -77,14 +66,12 @@ impl Rail {
     /// Creates a rail on a device's protection domain.
     ///
     /// # Errors
-    /// [`Error::Os`] if relaxed ordering was requested and the device refuses it, or if the device
-    /// was removed.
+    /// [`Error::Os`] if the device was removed, or refuses relaxed ordering that was requested.
     pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &RailConfig) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
             RelaxedOrdering::On => takes_relaxed_ordering(&pd).map(|()| true)?,
-            // A removed device refuses everything, so the refusal says nothing about relaxed
-            // ordering.
+            // A removed device refuses everything, so its refusal proves nothing.
             RelaxedOrdering::Auto => match takes_relaxed_ordering(&pd) {
                 Ok(()) => true,
                 Err(_) => pd.context().port(info.port).map(|_| false)?,
@@ -120,8 +107,8 @@ impl Rail {
         self.device.query(move |context| context.port(port))
     }
 
-    /// Queries the rail's present state, its addresses with their GID indices (which drift, so they
-    /// are read each time). Leaves out link-local GIDs whose interface visibly lacks the address.
+    /// Queries the rail's present state and addresses. GID indices drift, so they are read each
+    /// time. Leaves out link-local GIDs whose interface visibly lacks the address.
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now.
@@ -163,8 +150,7 @@ impl Rail {
     }
 
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one
-    /// (indices differ between functions and hosts, and drift when addresses change), keeps all and
-    /// logs one WARN.
+    /// (indices differ between functions and hosts, and drift), keeps all and logs one WARN.
     fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, Held)>) {
         if found.iter().any(|(_, known)| known.gid_index == index) {
             found.retain(|(_, known)| known.gid_index == index);
@@ -202,8 +188,7 @@ impl Rail {
         }
     }
 
-    /// Returns the bytes of large writes posted and not confirmed, over all connections of this
-    /// process.
+    /// Returns the bytes of large writes posted and not confirmed, over all connections.
     #[inline]
     pub fn backlog_bytes(&self) -> u64 {
         // Relaxed: a hint for the planner; no other memory depends on it.
@@ -222,8 +207,7 @@ impl Rail {
     pub fn posted(&self, bytes: u64) {
         let before = self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
         let busy = if before == 0 { 0 } else { self.busy_bytes() };
-        // Two threads may lose one of their writes here. The value is only a hint, and this saves a
-        // locked instruction.
+        // Two threads may lose a write here. This is only a hint, and saves a locked instruction.
         self.busy_bytes.store(busy + bytes, Ordering::Relaxed);
     }
 
@@ -244,7 +228,6 @@ pub struct Look {
     held: Vec<Held>,
 }
 
-/// Place of an address in the port's GID table and in the system.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     gid_index: u16,
@@ -259,7 +242,7 @@ impl Look {
     }
 
     /// Returns true if the kernel has a route from one of the addresses to a peer's, through the
-    /// interface of the address; `None` if it cannot be asked.
+    /// address's interface; `None` if it cannot be asked.
     pub fn has_route(&self, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Option<bool> {
         let interface = self.held(&own_gid)?.interface?;
         routes::has_route(interface, own_gid, peer_gid)

@@ -12,9 +12,9 @@ use std::thread::Builder;
 /// the caller is pinned.
 ///
 /// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, where
-/// NCCL's progress thread spins: a thread that inherited the caller's mask would have to wait for
-/// that thread. The main thread's mask is taken as the mask of the process: a launcher binds the
-/// process before the process starts, and NCCL pins only its own threads.
+/// NCCL's progress thread spins. A thread with the caller's mask would have to wait for that
+/// thread. The main thread's mask is taken as the mask of the process: a launcher binds the process
+/// before the process starts, and NCCL pins only its own threads.
 ///
 /// # Errors
 /// The reason why the thread could not be started.
@@ -35,12 +35,11 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
 /// Work for a thread of its own.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Set by [`replace`].
 static REPLACEMENT: OnceLock<fn(&'static str, Work)> = OnceLock::new();
 
-/// Makes [`detach`] give all later work of this process to `run`, with the thread's name, and start
-/// no thread. For a simulation, whose runs must repeat exactly: it does the work immediately, or
-/// later if the thread is to hang. The first call counts.
+/// Makes [`detach`] give all later work to `run`, with the thread's name, and start no thread. For
+/// a simulation, whose runs must repeat exactly: `run` does the work immediately, or later if the
+/// thread is to hang. Only the first call counts.
 pub fn replace(run: fn(&'static str, Work)) {
     REPLACEMENT.get_or_init(|| run);
 }
@@ -51,8 +50,7 @@ pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
     if let Some(run) = REPLACEMENT.get() {
         return run(name, Box::new(work));
     }
-    // The work is sent only after the thread has started: a spawn that fails drops its closure, and
-    // the work would be lost with it.
+    // Send the work only once the thread has started: a failed spawn drops its closure.
     let (hand, task) = sync_channel(1);
     let take = move || {
         if let Ok(work) = task.recv() {

@@ -1,9 +1,9 @@
-//! Connections at a listener that have not sent a token. A TCP port of the bootstrap is open to the
+//! Connections at a listener that have not sent a token. The bootstrap's TCP port is open to the
 //! network.
 //!
 //! A client must send one well-formed message within a time limit, and the listener's owner admits
-//! it by that message. Every other client is dropped without disturbing those that are admitted.
-//! The owners have different rules: [`super::setup::admission`] admits the peer of a handle,
+//! it by that message. Every other client is dropped without disturbing those admitted. The owners
+//! have different rules: [`super::setup::admission`] admits the peer of a handle,
 //! [`super::recovery::redial`] peers whose TCP connection was lost.
 
 use super::channel::{Channel, Received};
@@ -12,25 +12,20 @@ use crate::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Largest number of unauthenticated connections. A further one replaces the oldest connection from
-/// the address that has the most.
+/// Limit of unauthenticated connections. One more replaces the oldest from the address with most.
 const MOST_UNAUTHENTICATED: usize = 64;
-/// Time limit for sending the token.
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
-/// Shortest interval between log lines about rejected connections at a listener that is open as
-/// long as the job runs.
+/// Shortest interval between log lines about rejections at a listener that lasts for the job.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A listening socket and its connections that have not sent a token.
 pub struct Unauthenticated {
     listener: TcpListener,
     connections: Vec<Connection>,
-    /// The resource that is lacking to accept connections, if any.
     shortage: Option<String>,
     rejections: Rejections,
 }
 
-/// Logging of rejected connections.
 enum Rejections {
     /// Each has a line.
     Each,
@@ -74,8 +69,7 @@ impl Unauthenticated {
         Self { listener, connections: Vec::new(), shortage: None, rejections: Rejections::Each }
     }
 
-    /// Creates the set for a listener that is open as long as the job runs. Log lines are limited,
-    /// so that clients cannot fill the log.
+    /// Creates the set for a listener that lasts as long as the job, and limits its log lines.
     pub fn lasting(listener: TcpListener) -> Self {
         Self { rejections: Rejections::Seldom { said: None, others: 0 }, ..Self::new(listener) }
     }
@@ -126,8 +120,8 @@ impl Unauthenticated {
                     break;
                 }
                 Err(e) => match shortage_text(&e) {
-                    // Out of descriptors or memory: an older connection makes room. If there is
-                    // none, the peer stays in the backlog, and the next call tries again.
+                    // An older connection makes room. If there is none, the peer stays in the
+                    // backlog, and the next call tries again.
                     Some(why) => {
                         descriptors.tell("cannot accept connections on the bootstrap port", &why);
                         self.shortage = Some(why);
@@ -136,8 +130,7 @@ impl Unauthenticated {
                         }
                         admitted.extend(self.make_room(judge));
                     }
-                    // Other errors concern this connection (for example, it was reset before it was
-                    // accepted), not the port.
+                    // Other errors, such as a reset before accept, concern only this connection.
                     None => tracing::debug!("bootstrap connection failed at once: {e}"),
                 },
             }
@@ -148,7 +141,7 @@ impl Unauthenticated {
     fn make_room(&mut self, judge: Judge<'_>) -> Option<Admitted> {
         let all = &self.connections;
         let many = |one: &Connection| all.iter().filter(|other| other.from == one.from).count();
-        // `max_by_key` returns the last maximum, which is the oldest connection in reverse order.
+        // `max_by_key` returns the last maximum: the oldest connection in reverse order.
         let crowding = (0..all.len()).rev().max_by_key(|at| many(&all[*at]))?;
         let connection = self.connections.remove(crowding);
         match ask(connection, judge, &mut self.rejections) {
@@ -163,7 +156,6 @@ impl Unauthenticated {
     }
 }
 
-/// Result of reading a connection's first message.
 enum FirstMessage {
     Admitted(Admitted),
     /// No message yet, within the time limit.

@@ -1,19 +1,18 @@
-//! Treatment of the variables that NCCL's own network transport reads: the table of settings and
-//! the list of ignored variables together.
+//! Treatment of the variables that NCCL's own network transport reads, settings and ignored ones.
 
 use super::nccl::ignored;
 use super::{SettingRow, TABLE};
 
-/// Treatment of a variable of NCCL's.
+/// Treatment of an NCCL variable.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
     /// The plugin reads it.
     Honoured(&'static SettingRow),
-    /// The plugin does not read it. The reason is the end of a sentence.
+    /// The plugin does not read it, for this reason (the end of a sentence).
     Ignored(&'static str),
 }
 
-/// Treatment of the variable `name`; `None` if NCCL's network transport does not read it.
+/// Returns the treatment of `name`; `None` if NCCL's network transport does not read it.
 pub fn fate(name: &str) -> Option<Fate> {
     let row = TABLE.iter().find(|row| row.name == name).map(Fate::Honoured);
     row.or_else(|| ignored().find(|(known, _)| *known == name).map(|(_, why)| Fate::Ignored(why)))
@@ -36,8 +35,7 @@ mod tests {
         assert!(fate("NCCL_BUFFSIZE").is_none());
     }
 
-    /// All names with the prefix `NCCL_IB_` in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3
-    /// and 2.30.7.
+    /// All `NCCL_IB_` names in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7.
     #[test]
     fn every_variable_of_nccls_ib_transport_has_a_fate() {
         let names = "ADAPTIVE_ROUTING ADDR_FAMILY ADDR_RANGE AR_THRESHOLD DATA_DIRECT DEVICE_PCI_ORDER DISABLE ECE_ENABLE FIFO_TC \

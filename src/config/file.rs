@@ -1,19 +1,17 @@
-//! Settings files: lines of `NAME=value`, as in NCCL's own `nccl.conf`. `#` starts a comment at the
-//! beginning of a line or after white space.
+//! Settings files: lines of `NAME=value`, as in `nccl.conf`. `#` starts a comment at the beginning
+//! of a line or after white space.
 
 use crate::error::{Error, Missing, Result, SettingFault};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// A settings file with its lines.
 #[derive(Debug)]
 pub(super) struct SettingsFile {
     pub(super) path: PathBuf,
     pub(super) lines: Vec<SettingLine>,
 }
 
-/// One setting.
 #[derive(Debug)]
 pub(super) struct SettingLine {
     /// Line number, from 1.
@@ -23,14 +21,13 @@ pub(super) struct SettingLine {
     pub(super) value: String,
 }
 
-/// Largest size of a settings file.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl SettingsFile {
-    /// Reads the file that `variable` names. The file has to exist.
+    /// Reads the file that `variable` names, which must exist.
     ///
     /// # Errors
-    /// [`Error::Setting`] when it cannot be read, or a line is no setting.
+    /// [`Error::Setting`] if it cannot be read, or a line is not a setting.
     pub(super) fn named(variable: &str, path: &str) -> Result<Self> {
         let text = read(Path::new(path)).map_err(|error| Error::Setting {
             name: variable.to_owned(),
@@ -40,13 +37,9 @@ impl SettingsFile {
         Self::parse(path.into(), &text)
     }
 
-    /// Reads a file in a standard place, if there is one.
-    ///
-    /// # Errors
-    /// As [`SettingsFile::named`], but a file that does not exist is no error.
+    /// Reads a file in a standard place, if it exists. Other errors as [`SettingsFile::named`].
     pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
-        // A folder that is closed to this user (in containers, the HOME of another user) has no
-        // file of this user.
+        // A folder closed to this user (in containers, another user's HOME) has no file of theirs.
         let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
         if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
             return Ok(None);
@@ -71,7 +64,7 @@ impl SettingsFile {
             let Some((name, value)) = text.split_once('=') else {
                 return Err(wrong("the line", text, SettingFault::NotALine));
             };
-            // `NAME=#x` equals `NAME= #x`: white space around the `=` has no meaning.
+            // White space around `=` has no meaning: `NAME=#x` equals `NAME= #x`.
             let (name, value) = (name.trim().to_owned(), without_comment(value).trim().to_owned());
             if let Some(first) = lines.iter().find(|line| line.name == name) {
                 return Err(wrong(&name, &value, SettingFault::SetBefore(first.number)));
@@ -81,21 +74,18 @@ impl SettingsFile {
         Ok(Self { path, lines })
     }
 
-    /// The line that gives `name` a value.
     pub(super) fn line(&self, name: &str) -> Option<&SettingLine> {
         self.lines.iter().find(|line| line.name == name && !line.value.is_empty())
     }
 }
 
-/// Cuts a line or a value at a `#` that starts it or follows white space. Another `#` belongs to
-/// the value.
+/// Cuts text at a `#` that starts it or follows white space.
 fn without_comment(line: &str) -> &str {
     let starts = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
     let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));
     &line[..comment.unwrap_or(line.len())]
 }
 
-/// Name of a file's setting in errors.
 pub(super) fn place(path: &Path, line: usize, name: &str) -> String {
     format!("{}, line {line}: {name}", path.display())
 }
@@ -154,7 +144,7 @@ mod tests {
         assert!(SettingsFile::standard(&gone).unwrap().is_none());
         let error = SettingsFile::named("A_NAME", gone.to_str().unwrap()).unwrap_err().to_string();
         assert!(error.starts_with("A_NAME=") && error.contains("No such file"), "{error}");
-        // A folder is there and is no file; so is what is no text.
+        // A folder exists but is not a file; other data may not be text.
         let error = SettingsFile::standard(folder.path()).unwrap_err().to_string();
         assert!(error.contains(folder.path().to_str().unwrap()) && error.contains("directory"), "{error}");
         let garbled = folder.path().join("garbled");

@@ -1,15 +1,13 @@
-//! Lists of device and interface names, in the grammar of NCCL.
+//! Lists of device and interface names, in NCCL's grammar.
 
 use super::value::{Parsed, Refusal, number, quoted};
 
-/// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. The rail
-/// and plane numbers that NCCL 2.30 accepts after a port are read and have no meaning here: there
-/// is one merged device.
+/// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. `^`
+/// excludes the names. `=` compares whole names; otherwise a prefix is enough. Both marks come
+/// before the first name, in this order, and apply to all names. An empty list admits everything.
 ///
-/// `^` makes the list exclude names. `=` compares whole names, where otherwise a prefix is enough.
-/// Both marks come before the first name, in this order, and apply to all names. An empty list
-/// admits everything. The grammar is that of NCCL's own parser (`parseStringList` and `matchIfList`
-/// in its `utils.cc`).
+/// The grammar is that of NCCL's parser (`parseStringList` and `matchIfList` in its `utils.cc`).
+/// Rail and plane numbers after a port (NCCL 2.30) are ignored, because there is one merged device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameFilter {
     excludes: bool,
@@ -18,7 +16,7 @@ pub struct NameFilter {
 }
 
 impl NameFilter {
-    /// NCCL's own limit (`MAX_IB_DEVS` in its `net_ib`).
+    /// NCCL's own limit (`MAX_IB_DEVS`, `net_ib`).
     const MAX_ENTRIES: usize = 32;
 
     pub(super) fn parse(text: &str) -> Parsed<Self> {
@@ -40,7 +38,7 @@ impl NameFilter {
         Ok(Self { excludes, whole_names, entries })
     }
 
-    /// True for a name that passes. An entry without a port applies to every port.
+    /// Returns true for a name that passes. An entry without a port applies to every port.
     pub fn admits(&self, name: &str, port: Option<u8>) -> bool {
         if self.entries.is_empty() {
             return true;
@@ -52,7 +50,7 @@ impl NameFilter {
         matched != self.excludes
     }
 
-    /// True if the list selects names, rather than everything, or everything except some names.
+    /// Returns true if the list names what to use, not what to exclude, and is not empty.
     pub fn names_something(&self) -> bool {
         !self.entries.is_empty() && !self.excludes
     }
@@ -79,8 +77,7 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     if fields.next().is_some() {
         return Err(wrong("too many fields"));
     }
-    // The characters that the kernel allows in the name of an interface, without those of the
-    // grammar.
+    // The kernel's characters for interface names, without those of the grammar.
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
     match !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
         true => Ok((name.to_owned(), port)),

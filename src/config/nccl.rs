@@ -1,11 +1,9 @@
-//! Variables of NCCL's own transports that this plugin does not read, with the reasons: the one
-//! list for `nccl-spark doctor`, the documents, and the log.
-//!
-//! NCCL 2.27.3 to 2.30.7 reads these names for its IB transport and for networks and GPUs (its
-//! `NCCL_PARAM`s and `ncclGetEnv`s). Variables that the plugin reads are in the table of settings
-//! alone.
+//! Variables of NCCL's own transports that this plugin does not read, with the reasons, for
+//! `nccl-spark doctor`, the documents, and the log. NCCL 2.27.3 to 2.30.7 reads them for its IB
+//! transport and for networks and GPUs (`NCCL_PARAM`, `ncclGetEnv`). Variables that the plugin
+//! reads are only in the table of settings.
 
-/// Ignored variables with the reasons.
+/// Returns the ignored variables, each with the reason.
 pub fn ignored() -> impl Iterator<Item = (&'static str, &'static str)> {
     IGNORED.iter().flat_map(|(names, why)| names.iter().map(|name| (*name, *why)))
 }

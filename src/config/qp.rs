@@ -1,10 +1,10 @@
-//! Settings of queue pairs, and the time that a rail may stay silent before it counts as lost.
+//! Settings of queue pairs, and the silence after which a rail counts as lost.
 
 use std::time::Duration;
 
 /// Promised limit for noticing a silent rail (docs/guide/failover.md).
 const PROMISED: Duration = Duration::from_secs(1);
-/// Fewer retransmissions than this turn single lost packets into lost rails.
+/// With fewer retransmissions, single lost packets become lost rails.
 const ENOUGH_RETRIES: u8 = 3;
 
 /// Settings of queue pairs.
@@ -19,16 +19,16 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// Time that a queue pair waits for acknowledgements in all, by the InfiniBand specification
-    /// (9.7.6.1.3, "local ACK timeout"): one time-out, plus one for each retransmission. A device
-    /// may take up to four times that. ConnectX with adaptive retransmission takes about the
-    /// time-out times the retransmissions (NVIDIA, "Adaptive Retransmission").
+    /// Returns the total time that a QP waits for acknowledgements: one time-out, plus one for each
+    /// retransmission (InfiniBand specification 9.7.6.1.3, "local ACK timeout"). A device may take
+    /// up to four times as long. ConnectX with adaptive retransmission takes about the time-out
+    /// times the retransmissions (NVIDIA, "Adaptive Retransmission").
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))
     }
 
-    /// Warnings about settings that lose rails too late or too easily.
+    /// Returns warnings about settings that lose rails too late or too easily.
     pub fn warnings(&self) -> Vec<String> {
         let (mut warnings, silence) = (Vec::new(), self.silence_limit());
         let (timeout, retries) = (self.timeout, self.retry_count);

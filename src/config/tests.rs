@@ -1,4 +1,4 @@
-//! Tests of the settings: where a value comes from, and which values are refused.
+//! Tests of the settings: sources of values, and refused values.
 
 use super::*;
 
@@ -18,7 +18,6 @@ fn every_default_parses_and_empty_is_unset() {
     assert_eq!((config.setup.traffic_class, config.setup.qps_per_rail), (None, None));
 }
 
-/// A settings file in a folder of its own.
 struct Written(tempfile::TempDir);
 
 impl Written {
@@ -89,14 +88,12 @@ fn values_from_a_file_are_checked_and_errors_name_file_and_line() {
     for (line, allowed) in [
         ("NCCL_IB_TC=256", "else 0) to 255"),
         ("NCCL_SPARK_MIN_SHARE=1", "did you mean NCCL_SPARK_MIN_SHARE_BYTES?"),
-        // In the environment this one is NCCL's business, here it is nobody's.
         ("NCCL_ALGO=Ring", "no such setting; `nccl-spark settings` lists all"),
         ("NCCL_IB_TIMOEUT=18", "did you mean NCCL_IB_TIMEOUT?"),
         ("NCCL_SPARK_SETTINGS_FILE=/etc/other.conf", "cannot name another"),
         ("NCCL_IB_TC", "NAME=value"),
     ] {
         let file = Written::new(&format!("\n{line}\n"));
-        // A value that the environment overrides is checked too.
         let error = gather(&[("NCCL_IB_TC", "7")], &[file.path()]).unwrap_err().to_string();
         let place = format!("{}, line 2: ", file.path().display());
         assert!(error.starts_with(&place) && error.contains(allowed), "{line}: {error}");
@@ -186,7 +183,7 @@ fn a_removed_setting_is_ignored_with_a_warning_in_the_environment_and_in_a_file(
     assert!(gather(&[], &[]).unwrap().removed.is_empty());
 }
 
-/// Every setting of this plugin's own that any version has had.
+/// Every setting of this plugin's own, of any version.
 const EVER: &str = "CONNECT_TIMEOUT_S COUNTERS CPU_LATENCY_US FLOW_LABEL INFLIGHT_BYTES LL128 LOSS_TIMEOUT_S \
                     MIN_SHARE_BYTES PROBE_TIMEOUT_MS RING_TCP SETTINGS_FILE STALL_ABORT_S STALL_WARN_S SYSFS TUNER \
                     TUNER_TABLE VLLM";

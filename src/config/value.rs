@@ -1,10 +1,10 @@
-//! Parsers for kinds of values that several settings share.
+//! Parsers for values of several settings.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reason why a value is not usable, if there is more to tell than the allowed values.
+/// Reason why a value is not usable, if it says more than the allowed values do.
 #[derive(Debug, Default)]
 pub(super) struct Refusal(pub(super) Option<String>);
 
@@ -16,8 +16,7 @@ impl Refusal {
 
 pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
 
-/// Quotes a part of a value for a reason, at most 60 characters: NCCL cuts a line of its log at
-/// 1024.
+/// Quotes at most 60 characters: NCCL cuts a log line at 1024.
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Minimum number of closed connections' records that stay unchanged, for readers that come late.
+/// Minimum number of closed connections' records that stay unchanged, for late readers.
 const KEPT: usize = 64;
 
 /// The counters of all connections of a process.
@@ -19,20 +19,19 @@ pub struct Counting {
 
 struct Book {
     file: File,
-    /// For each record that has been in use, the number of times its description has started or
-    /// finished changing. Kept here because other processes can overwrite the word in the file.
+    /// For each used record, the number of starts and ends of changes to its description. Kept here
+    /// because other processes can overwrite the word in the file.
     sequences: Vec<u64>,
-    /// Records that are free again, the one that became free first in front.
+    /// Free records, in the order in which they became free.
     free: VecDeque<usize>,
     not_counted: u64,
     connections: u64,
 }
 
 enum File {
-    /// No connection has been made yet.
     NotYet,
     Made(Arc<MemoryFile>),
-    /// The file is not wanted, or cannot be created.
+    /// Not wanted, or cannot be created.
     None,
 }
 
@@ -57,7 +56,7 @@ pub struct Record {
     place: Place<Reservation>,
 }
 
-/// Reserves a record for its lane until dropped.
+/// Frees its record when dropped.
 struct Reservation {
     counting: Arc<Counting>,
     /// Index in the file; `None` for a record in private memory.
@@ -80,8 +79,7 @@ pub struct CountedConnection {
 }
 
 impl Counting {
-    /// Creates counters, with a memory file if wanted. The file is created with the first
-    /// connection.
+    /// Creates counters. If wanted, the first connection creates a memory file.
     pub fn new(wants_file: bool) -> Arc<Self> {
         let file = if wants_file { File::NotYet } else { File::None };
         let (sequences, free, not_counted, connections) = Default::default();
@@ -98,7 +96,7 @@ impl Counting {
         CountedConnection { counting: Arc::clone(self), direction, lanes, has_ended: AtomicBool::new(false) }
     }
 
-    /// Logs the totals of connections that have ended since the last call. `by_tcp` holds the bytes
+    /// Logs the totals of connections that have ended since the last call. `by_tcp` has the bytes
     /// and messages of connections over TCP. Returns true if there was something to log.
     pub fn log_summary(&self, by_tcp: (u64, u64)) -> bool {
         let lines = std::mem::take(&mut *lock(&self.summary)).lines(by_tcp);
@@ -122,7 +120,6 @@ impl Counting {
 }
 
 impl Book {
-    /// Reserves and describes a record for a lane.
     fn take(
         &mut self,
         counting: &Arc<Counting>,
@@ -214,8 +211,7 @@ impl Record {
         word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     }
 
-    /// Counts a write of `bytes` bytes. Like two calls of [`Record::add`], but finds the record
-    /// only once.
+    /// Counts a write of `bytes` bytes. Two calls of [`Record::add`] would find the record twice.
     #[inline(always)]
     pub fn add_write(&self, bytes: u64) {
         let words = &*self.place;
@@ -290,8 +286,7 @@ impl Outages {
         }
     }
 
-    /// Shows that the lane does not carry, because its connection has failed. That is no loss of
-    /// the rail.
+    /// Shows the lane as lost because its connection has failed. Counts no loss of the rail.
     pub fn failed(&self) {
         self.record.set_state(State::Lost);
     }
@@ -318,8 +313,8 @@ impl CountedConnection {
         self.lanes.get(lane).map_or_else(Record::detached, |(_, record)| record.clone())
     }
 
-    /// Ends the connection and adds its totals to the summary. Anything counted later, while the
-    /// peer closes, is not in the summary.
+    /// Ends the connection and adds its totals to the summary. Later counts, while the peer closes,
+    /// are left out.
     pub fn end(&self) {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;

@@ -5,29 +5,27 @@
 //! It has a header and a fixed number of records, all in 8-byte words of the machine's byte order.
 //! A record holds the counters of one lane of one connection in one direction.
 //!
-//! Each word has one writer at a time: the thread that uses the data path for its counters, the
-//! service thread for losses, recoveries and the state that changes with them, and the thread that
-//! makes or closes the connection for the rest. There are no locks, so a reader may see new bytes
-//! next to an old number of writes. A record's description changes only while its
+//! Each word has one writer at a time. The user of the data path writes the lane's counters. The
+//! service thread writes losses and recoveries, and the state that changes with them. The thread
+//! that makes or closes the connection writes the rest. There are no locks, so a reader may see new
+//! bytes next to an old number of writes. A record's description changes only while its
 //! [`Word::Sequence`] is odd. A reader accepts a record if its sequence was even and was the same
 //! before and after reading.
 //!
-//! Readers trust nothing, because the owner of the process can write anything into the file.
-//! [`Counters::parse`] limits every number by the bytes that were read and makes every text
-//! printable.
+//! The owner of the process can write anything into the file. So [`Counters::parse`] limits every
+//! number by the bytes that were read and makes every text printable.
 
 /// Name of the memory file; its link in `/proc/PID/fd` is `/memfd:NAME (deleted)`.
 pub const FILE_NAME: &str = "nccl-net-spark-counters";
 /// The first word: "NNSCOUNT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NNSCOUNT");
-/// Version of this layout. A reader of another version reports that and shows nothing of the
-/// process.
+/// Version of this layout. A reader of another version reports that and shows no counters.
 pub const VERSION: u64 = 1;
 /// Size of the header in words.
 pub const HEADER_WORDS: usize = 16;
 /// Size of a record in words: six cache lines, so that two connections never share a line.
 pub const RECORD_WORDS: usize = 48;
-/// Number of records in a file; 72 connections of four rails in both directions need 576. Unused
+/// Number of records in a file. 72 connections of four rails in both directions need 576. Unused
 /// records take no memory.
 pub const RECORDS: usize = 4096;
 /// Size of the file in bytes.
@@ -55,12 +53,12 @@ pub enum HeaderWord {
     Used = 5,
     /// Number of lanes not counted because all records were in use.
     NotCounted = 6,
-    /// The process id in the process's own namespace; outside a container it has another one.
+    /// Process id in the process's own namespace. Outside a container it has another one.
     ProcessId = 7,
 }
 
-/// The words of a record. The words from [`Word::Bytes`] on are counters. They only grow while the
-/// record describes the same lane, and they wrap around.
+/// The words of a record. The words from [`Word::Bytes`] on are counters. They wrap around, and
+/// only grow while the record describes the same lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
@@ -84,7 +82,7 @@ pub enum Word {
     /// [`Word::State`], it changes without [`Word::Sequence`].
     PathMtu = 21,
     /// The connection's present stall ([`stall_word`]), 0 if it has none. Only in the record of the
-    /// connection's first lane. Like [`Word::State`], it changes without [`Word::Sequence`].
+    /// first lane. Like [`Word::State`], it changes without [`Word::Sequence`].
     Stall = 22,
     /// Payload bytes: confirmed for a sender, received for a receiver.
     Bytes = 24,
@@ -105,15 +103,13 @@ pub enum Word {
     /// Total time lost, until the last recovery, in ns.
     LostNs = 31,
     /// Number of times that a request of the connection made no progress for a second or longer.
-    /// Only in the record of the connection's first lane.
+    /// Only in the record of the first lane.
     Stalls = 32,
-    /// Total duration of the stalls so far as known, in ns. Only in the record of the connection's
-    /// first lane.
+    /// Total known duration of the stalls, in ns. Only in the record of the first lane.
     StalledNs = 33,
 }
 
-/// State of a record's lane. It changes without [`Word::Sequence`], because the record still
-/// describes the same lane.
+/// State of a record's lane. It changes without [`Word::Sequence`]: the lane remains the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum State {
@@ -146,7 +142,7 @@ pub struct Record {
     pub sequence: u64,
     /// State of the lane.
     pub state: State,
-    /// Which way.
+    /// Direction of the lane.
     pub direction: Direction,
     /// The connection's number in its process.
     pub connection: u64,
@@ -160,7 +156,7 @@ pub struct Record {
     pub peer: String,
     /// [`Word::PathMtu`]; 0 if unknown.
     pub path_mtu_bytes: u64,
-    /// Number of the cause of the connection's present stall, and its length in seconds so far.
+    /// Cause number of the connection's present stall, and its length in seconds so far.
     pub stall: Option<(u8, u64)>,
     /// The counters.
     pub counts: Counts,
@@ -204,7 +200,7 @@ pub struct Counters {
     pub passed_over: usize,
 }
 
-/// Error of reading a file that cannot be shown.
+/// Error of a file that cannot be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotShown {
     /// The file is shorter than a header.
@@ -222,8 +218,8 @@ pub enum NotShown {
 }
 
 impl Counters {
-    /// Returns the number of bytes worth reading of a file with this header: up to the last record
-    /// that has been in use. At most [`FILE_BYTES`].
+    /// Returns the number of bytes to read of a file with this header: up to the last record that
+    /// has been in use, at most [`FILE_BYTES`].
     ///
     /// # Errors
     /// The reason why the file cannot be shown.
@@ -246,7 +242,7 @@ impl Counters {
     }
 
     /// Parses two successive reads of a file. A record is taken from the first read if the second
-    /// one still has the same sequence. Records missing at the end were not in use.
+    /// has the same sequence. Records missing at the end were not in use.
     ///
     /// # Errors
     /// The reason why the file cannot be shown.
@@ -287,8 +283,8 @@ pub fn text_words<const WORDS: usize>(text: &str) -> [u64; WORDS] {
     words
 }
 
-/// Returns the word for a stall: the number of its cause (`flow::stall::Cause`) in the lowest byte,
-/// and above it the stall's length in seconds.
+/// Returns the word for a stall: its cause's number (`flow::stall::Cause`) in the lowest byte, and
+/// its length in seconds above.
 pub fn stall_word(cause: u8, seconds: u64) -> u64 {
     u64::from(cause) | seconds << 8
 }
@@ -337,8 +333,7 @@ fn word_at(bytes: &[u8], word: usize) -> Option<u64> {
     bytes.get(word * 8..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Returns the text up to its first zero, with `?` for each byte that is not a printable ASCII
-/// character.
+/// Returns the text up to its first zero, with `?` for each byte that is not printable ASCII.
 fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     text.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()
@@ -387,8 +382,7 @@ mod tests {
     fn a_record_that_changes_while_it_is_read_is_skipped() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
-        // The counts of the second read may belong to another lane: they were read after its
-        // sequence.
+        // The second read's counts may be another lane's: they were read after its sequence.
         let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
         assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
         let changing = file(|words| words[HEADER_WORDS] = 3);

@@ -1,5 +1,4 @@
-//! Memory for counters: a memory file that other processes may open, or private memory of this
-//! process.
+//! Memory for counters: a memory file that other processes may open, or private memory.
 //!
 //! Every process that may inspect this one may also write to the file. So its words are only loaded
 //! and stored, as atomics, and no value read from them is used as an index, length or condition.
@@ -21,10 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const FILE_WORDS: usize = FILE_BYTES / size_of::<AtomicU64>();
 
-/// The words of a record.
 pub type RecordWords = [AtomicU64; RECORD_WORDS];
 
-/// Counters for lanes that are not in use yet and have no record.
+/// Counters of lanes that have no record yet.
 static NOWHERE: RecordWords = [const { AtomicU64::new(0) }; RECORD_WORDS];
 
 /// The mapped memory file of a process. It exists until its last record is dropped.
@@ -41,12 +39,8 @@ unsafe impl Sync for MemoryFile {}
 
 impl MemoryFile {
     /// Creates the file, with a header and no record in use.
-    ///
-    /// # Errors
-    /// The error of the failed system call.
     pub fn new() -> io::Result<Arc<Self>> {
-        // Beyond the limit the kernel would not only refuse the size but also send SIGXFSZ, which
-        // ends the process.
+        // Beyond the limit the kernel also sends SIGXFSZ, which ends the process.
         let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
         if limit != RLIM_INFINITY && limit < FILE_BYTES as u64 {
             return Err(io::Error::other(format!("files may have {limit} bytes (ulimit -f)")));
@@ -108,7 +102,7 @@ pub struct Place<T> {
     held: Option<Arc<OwnedWords<T>>>,
 }
 
-/// The owner of the words and the attached value, in one allocation because every lane has a place.
+/// Owner of the words and the attached value, in one allocation because every lane has a place.
 struct OwnedWords<T> {
     with: T,
     _owner: Owner,
@@ -125,15 +119,13 @@ unsafe impl<T: Send + Sync> Send for Place<T> {}
 unsafe impl<T: Send + Sync> Sync for Place<T> {}
 
 impl<T> Place<T> {
-    /// Returns the place of record `index` in the file, or private memory if there is no such
-    /// record.
+    /// Returns the place of record `index` in the file, or private memory if it does not exist.
     pub fn in_file(file: &Arc<MemoryFile>, index: usize, with: T) -> Self {
         let words = file.words()[HEADER_WORDS..].chunks_exact(RECORD_WORDS).nth(index);
         let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(with) };
         Self::held(NonNull::from(words), Owner::File { _file: Arc::clone(file) }, with)
     }
 
-    /// Allocates private memory of this process.
     pub fn private(with: T) -> Self {
         let words: Arc<RecordWords> = Arc::new([const { AtomicU64::new(0) }; RECORD_WORDS]);
         Self::held(NonNull::from(&*words), Owner::Own { _words: words }, with)
@@ -144,7 +136,6 @@ impl<T> Place<T> {
         Self { words: NonNull::from(&NOWHERE), held: None }
     }
 
-    /// Returns the attached value.
     pub fn with(&self) -> Option<&T> {
         self.held.as_ref().map(|held| &held.with)
     }
@@ -181,8 +172,7 @@ fn create() -> io::Result<OwnedFd> {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Kernels from 6.3 on may require MFD_NOEXEC_SEAL (vm.memfd_noexec); earlier ones do not know
-    // it.
+    // Kernels from 6.3 on may require MFD_NOEXEC_SEAL (vm.memfd_noexec); older ones lack it.
     let fd: OwnedFd = make(flags | libc::MFD_NOEXEC_SEAL).or_else(|error: io::Error| match error.raw_os_error() {
         Some(libc::EINVAL) => make(flags),
         _ => Err(error),

@@ -1,5 +1,4 @@
-//! Counters of a job's rails: the work of each lane of each connection, in memory that other
-//! processes can read.
+//! Counters of the work of each lane of each connection, in memory that other processes can read.
 //!
 //! - `layout`: the layout of the memory in words, and a parser for readers. No I/O, no `unsafe`.
 //! - `memory`: the memory file, with all of this module's `unsafe`.
@@ -9,9 +8,9 @@
 //!
 //! Failures here never fail a job. No decision depends on the file's content, because other
 //! processes can write it. Without the file, or when every record is in use, a lane counts into
-//! private memory, for log messages and the summary. While NCCL's messages are in flight, counting
-//! costs one load and one store by the counter's only writer ([`Record::add`]). Locks are taken
-//! only when connections are made and end.
+//! private memory, for log messages and the summary. During transfers, counting costs one load and
+//! one store by the counter's only writer ([`Record::add`]). Only making and ending a connection
+//! takes locks.
 
 mod book;
 pub mod layout;

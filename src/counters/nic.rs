@@ -1,8 +1,8 @@
 //! Counters of a NIC's port, by the kernel's names. mlx5: drivers/infiniband/hw/mlx5/counters.c,
 //! its packets in `counters`. soft-RoCE: drivers/infiniband/sw/rxe/rxe_hw_counters.c.
 //!
-//! To read them can block in the device's driver, so the service thread does not do it. A counter
-//! that a driver does not have is left out.
+//! Reading them can block in the device's driver, so the service thread does not do it. Counters
+//! that a driver lacks are left out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Values of the counters of a port.
 pub type PortCounters = BTreeMap<String, u64>;
 
-/// Counters of packets, and of packets that were lost, in one direction.
+/// Counters of packets and of lost packets in one direction.
 struct Way {
     verb: &'static str,
     packets: [&'static str; 2],
@@ -26,8 +26,8 @@ const WAYS: [Way; 2] = [
     },
 ];
 
-/// Other counters that show loss or congestion. A pulled cable makes the first two grow as well, so
-/// they are not judged.
+/// Other counters that show loss or congestion. A pulled cable raises the first two as well, so
+/// [`losses_text`] ignores them.
 const OTHERS: [&str; 10] = [
     "local_ack_timeout_err",
     "completer_retry_err",
@@ -41,10 +41,10 @@ const OTHERS: [&str; 10] = [
     "rx_icrc_encapsulated",
 ];
 
-/// More than one lost packet in this many slows a rail down: each costs a round of retransmission,
+/// More than one lost packet in this many slows a rail down. Each costs a round of retransmission:
 /// some 100 us of a link that sends 3 million packets of 4 KiB a second.
 pub const ONE_IN: u64 = 100_000;
-/// Fewer lost packets are no rate.
+/// Minimum number of lost packets for a rate.
 const FEWEST_LOST: u64 = 10;
 
 /// True for a counter of errors or congestion.
@@ -70,7 +70,7 @@ pub fn read(sysfs: &Path, device: &str, port: u8, wanted: impl Fn(&str) -> bool)
 }
 
 /// Returns the counters that have grown since `start`. A counter below its start began again at 0,
-/// as that of a device that has returned.
+/// because its device left and returned.
 pub fn growth(start: &PortCounters, now: &PortCounters) -> PortCounters {
     let gained = |(name, value): (&String, &u64)| {
         let start = start.get(name)?;
@@ -79,8 +79,7 @@ pub fn growth(start: &PortCounters, now: &PortCounters) -> PortCounters {
     now.iter().filter_map(gained).filter(|(_, gained)| *gained > 0).collect()
 }
 
-/// Returns the counters of errors and congestion as "4,830 packet_seq_err, 12 out_of_sequence", or
-/// `None` without any.
+/// Returns errors and congestion as "4,830 packet_seq_err, 12 out_of_sequence", if any.
 pub fn errors_text(growth: &PortCounters) -> Option<String> {
     let errors = growth.iter().filter(|(name, _)| is_error(name));
     let texts: Vec<String> = errors.map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
@@ -102,7 +101,6 @@ pub fn losses_text(growth: &PortCounters) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
-/// Returns a number with commas between groups of three digits.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -120,9 +118,8 @@ mod tests {
     use super::*;
 
     /// Files of a port by driver and version. mlx5: the tables of counters.c, and `port_attrs` in
-    /// drivers/infiniband/core/sysfs.c. Optional counters have no file (`IB_STAT_FLAG_OPTIONAL`
-    /// there). Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no
-    /// `counters`.
+    /// drivers/infiniband/core/sysfs.c. Optional counters (`IB_STAT_FLAG_OPTIONAL`) have no file.
+    /// Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no `counters`.
     const MLX5_PORT: &str = "excessive_buffer_overrun_errors link_downed link_error_recovery \
         local_link_integrity_errors multicast_rcv_packets multicast_xmit_packets port_rcv_constraint_errors \
         port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors port_rcv_switch_relay_errors \

@@ -7,24 +7,18 @@ use std::time::Duration;
 /// Totals of one lane when its connection ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Carried {
-    /// Direction of the lane.
     pub direction: Direction,
     /// Payload bytes.
     pub bytes: u64,
-    /// Number of losses.
     pub losses: u64,
-    /// Number of recoveries.
     pub recoveries: u64,
-    /// Total time lost.
     pub lost: Duration,
     /// Stalls of the connection; 0 except for its first lane.
     pub stalls: u64,
-    /// Total duration of the stalls.
     pub stalled: Duration,
 }
 
-/// Totals of closed connections. Sums wrap around, because other processes can write the counters
-/// that they come from.
+/// Totals of closed connections. Sums wrap around: other processes can write the counters.
 #[derive(Debug, Default)]
 pub struct Summary {
     rails: BTreeMap<String, OfRail>,
@@ -36,14 +30,13 @@ pub struct Summary {
 struct OfRail {
     sent_bytes: u64,
     received_bytes: u64,
-    /// Losses of the lane with the most: a rail that fails once is lost in each of its connections.
+    /// Losses of the lane with the most: a failed rail is lost in each of its connections.
     losses: u64,
     recoveries: u64,
     lost: Duration,
 }
 
 impl Summary {
-    /// Adds a lane of a connection that has ended.
     pub fn add(&mut self, rail: &str, carried: Carried) {
         let of_rail = self.rails.entry(rail.to_owned()).or_default();
         let bytes = match carried.direction {
@@ -58,8 +51,7 @@ impl Summary {
         self.stalled = self.stalled.saturating_add(carried.stalled);
     }
 
-    /// Returns the lines for the log: one in total and one for each rail, or none if nothing was
-    /// carried. `by_tcp` holds the bytes and messages sent by TCP.
+    /// Returns the lines for the log: the total and one for each rail; none if nothing was carried.
     pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
         let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
         let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));

@@ -1,8 +1,7 @@
-//! Causes of errors, one enumeration for each answer to NCCL. A cause holds the names and figures
-//! of its event.
+//! Causes of errors, one enum for each NCCL result. A cause has the names and figures of its event.
 //!
-//! This room imports no other. The error of another room, and the words of a peer, come as text in
-//! `why` or `how`; a list of rails comes as text in `rails`, `lanes` or `tries`.
+//! This module imports no other. Text of other modules or of a peer is in `why` or `how`; lists of
+//! rails are text in `rails`, `lanes` or `tries`.
 
 #![allow(missing_docs, reason = "the text of each cause explains the cause and its fields")]
 
@@ -11,11 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error as Cause;
 
-/// How to get libibverbs.
 const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; \
     in a container: the same packages in the image, and docker run --device /dev/infiniband --ulimit memlock=-1";
 
-/// Reason why a setting is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum SettingFault {
     #[error("{}{allowed}", .reason.as_ref().map_or_else(String::new, |reason| format!("{reason}; allowed: ")))]
@@ -34,7 +31,6 @@ pub enum SettingFault {
     Sysfs(String),
 }
 
-/// Lack of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Missing {
     #[error("read {}: {why}", .path.display())]
@@ -97,7 +93,7 @@ fn no_device(failures: &[String]) -> String {
     }
 }
 
-/// System or verbs call with its arguments. `hint` is empty, or has a cure in parentheses.
+/// Call with its arguments. `hint` is empty, or has a cure in parentheses.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Call {
     #[error("cannot watch for fork() (pthread_atfork)")]
@@ -154,7 +150,6 @@ pub enum Call {
     WakeService,
 }
 
-/// Argument of a call that the interface does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Argument {
     #[error("{0} is NULL")]
@@ -207,7 +202,7 @@ pub enum Argument {
     CostTable { num_algo: i32, num_proto: i32, algorithms: usize, protocols: usize },
 }
 
-/// Ends that cannot work together, or a job that was set up wrongly.
+/// Incompatible ends, or a job that is set up wrongly.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Usage {
     #[error("called before a successful init")]
@@ -246,7 +241,7 @@ pub enum Usage {
     Closed,
 }
 
-/// Event that ends a connection, seen on one rail. Boxed, which keeps [`super::Error`] small.
+/// Event on one rail that ends a connection. Boxed to keep [`super::Error`] small.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 #[error("rail {rail} to {peer} failed: {why} (peer rail {peer_rail}); {lanes}")]
 pub struct OnRail {
@@ -257,16 +252,15 @@ pub struct OnRail {
     pub lanes: String,
 }
 
-/// TCP streams of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 #[error("TCP with {peer} over {interface}")]
 pub struct TcpPath {
     pub peer: String,
-    /// Interface of this host.
+    /// On this host.
     pub interface: String,
 }
 
-/// Request that has made no progress. `what` is the request with an article: "a posted send".
+/// Request without progress. `what` is the request with an article: "a posted send".
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Waited {
     #[error("{what} had waited {waited:.1?}")]
@@ -277,7 +271,7 @@ pub enum Waited {
     Receive { what: &'static str, waited: Duration, pending: usize },
 }
 
-/// Reason why bytes do not get through. Limits are in seconds.
+/// Reason why no bytes get through. Limits are in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Network {
     #[error("bootstrap connection to {peer} failed: {why}")]
@@ -312,7 +306,6 @@ pub enum Network {
     While(Box<Network>, Waited),
 }
 
-/// End of the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum PeerGone {
     #[error("{peer} closed the connection")]
@@ -337,7 +330,6 @@ pub enum PeerGone {
     OnLanes { gone: Box<PeerGone>, waited: Waited, lanes: String },
 }
 
-/// Breach of the protocol by the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Violation {
     #[error("{peer} violated the protocol: {how}")]
@@ -366,7 +358,7 @@ pub enum Violation {
     PathMtu { rail: String, mtu_bytes: u32, most: u32 },
 }
 
-/// Limit that passed. Limits are in seconds.
+/// Limits are in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum TimedOut {
     #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]
@@ -383,7 +375,7 @@ pub enum TimedOut {
     Stalled { peer: String, waited: Duration, limit: u64, why: StallCause },
 }
 
-/// Cause of a stall, as the peer's answer shows it. Times are those since the last progress.
+/// Cause of a stall, from the peer's answer. Times are since the last progress.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
     #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
@@ -419,7 +411,6 @@ fn unacknowledged_on(rails: &str) -> String {
     if rails.is_empty() { String::new() } else { format!("; data posted on {rails} is not acknowledged") }
 }
 
-/// Fault in this library.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Internal {
     #[error("internal error, please report it: {0}")]

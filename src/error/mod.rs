@@ -6,18 +6,18 @@ mod causes;
 
 pub use causes::*;
 
-/// Error of a call of the plugin. Each variant is one answer to NCCL; its fields have the cause.
-/// The text is made in `Display`, where NCCL's logger or the command line takes it.
+/// Error of a plugin call. Each variant is one NCCL result; its fields have the cause. `Display`
+/// makes the text, for NCCL's logger or the command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Unknown or malformed setting, or a settings file that cannot be read.
+    /// Unknown or malformed setting, or unreadable settings file.
     #[error("{name}={} is not usable: {fault}", shortened(value))]
     Setting {
-        /// Variable, or place in a settings file.
+        /// Variable, or line of a settings file.
         name: String,
-        /// Value that was given.
+        /// The value as given.
         value: String,
-        /// Reason, with the values that are allowed.
+        /// Reason, with the allowed values.
         fault: SettingFault,
     },
     /// The machine lacks something that the plugin needs (a library, a device, a privilege).
@@ -34,11 +34,11 @@ pub enum Error {
     /// The caller passed something that the interface does not allow.
     #[error(transparent)]
     Argument(#[from] Argument),
-    /// The two ends cannot work together, or the job was set up wrongly.
+    /// The two ends cannot work together, or the job is set up wrongly.
     #[error(transparent)]
     Usage(#[from] Usage),
-    /// Bytes do not get through: no rail carries, the devices refuse a request on every rail, an
-    /// address is gone, or the bootstrap's TCP has failed.
+    /// No bytes get through: no rail works, devices refuse a request on every rail, an address is
+    /// gone, or the bootstrap's TCP failed.
     #[error(transparent)]
     Network(#[from] Network),
     /// The peer closed the connection, or its process is gone.
@@ -58,8 +58,8 @@ pub enum Error {
 /// The plugin's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Result of a call that is made for every message. It is as small as its value, so that success
-/// travels in registers. An unboxed [`Error`] would take twice the instructions.
+/// Result of a call for every message. As small as its value, so that success travels in registers;
+/// an unboxed [`Error`] would take twice the instructions.
 pub type Quick<T> = std::result::Result<T, Box<Error>>;
 
 impl From<Box<Error>> for Error {
@@ -75,44 +75,43 @@ impl From<getrandom::Error> for Error {
 }
 
 impl Error {
-    /// An [`Error::Os`] with the calling thread's `errno`.
+    /// Returns [`Error::Os`] with the calling thread's `errno`.
     pub fn last_os(call: Call) -> Self {
         Self::os(call, &std::io::Error::last_os_error())
     }
 
-    /// An [`Error::Os`] from a standard I/O error.
+    /// Returns [`Error::Os`] for a standard I/O error.
     pub fn os(call: Call, error: &std::io::Error) -> Self {
         Self::Os { call, errno: error.raw_os_error().unwrap_or(0) }
     }
 
-    /// True for the kernel's answer to calls on a device that was taken away (`EIO` of a
-    /// disassociated context: `uverbs_ioctl.c`, `uverbs_main.c`).
+    /// Returns true for the kernel's answer if the device was removed (`EIO` of a disassociated
+    /// context: `uverbs_ioctl.c`, `uverbs_main.c`).
     pub fn is_removal(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EIO, .. })
     }
 
-    /// True for the answer of mlx5's driver, since Linux 5.18, for a device whose firmware has
-    /// failed (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
+    /// Returns true for mlx5's answer, since Linux 5.18, if the device's firmware has failed
+    /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
     pub fn is_failed_device(&self) -> bool {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
     }
 
-    /// True where the same call may succeed later: the peer's address does not resolve or has no
-    /// route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port has other
-    /// addresses than were agreed, or the device is away. NCCL too repeats `ibv_modify_qp` after a
-    /// time-out alone.
+    /// Returns true if the same call may succeed later: the peer's address does not resolve or has
+    /// no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port's addresses are
+    /// not those agreed, or the device is away. NCCL repeats `ibv_modify_qp` only after a time-out.
     pub fn may_pass(&self) -> bool {
         let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
 
-    /// True where the process or the machine is out of descriptors, which others may give back.
+    /// Returns true if the process or the machine is out of descriptors, which may become free.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
     }
 }
 
-/// Text of a panic's payload.
+/// Returns the text of a panic's payload.
 pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => text,
@@ -121,8 +120,7 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// A value in a message, cut to 100 characters: NCCL cuts a line of its log at 1024, and the reason
-/// follows the value.
+/// Cuts a value to 100 characters: NCCL cuts a log line at 1024, and the reason follows the value.
 fn shortened(value: &str) -> String {
     const MOST: usize = 100;
     let start: String = value.chars().take(MOST).collect();

@@ -1,9 +1,8 @@
-//! One end's queue of control messages on a running connection. Each message is delivered exactly
-//! once and in order.
+//! One end's queue of control messages. Each message is delivered exactly once and in order,
+//! although the paths of control frames may lose, duplicate and delay them.
 //!
-//! Stop and wait: one control message is under way at a time. Its frame is sent again until the
-//! peer acknowledges it. The paths of control frames may therefore lose, duplicate and delay them;
-//! one path that works intermittently is enough.
+//! Stop and wait: one control message is under way at a time, and its frame is sent again until the
+//! peer acknowledges it. One path that works intermittently is enough.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};
@@ -13,12 +12,10 @@ use std::collections::VecDeque;
 #[derive(Debug, Default, Clone, Hash)]
 pub struct ControlLink {
     waiting: VecDeque<ControlMessage>,
-    /// Number of the control message under way, or of the last one sent; `message` is its encoding.
+    /// Number of the last control message sent. `message` is its encoding.
     sent: u64,
     message: Vec<u8>,
-    /// Number of the last control message that the peer acknowledged.
     confirmed: u64,
-    /// Number of the last control message received from the peer.
     heard: u64,
     /// True while a frame is due: a new message, an acknowledgement or a resend.
     news: bool,
@@ -46,8 +43,7 @@ impl ControlLink {
         (self.sent > self.confirmed).then_some(self.sent)
     }
 
-    /// Makes [`ControlLink::news`] return the current frame again, because the path that carried it
-    /// may have lost it.
+    /// Makes [`ControlLink::news`] return the current frame again: the path may have lost it.
     pub fn send_again(&mut self) {
         self.news = true;
     }
@@ -57,19 +53,18 @@ impl ControlLink {
         std::mem::take(&mut self.news).then(|| self.frame())
     }
 
-    /// Returns the current control frame: the message under way, and the acknowledgement of the
-    /// peer's.
+    /// Returns the current control frame, with the message under way and an acknowledgement.
     pub fn frame(&self) -> ControlFrame {
         let asks = self.sent > self.confirmed;
         let message = if asks { self.message.clone() } else { Vec::new() };
         ControlFrame { number: self.sent, heard: self.heard, asks, message }
     }
 
-    /// Accepts a control frame and returns its control message, if that is new.
+    /// Accepts a control frame, and returns its control message if the message is new.
     ///
     /// # Errors
-    /// [`Malformed`] when the control message cannot be decoded. The message is acknowledged
-    /// nevertheless, so that later messages follow.
+    /// [`Malformed`] when the control message cannot be decoded. This end still acknowledges the
+    /// message, so that later ones follow.
     pub fn hear(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
         if frame.heard == self.sent {
             self.confirmed = self.sent;
@@ -78,7 +73,7 @@ impl ControlLink {
         if !frame.asks || frame.number > self.heard + 1 {
             return Ok(None);
         }
-        // The peer lacks this acknowledgement, whether the message is new or a repetition.
+        // The peer lacks this acknowledgement, even if the message is a repetition.
         self.news = true;
         if frame.number <= self.heard {
             return Ok(None);
@@ -121,7 +116,6 @@ mod tests {
     }
 
     proptest! {
-        /// `script` loses, duplicates and delays control frames.
         #[test]
         fn every_message_is_delivered_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
@@ -132,7 +126,6 @@ mod tests {
             for step in script.into_iter().chain(calm) {
                 let at = usize::from(step % 2);
                 match step {
-                    // Queues a message if any is left, and sends the current frame.
                     0 | 1 => {
                         if said[at] < counts[at] {
                             ends[at].say(ControlMessage::Bye { delivered: said[at] });
@@ -141,8 +134,7 @@ mod tests {
                         let frame = ends[at].frame();
                         under_way[at].push_back(frame);
                     }
-                    // A control frame is lost, or one overtakes those before it and is then
-                    // delivered again.
+                    // Loses a frame; or delivers the newest frame first, and again later.
                     2 => _ = under_way[0].pop_front(),
                     3 => {
                         if let Some(frame) = under_way[1].back().cloned() {

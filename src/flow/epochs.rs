@@ -1,11 +1,10 @@
-//! The epochs of a receiver's keys, by lane. The receiver decides them; the sender learns them from
-//! JOINED.
+//! The epochs of a receiver's keys, by lane. JOINED carries them to the sender.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 
-/// The newest epoch, and for each lane the first one whose CTS entries have valid keys for it.
+/// The newest epoch, and the first epoch in which each lane's keys are valid.
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub(super) struct Epochs {
     newest: Epoch,
@@ -13,13 +12,11 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// Returns the newest epoch. Entries that are written now carry it.
     #[inline(always)]
     pub(super) fn newest(&self) -> Epoch {
         self.newest
     }
 
-    /// Returns the first epoch with valid keys for a lane.
     pub(super) fn since(&self, lane: LaneId) -> Epoch {
         self.since[lane.index()]
     }
@@ -29,7 +26,7 @@ impl Epochs {
         self.learn(lane, self.newest.next());
     }
 
-    /// Sets the first epoch of a lane, and returns true if another one was known.
+    /// Sets the first epoch of a lane. Returns true if it has changed.
     pub(super) fn learn(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let before = std::mem::replace(&mut self.since[lane.index()], epoch);
         if epoch.is_since(self.newest) {

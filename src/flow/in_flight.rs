@@ -1,23 +1,21 @@
-//! The bound on a process's bytes in flight: those of sends that have begun and are not done, over
-//! all connections (`NCCL_SPARK_INFLIGHT_BYTES`).
+//! The bound on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`): the bytes of all sends
+//! that have begun and are not done, over all connections.
 //!
-//! [`Bound`] is the counter that all connections share; a [`Hold`] is one connection's part of it.
 //! A send reserves its bytes before it begins ([`Hold::take`]) and releases them when it is done
-//! ([`Hold::give`]). When a rail is lost in between, the send keeps its reservation and is resent
-//! without a new one. A connection that fails ([`Hold::give_all`]) or is dropped releases the rest
-//! of its reservations, so an abandoned send holds nothing. No connection releases more than it
-//! reserved.
+//! ([`Hold::give`]). A send that is resent after a rail's loss keeps its reservation. A connection
+//! that fails ([`Hold::give_all`]) or is dropped releases the rest, so an abandoned send holds
+//! nothing. No connection releases more than it reserved.
 //!
-//! A send reserves at most the bound: a larger one begins when nothing else is in flight, and while
-//! it runs nothing else begins. An empty send reserves nothing. Refused sends do not block and have
-//! no queue: the first to ask when there is room begins.
+//! A send reserves at most the bound. A larger send begins when nothing else is in flight, and
+//! nothing else begins while it runs. An empty send reserves nothing. Refused sends do not block
+//! and have no queue: the first to ask when there is room begins.
 //!
-//! Without a bound there is neither a `Bound` nor a `Hold`, and the data path makes no reservation.
+//! Without a bound there is neither a [`Bound`] nor a [`Hold`], and the data path reserves nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The bound on the bytes in flight of all sends of a process, and the bytes reserved.
+/// The counter of reserved bytes that all connections share.
 #[derive(Debug)]
 pub struct Bound {
     most_bytes: u64,
@@ -37,13 +35,12 @@ impl Bound {
         Self { most_bytes: most_bytes.max(1), taken_bytes: AtomicU64::new(0) }
     }
 
-    /// The bound, in bytes.
+    /// The bound.
     pub fn most_bytes(&self) -> u64 {
         self.most_bytes
     }
 
-    /// Bytes reserved, never more than the bound; a larger send reserves exactly the bound. May be
-    /// called from any thread.
+    /// Bytes reserved, at most the bound. May be called from any thread.
     pub fn taken_bytes(&self) -> u64 {
         // Relaxed: see `take`.
         self.taken_bytes.load(Ordering::Relaxed)
@@ -56,11 +53,12 @@ impl Bound {
 
     /// Reserves `charge` bytes if they fit.
     ///
-    /// Relaxed, here and in `give`: the counter publishes nothing, and no memory is read because of
-    /// its value. It never exceeds the bound because all changes of one atomic have one order, and
-    /// each applies to the value before it. A send's write is posted after its `take` and depends
-    /// on it; its bytes are released after its completion was polled and depend on that. No
-    /// processor that this runs on makes a store visible before the load that it depends on.
+    /// Relaxed, here and in `give`: the counter publishes no memory, and no memory is read because
+    /// of its value. It never exceeds the bound, because all changes of one atomic have one order
+    /// and each applies to the value before it. A send's write is posted after its `take` and
+    /// depends on it. The bytes are released after the send's completion was polled, and depend on
+    /// that. No processor that this runs on makes a store visible before the load that it depends
+    /// on.
     fn take(&self, charge: u64) -> bool {
         let fits = |taken: u64| taken.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
         self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -78,7 +76,7 @@ impl Hold {
         Self { bound, bytes: 0 }
     }
 
-    /// Reserves the bytes of a send that is about to begin. False if the send may not begin now.
+    /// Reserves the bytes of a send that is about to begin. Returns false if they do not fit now.
     #[must_use]
     pub fn take(&mut self, bytes: u64) -> bool {
         let charge = self.bound.charge(bytes);
@@ -89,8 +87,7 @@ impl Hold {
         may_begin
     }
 
-    /// Releases the bytes of a send that is done or did not begin. Releases nothing after
-    /// [`Hold::give_all`].
+    /// Releases a send's bytes: it is done or did not begin. No effect after [`Hold::give_all`].
     #[inline(always)]
     pub fn give(&mut self, bytes: u64) {
         let charge = self.bound.charge(bytes).min(self.bytes);
@@ -157,7 +154,6 @@ mod tests {
                     for turn in 0..20_000 {
                         let bytes = 1 + (turn * 7919 + thread * 104_729) % 600;
                         if hold.take(bytes) {
-                            // Reference count of this test; never above the bytes reserved.
                             assert!(seen.fetch_add(bytes, Ordering::SeqCst) + bytes <= 1000);
                             seen.fetch_sub(bytes, Ordering::SeqCst);
                             hold.give(bytes);
@@ -172,7 +168,6 @@ mod tests {
     #[derive(Debug, Clone, Copy)]
     enum Use {
         Take(u64),
-        /// The running send at this index is done.
         Give(usize),
         Fail,
         Drop,
@@ -211,7 +206,7 @@ mod tests {
                     Use::Give(_) => {}
                     Use::Fail => {
                         holds[at].give_all();
-                        // The sends that are confirmed after all.
+                        // These sends may still be confirmed.
                         running[at].drain(..).for_each(|bytes| holds[at].give(bytes));
                     }
                     Use::Drop => {

@@ -1,16 +1,16 @@
 //! The decisions of a connection, as pure state.
 //!
-//! No I/O, no clock, no locks, no `unsafe`. Code that runs for each message allocates nothing.
-//! `comm` reports what the NICs did and executes the answers.
+//! No I/O, clock, locks or `unsafe`. Code that runs for each message allocates nothing. `comm`
+//! reports what the NICs did and executes the answers.
 //!
 //! - Messages: `receives` (granted receives), `shadow` (their CTS entries), `next` (the CTS entry
-//!   at the head of the ring), `sends` (running sends), `epochs` (of the keys in CTS entries),
+//!   at the head of the ring), `sends` (running sends), `epochs` (of keys in CTS entries),
 //!   `in_flight` (the bound of `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
 //! - Rails of a message: `striping` (which lanes), `plan` (bytes for each lane), `pace` (measured
 //!   speed), `paths` (promised speed).
 //! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
 //!   return), `control_link` (control messages in order over paths that lose and duplicate frames),
-//!   `redial` (when TCP is dialled again), `stall` (which side does not do its part).
+//!   `redial` (when TCP is dialled again), `stall` (which side causes a stall).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_types)]
@@ -34,8 +34,7 @@ pub mod striping;
 
 use crate::wire::SLOTS;
 
-/// Returns the number of the receive after number `sequence`. A connection with fewer than
-/// [`SLOTS`] slots, as in a model, leaves out the numbers of the slots that it lacks.
+/// Number of the receive after `sequence`. Skips slots that a model with `N` < [`SLOTS`] lacks.
 #[inline(always)]
 const fn sequence_after<const N: usize>(sequence: u64) -> u64 {
     let next = sequence + 1;

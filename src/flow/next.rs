@@ -1,5 +1,4 @@
-//! The next receive in the ring of clear-to-sends: detects that all of its entries have arrived,
-//! and finds the part that matches a send.
+//! The next receive in the CTS ring: detects its complete arrival, and finds the part for a send.
 
 use super::sequence_after;
 use crate::wire::PARTS;
@@ -7,15 +6,14 @@ use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receive at the head of the ring, the only one that sends are matched with. Its entries stay
-/// in the ring: the receiver overwrites them only after it has all bytes of their sends.
+/// The receive at the head of the ring. Sends match no other receive. The receiver overwrites its
+/// entries only after it has all bytes of their sends.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Next<const N: usize> {
     sequence: u64,
-    /// Bit set of the parts that no send has taken. 0 while the group has not arrived, or if the
-    /// receive is a single part that needed no search.
+    /// Bit set of the parts that no send has taken. 0 while the group has not arrived, and for a
+    /// receive of a single part, which needs no search.
     waiting: u8,
-    /// Expected epoch of the receiver's keys in the entries.
     epoch: Epoch,
 }
 
@@ -32,7 +30,6 @@ pub struct Head {
     pub room_bytes: u64,
     /// Epoch of the receiver's keys in the entry.
     pub epoch: Epoch,
-    /// Start of the entry in the ring, in words.
     pub(super) at: usize,
 }
 
@@ -44,7 +41,7 @@ impl Head {
     }
 }
 
-/// Returns the entry of a receive part for which a send runs; `None` while it is being rewritten.
+/// Returns the entry of a running send's receive part; `None` while the receiver rewrites it.
 pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
     entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
@@ -53,10 +50,10 @@ pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Ent
 fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
     let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
-    // Relaxed: this word was already read as part of a whole entry. It does not change until the
-    // receiver has all bytes of the send: a rewritten entry has the same key for each rail in use.
-    // (A rail whose key changes is lost meanwhile, and later uses the key that [`granted`]
-    // returns.)
+    // Relaxed: a send has already read this word as part of a whole entry. The word does not change
+    // until the receiver has all bytes of the send: a rewritten entry has the same key for each
+    // rail in use. (A rail whose key changes is lost meanwhile, and then uses the key of
+    // [`granted`].)
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
@@ -67,18 +64,15 @@ pub enum Peek {
     Nothing,
     /// The receive matches this send.
     Found(Head),
-    /// The receive is a group, has another tag or an older epoch: use
-    /// [`super::sends::Sends::search`].
+    /// A group, another tag or an older epoch: use [`super::sends::Sends::search`].
     Search,
 }
 
 impl<const N: usize> Next<N> {
-    /// The receive's number on this connection.
     pub(super) fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// As [`super::sends::Sends::peek`].
     #[inline(always)]
     pub(super) fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
         if self.waiting != 0 {
@@ -91,7 +85,6 @@ impl<const N: usize> Next<N> {
         }
     }
 
-    /// As [`super::sends::Sends::search`].
     pub(super) fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         if self.waiting == 0 && !self.has_come(ring)? {
             return Ok(None);
@@ -99,7 +92,7 @@ impl<const N: usize> Next<N> {
         self.find(ring, tag)
     }
 
-    /// Takes the part that was found, and advances to the next receive after the last part.
+    /// Takes a part, and advances to the next receive after the last part.
     #[inline(always)]
     pub(super) fn take(&mut self, part: u8) {
         self.waiting &= !(1 << (part & 7));
@@ -115,7 +108,6 @@ impl<const N: usize> Next<N> {
         Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), epoch: entry.epoch(), at }
     }
 
-    /// Returns the first part with `tag` that no send has taken.
     fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         let mut waiting = self.waiting;
         while waiting != 0 {
@@ -128,7 +120,6 @@ impl<const N: usize> Next<N> {
         Ok(None)
     }
 
-    /// Returns true if all entries of the group have arrived.
     fn has_come(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
         let Some(first) = self.checked(ring, 0)? else { return Ok(false) };
         let parts = first.parts();
@@ -143,19 +134,18 @@ impl<const N: usize> Next<N> {
         Ok(true)
     }
 
-    /// Returns the entry of a part once it has arrived completely, after checking it.
+    /// Returns the checked entry of a part, once all of it has arrived.
     fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
         let Some(entry) = self.entry(ring, part) else { return Ok(None) };
         entry.check(part).map(|()| Some(entry))
     }
 
-    /// Returns the entry of a part once it has arrived completely.
+    /// Returns the entry of a part, once all of it has arrived.
     #[inline(always)]
     fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
         entry_at(ring, entry_word(self.sequence, usize::from(part)), self.sequence)
     }
 
-    /// Sets the epoch of the keys that new entries have.
     pub(super) fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
@@ -164,10 +154,9 @@ impl<const N: usize> Next<N> {
 #[inline(always)]
 fn entry_at(ring: &[AtomicU64], at: usize, sequence: u64) -> Option<Entry> {
     let place = ring.get(at..at + ENTRY_WORDS)?;
-    // Acquire: the loads of the words that follow, and everything that depends on them, come after
-    // this load in this thread. The NIC promises no order of its stores within an entry. The
-    // entry's digest distinguishes a whole entry from a torn one, so the loads that follow may be
-    // relaxed.
+    // Acquire: the loads of the other words, and all that depends on them, come after this load.
+    // The NIC promises no order of its stores within an entry. The entry's digest tells a whole
+    // entry from a torn one, so the other loads may be relaxed.
     let mut words = [0; ENTRY_WORDS];
     words[0] = place[0].load(Ordering::Acquire);
     if !Entry::may_be(words[0], sequence) {

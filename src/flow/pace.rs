@@ -1,33 +1,32 @@
 //! The speed of a rail, measured from its completions.
 //!
-//! A rail serves the writes of a connection in order. A write's service therefore begins when it is
-//! posted, or when the write before it is done. The rate is the bytes done over the time in
-//! service, both decayed. The bytes are those of all connections of this process with the peer,
-//! because the rail serves them in the same time. The measure holds whatever slows the rail: its
-//! cable, a PCIe link that it shares, the peer's port, other jobs.
+//! A rail serves the writes of a connection in order. A write's service begins when the write is
+//! posted or when the write before it is done, whichever is later. The rate is the bytes done over
+//! the time in service, both decayed. It counts the bytes of all connections of this process with
+//! the peer, because the rail serves them in the same time. The rate therefore includes every cause
+//! of slowness: the cable, a shared PCIe link, the peer's port, other jobs.
 //!
-//! Back-to-back writes count most. A write that found the rail idle says less: its latency counts
-//! as service time, and credit that an idle rail saved up (in a shaper or in buffers) makes the
-//! rail look faster than it is. Such writes count only when there are no others.
+//! A write that found the rail idle counts only when there are no back-to-back writes. Its latency
+//! counts as service time, and credit that an idle rail saved up (in a shaper or in buffers) makes
+//! the rail look too fast.
 //!
 //! A single write mostly shows the load of other connections at that moment. `Steady` therefore
-//! averages many writes: shares that follow noise leave rails idle. A change larger than noise is
-//! followed within a few writes.
+//! averages many writes: shares that follow noise leave rails idle. It follows a change larger than
+//! noise within a few writes.
 
-/// Decay of the quick average's sums per write. It averages about four writes and shows changes.
+/// Decay of the quick average's sums per write: about four writes. Shows changes.
 const QUICK: f64 = 0.75;
-/// Decay of the slow average's sums per write. It averages about 32 writes and shows the rail.
+/// Decay of the slow average's sums per write: about 32 writes. Ignores noise.
 const SLOW: f64 = 31.0 / 32.0;
-/// The quick average is off when its ratio to the slow one, or the inverse, is above `OFF`; it is
-/// far off above `FAR_OFF`.
+/// Ratio of the two averages, or its inverse, above which the quick one is off or far off.
 const OFF: f64 = 1.6;
 const FAR_OFF: f64 = 2.5;
-/// Points for a write after which the quick average is off, or far off. At [`CHANGED_POINTS`]
-/// points in a row the rail has changed, and the quick average replaces the slow one.
+/// Points for a write after which the quick average is off or far off. At [`CHANGED_POINTS`] in a
+/// row the rail has changed, and the quick average replaces the slow one.
 const OFF_POINTS: u8 = 1;
 const FAR_OFF_POINTS: u8 = 3;
 const CHANGED_POINTS: u8 = 6;
-/// Measurements from before an idle time of this length are discarded.
+/// Idle time after which older measurements are discarded.
 const OLD_NS: u64 = 150_000_000;
 /// After this many writes in a row that found the rail idle, only such writes determine the rate.
 const ALONE: u8 = 16;
@@ -46,9 +45,8 @@ pub struct Moment {
 pub struct Pace {
     /// Bytes given to the rail and not confirmed.
     pub outstanding_bytes: u64,
-    /// Timed writes given to the rail and not confirmed.
     timed: u32,
-    /// Start of service of the oldest of these writes.
+    /// Start of service of the oldest timed write under way.
     mark: Moment,
     /// True if that write found the rail idle. `was_alone` is the same for the last confirmed write
     /// whose service took time.
@@ -56,20 +54,16 @@ pub struct Pace {
     was_alone: bool,
     /// Time at which the last timed write was given to the rail.
     pub given_ns: u64,
-    /// Average of back-to-back writes.
     following: Steady,
-    /// Average of writes that found the rail idle, and their number since the last back-to-back
-    /// one.
+    /// Average of writes that found the rail idle; their number since the last back-to-back one.
     single: Served,
     singles: u8,
 }
 
-/// An average that ignores noise and follows a change of the rail within a few writes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Steady {
     quick: Served,
     slow: Served,
-    /// Points for a change of the rail; see [`CHANGED_POINTS`].
     points: u8,
 }
 
@@ -99,8 +93,7 @@ impl Steady {
     fn add(&mut self, bytes: u64, busy_ns: u64) {
         self.quick.add(bytes, busy_ns, QUICK);
         self.slow.add(bytes, busy_ns, SLOW);
-        // Compares the ratio of the two rates without a division: cross products, the greater over
-        // the lesser.
+        // Compares the ratio of the two rates by cross products, without a division.
         let (quick, slow) = (self.quick.bytes * self.slow.busy_ns, self.slow.bytes * self.quick.busy_ns);
         let (more, less) = if quick > slow { (quick, slow) } else { (slow, quick) };
         if more <= OFF * less {
@@ -113,7 +106,6 @@ impl Steady {
         }
     }
 
-    /// Adds bytes to the service time that was added last.
     #[inline(always)]
     fn add_bytes(&mut self, bytes: u64) {
         self.quick.bytes += bytes as f64;
@@ -122,8 +114,7 @@ impl Steady {
 }
 
 impl Pace {
-    /// Returns true if no timed write is under way. The next write's service then begins when it is
-    /// given; otherwise when the write before it is confirmed.
+    /// Returns true if no timed write is under way: the next one's service begins when it is given.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.timed == 0
@@ -147,8 +138,8 @@ impl Pace {
         }
     }
 
-    /// Records that the rail confirmed a write. `now` is set if the write was timed, and its
-    /// `carried_bytes` include the write.
+    /// Records that the rail confirmed a write, which is included in the `carried_bytes` of `now`.
+    /// `now` is set if the write was timed.
     #[inline(always)]
     pub fn confirmed(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
@@ -159,8 +150,7 @@ impl Pace {
             if busy_ns > 0 {
                 self.was_alone = self.alone;
             }
-            // Polled together with the write before it, which already counted the time: add only
-            // the bytes.
+            // Polled together with the write before it, which already counted the time.
             match (self.was_alone, busy_ns) {
                 (true, 0) => self.single.bytes += bytes as f64,
                 (false, 0) => self.following.add_bytes(bytes),
@@ -191,7 +181,6 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A connection that shares its rail with no other.
     #[derive(Debug, Default)]
     struct Alone {
         pace: Pace,
@@ -242,7 +231,6 @@ mod tests {
             for _ in 0..3 {
                 pace.given(1000, Some(start));
             }
-            // The first write completes immediately.
             for done in [start + 1, start + 101, start + 201] {
                 pace.confirmed(1000, Some(done));
             }

@@ -1,20 +1,19 @@
 //! Pairs each rail of one side with a rail of the other.
 //!
-//! Pure. Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in
-//! one subnet, or a switch with everything in one), the ports' names and the numbers of the PCIe
-//! links decide. No link is left idle while another has two pairs: two rails of one link carry no
-//! more than one.
+//! Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in one
+//! subnet, or a switch with everything in one), the ports' names and the numbers of the PCIe links
+//! decide. No link is left idle while another has two pairs: two rails of a link carry what one
+//! does.
 //!
-//! Rails that are left over then pair by [`Route`]s. RoCE v2 packets are IP packets, which routers
-//! forward. So does a Spark's NIC between its cables, with rules of its owner (the diagonal of a
-//! ring). The accepting side asks its kernel for routes, because it pairs. The connecting side asks
-//! its own kernel about the pairs that it is offered, and refuses those without a route back.
+//! The remaining rails pair by [`Route`]s, since routers forward RoCE v2 packets. So does a Spark's
+//! NIC between its cables, with rules of its owner (the diagonal of a ring). The accepting side
+//! pairs, so it asks its kernel for routes. The connecting side asks its own kernel about the
+//! offered pairs, and refuses those without a route back.
 //!
-//! A common layout gives an address to only one twin of a cable. The other twin has only its
-//! link-local address and is paired with the peer's rail of the same cable, as far as addresses and
-//! names identify that cable. A probe on every pair then finds out whether the pair works. Two
-//! rails that are a pair stay one: when they return after a loss, only their addresses are chosen
-//! again.
+//! A common layout gives an address to only one twin of a cable. The other twin has only a
+//! link-local address. It is paired with the peer's rail of the same cable, as far as addresses and
+//! names identify that cable. A probe then finds out whether the pair works. Two rails that are a
+//! pair stay one: when they return after a loss, only their addresses are chosen again.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::{Address, RailAdvert};
@@ -38,14 +37,13 @@ pub struct Pair {
     pub mtu_bytes: u32,
     /// The smaller of the two speeds.
     pub speed_mbps: u32,
-    /// True if both rails can be used now. If not, the pair is reserved for their return.
+    /// True if both rails can be used now; otherwise the pair is reserved for their return.
     pub is_usable: bool,
     /// True if the rails share no subnet, and the accepting side has a route.
     pub is_routed: bool,
 }
 
-/// A route from a rail of the accepting side to an address of the connecting side, outside of the
-/// rail's subnets.
+/// A route from an accepting side's rail to a connecting side's address outside the rail's subnets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// Index into the accepting side's rails.
@@ -66,8 +64,8 @@ impl Pair {
 }
 
 /// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
-/// now are paired first; a lost rail gets one of the remaining partners, for later. `routes` has
-/// the existing ones of [`possible_routes`].
+/// now come first; a lost rail gets a remaining partner for later. `routes` has the
+/// [`possible_routes`] that exist.
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
     let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
@@ -78,8 +76,7 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route])
     pairs
 }
 
-/// Returns the routes that would pair more rails if they exist, in the order of preference for each
-/// two rails.
+/// Returns the routes that would pair more rails if they exist, for each pair the preferred first.
 pub fn possible_routes(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Route> {
     let pairs = pair(connector, acceptor, &[]);
     let without_pair = |rails: &[RailAdvert], of: fn(&Pair) -> usize| -> Vec<(usize, Address)> {
@@ -101,23 +98,21 @@ pub fn possible_routes(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec
     routes
 }
 
-/// Returns true if a host reaches the peer's address only by a route, because it is outside of the
-/// subnet of its own address. False if that subnet is unknown.
+/// Returns true if the peer's address is outside the subnet of the host's own address, so that the
+/// host needs a route. False if that subnet is unknown.
 pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
     let peer = Address { gid: peer_gid, prefix: own.prefix };
     own.prefix.is_some() && !are_link_local(&own.gid, &peer_gid) && !in_one_subnet(own, &peer)
 }
 
-/// Pairs the same two rails again by their current addresses. Their common cable was determined
-/// when the connection came up, with the help of the other rails, and cannot be inferred from these
-/// two alone: a cable may join ports of different names.
+/// Pairs two rails of a former pair by their current addresses. Their common cable cannot be
+/// inferred from these two rails alone, because a cable may join ports of different names.
 ///
 /// `attempt` counts the attempts since the pair last worked, from 1. Every second attempt uses the
 /// link-local addresses if both rails have one. Twins can answer ARP for each other, so that
-/// traffic to an IPv4 address reaches the wrong one, while a neighbour solicitation is answered
-/// only by the interface that has the address. (An advert omits addresses that its interface is
-/// seen to lack. Where the interface cannot be seen, as in a container, only the attempt itself
-/// shows it.)
+/// traffic to an IPv4 address reaches the wrong twin. Only the interface that has the address
+/// answers a neighbour solicitation. (An advert omits addresses that its interface is seen to lack.
+/// Where the interface cannot be seen, as in a container, only the attempt shows it.)
 pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, routes: &[Route], attempt: u32) -> Option<Pair> {
     let by_ip = same_subnet(connector, acceptor).or_else(|| routed(connector, acceptor, routes));
     let link_local = both_link_local(connector, acceptor);
@@ -158,7 +153,6 @@ struct Pairing<'a> {
 type Gids = ([u8; 16], [u8; 16]);
 
 impl Pairing<'_> {
-    /// Adds pairs of rails that `allowed` admits.
     fn pair_up(&mut self, allowed: impl Fn(&RailAdvert, &RailAdvert) -> bool) {
         let before = self.pairs.len();
         let in_subnets = self.candidates(same_subnet, &allowed);
@@ -186,11 +180,10 @@ impl Pairing<'_> {
         self.even_out(first_routed, &by_route);
         self.take_spare_speed(&in_subnets);
         self.take_spare_speed(&by_route);
-        // Beyond the limit, the rails that come last are dropped.
+        // Beyond the limit, the last rails are dropped.
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
 
-    /// All pairs for which `gids` finds addresses, most plausible first.
     fn candidates(
         &self,
         gids: impl Fn(&RailAdvert, &RailAdvert) -> Option<Gids>,
@@ -237,11 +230,9 @@ impl Pairing<'_> {
     }
 
     /// Replaces pairs of this pass (those from `first` on) by candidates with an unpaired rail, if
-    /// that reduces the crowding of links and the ports' names fit no worse. A partner freed by a
-    /// replacement is paired again.
+    /// that crowds links less and the ports' names fit no worse. Pairs a freed partner again.
     fn even_out(&mut self, first: usize, candidates: &[Pair]) {
-        // Terminates: each replacement lowers the crowding, a whole number, and each pairing of a
-        // freed rail adds a pair.
+        // Terminates: a replacement lowers the crowding, a whole number; a pairing adds a pair.
         while let Some((at, better)) = self.better(first, candidates) {
             self.pairs[at] = better;
             self.take_unpaired(candidates);
@@ -273,8 +264,8 @@ impl Pairing<'_> {
     }
 
     /// Returns true if cable `here` of the connecting side is cable `there` of the accepting side.
-    /// Existing pairs decide first. Otherwise the answer is no if both have addresses that share no
-    /// subnet, and else yes if the ports' names match or no other cable is possible.
+    /// Existing pairs decide first. Otherwise no if the cables lead to different hosts, and yes if
+    /// the ports' names match or no other cable is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
         let of_one_cable = self.pairs.iter().filter(|pair| !pair.is_routed);
         let mut known = of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
@@ -302,15 +293,13 @@ impl Pairing<'_> {
         is_named_alike || is_only_one()
     }
 
-    /// Returns true if the rails of both cables have addresses but share no subnet, so that the
-    /// cables lead to different hosts.
     fn lead_to_different_hosts(&self, here: u8, there: u8) -> bool {
         let addressed = |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
         let shares = |c: &RailAdvert| on(self.acceptor, there).any(|a| same_subnet(c, a).is_some());
         addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
     }
 
-    /// Lets a fast rail serve several slower ones of the other side, as long as it has speed to
+    /// Lets a fast rail serve several slower rails of the other side, as long as it has speed to
     /// spare for at least half of one.
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
@@ -320,8 +309,8 @@ impl Pairing<'_> {
         }
     }
 
-    /// Speed that a paired rail can spare for an unpaired one, if that is worth a second pair.
-    /// `None` if the PCIe link of the unpaired rail already has a pair with the fast rail.
+    /// Returns the speed that a paired rail can spare for an unpaired one, if worth a second pair.
+    /// `None` if the unpaired rail's PCIe link already has a pair with the fast rail.
     fn spare_mbps(&self, candidate: &Pair) -> Option<u32> {
         let (c, a) = self.ends(candidate);
         let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
@@ -346,7 +335,7 @@ impl Pairing<'_> {
     }
 }
 
-/// Measure of crowding: the sum over all links on both sides of the squared number of pairs.
+/// Returns a measure of crowding: the sum over all links of the squared number of pairs.
 fn crowd(found: &Pairing, pairs: &[Pair]) -> usize {
     let alike = |one: &Pair| {
         let (c, a) = found.ends(one);
@@ -385,7 +374,6 @@ fn are_link_local(one: &[u8; 16], other: &[u8; 16]) -> bool {
     [one, other].iter().all(|gid| Ipv6Addr::from(**gid).is_unicast_link_local())
 }
 
-/// Returns the addresses of the first route between two rails that share no subnet.
 fn routed(c: &RailAdvert, a: &RailAdvert, routes: &[Route]) -> Option<Gids> {
     let has = |rail: &RailAdvert, gid| rail.addresses.iter().any(|address| address.gid == gid);
     let route = routes.iter().find(|route| has(c, route.connector_gid) && has(a, route.acceptor_gid));
@@ -407,8 +395,7 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
     if ipv4 != y.to_ipv4_mapped().is_some() {
         return false;
     }
-    // Default prefix if no interface shows one (a port lent to a container without its netdev): /24
-    // for IPv4, /64 for IPv6.
+    // Prefix if no interface shows one (a port in a container without netdev): IPv4 /24, IPv6 /64.
     let usual = if ipv4 { 120 } else { 64 };
     let prefix = match (one.prefix, other.prefix) {
         (Some(p), Some(q)) => p.max(q),

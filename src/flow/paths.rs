@@ -1,10 +1,8 @@
-//! The links, ports and cables that the paths between two hosts share, and the bandwidth left for
-//! each path while all are busy.
+//! The bandwidth of each path between two hosts while all paths are busy.
 //!
-//! A path is a pair of rails, one on each side. It passes a PCIe link, a port and a cable on both
-//! sides, and may share each of them with other paths: two functions of one PCIe link do not carry
-//! twice as much as one. [`Paths::even_rates`] gives each path the share that its narrowest passage
-//! allows.
+//! A path is a pair of rails, one on each side. It passes a PCIe link, a port and a cable on each
+//! side, and may share them with other paths: two functions of one PCIe link carry no more than
+//! one. [`Paths::even_rates`] gives each path the share that its narrowest passage allows.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::Attachment;
@@ -19,7 +17,6 @@ pub struct Paths {
     count: usize,
     /// Capacity of each passage, in Mb/s.
     capacity: Vec<f64>,
-    /// Bit set of the passages of each path.
     passes: [u64; MAX_RAILS],
 }
 
@@ -40,7 +37,7 @@ enum Passage {
 }
 
 impl Paths {
-    /// Builds the paths between pairs of rails, at most [`MAX_RAILS`]. This side's end comes first.
+    /// Builds the paths of at most [`MAX_RAILS`] pairs of rails. This side's end comes first.
     pub fn new(pairs: &[[End; 2]]) -> Self {
         let mut paths = Self::default();
         let mut known: Vec<Passage> = Vec::with_capacity(PASSAGES);
@@ -103,9 +100,8 @@ impl Paths {
 }
 
 /// Returns true if another rail on a cable of this side would add no bandwidth, because the paths
-/// fill the cable or the ports of the peer's cables at their other ends. This side's end comes
-/// first in each pair. Nine tenths count as full: links are counted in payload, ports with their
-/// framing.
+/// fill the cable or the peer's ports. This side's end comes first in each pair. Nine tenths count
+/// as full: links are counted in payload, ports with their framing.
 pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
     let rates = Paths::new(pairs).even_rates();
     let is_full = |side: usize, cable: u8| {
@@ -127,7 +123,7 @@ mod tests {
         RailId::new(number.into()).unwrap()
     }
 
-    /// Rails by PCIe link and cable; 200 Gb/s ports on links of 112 Gb/s.
+    /// Rails by PCIe link and cable: 200 Gb/s ports on links of 112 Gb/s.
     fn spark(rails: &[(u8, u8)]) -> Vec<End> {
         let end = |(rail, &(link, cable)): (RailId, &(u8, u8))| {
             let attachment = Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 };

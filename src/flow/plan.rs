@@ -1,5 +1,4 @@
-//! Cuts a large message into shares, one for each lane that helps, so that all shares finish at the
-//! same moment given each lane's backlog.
+//! Cuts a large message into shares, one for each lane that helps, so that all finish together.
 //!
 //! This is the fluid limit of handing out pieces one by one to the lane that will finish them
 //! first, with one work request for each lane instead of many.
@@ -7,7 +6,7 @@
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// Shares begin at multiples of this in the message: LL128 data must land in whole 128-byte units.
+/// Shares begin at multiples of this size: LL128 data must land in whole 128-byte units.
 pub const SHARE_ALIGNMENT: u64 = 128;
 
 /// Speed and backlog of one lane.
@@ -30,7 +29,7 @@ pub struct Share {
     pub bytes: u64,
 }
 
-/// The shares of one message: at least one, together the whole message in order.
+/// The shares of one message, in order: at least one, and together the whole message.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares {
     shares: [Share; MAX_RAILS],
@@ -66,8 +65,7 @@ impl Shares {
     }
 }
 
-/// Returns the lane that would finish the whole message first, and its finishing time in
-/// microseconds.
+/// Returns the lane that would finish the whole message first, and the time in microseconds.
 #[inline]
 pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     let done_us = |lane: &LaneLoad| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
@@ -75,17 +73,16 @@ pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
-/// The lanes that may take part, by the time at which they are free; equal ones by speed, fastest
-/// first.
+/// The lanes that may take part, by the time at which they are free, then by speed, fastest first.
 struct LanesByTime {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
     count: usize,
 }
 
-/// Cuts a message over `lanes` (1 to [`MAX_RAILS`] of them) by water-filling.
+/// Cuts a message over `lanes` (1 to [`MAX_RAILS`]) by water-filling.
 ///
-/// The lanes that are free first join until the common finishing time is before the next one is
+/// The lanes that are free first join, until the common finishing time is before the next lane is
 /// free. At most as many join as get `min_share_bytes` (above 0) on average. Lanes whose share
 /// would be smaller than half of that leave, the smallest share first. Fewer lanes take part if
 /// that delays the end of the message by at most `late_us` microseconds.
@@ -120,8 +117,7 @@ pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64
     }
 }
 
-/// As [`divide`], for the usual case in which all lanes take part and need not be sorted. `None` in
-/// all other cases.
+/// Handles the usual case of [`divide`]: all lanes take part and need no sorting. Else `None`.
 #[inline]
 fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, late_us: f64) -> Option<Shares> {
     if lanes.len() > most {
@@ -133,7 +129,6 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, lat
         let backlog = lane.backlog_bytes as f64;
         rate += lane.bytes_per_us;
         work += backlog;
-        // The lane that is free last.
         if backlog * last_rate >= last_backlog * lane.bytes_per_us {
             (last_rate, last_backlog) = (lane.bytes_per_us, backlog);
         }
@@ -186,8 +181,8 @@ impl LanesByTime {
         order
     }
 
-    /// Returns the number of lanes that take part and the time (in microseconds) at which they are
-    /// all done, at most `late_us` later than with every lane that would help.
+    /// Returns the number of lanes that take part, and the time (in microseconds) at which all are
+    /// done. At most `late_us` later than with every lane that would help.
     #[inline]
     fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, late_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
@@ -286,13 +281,11 @@ mod tests {
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
 
-    /// Time (in microseconds) at which a message is done that is cut over `lanes` (1 to
-    /// [`MAX_RAILS`]) at no cost per share: the level of the water-filling. Not finite if no lane
-    /// carries anything.
+    /// Returns the time (in microseconds) at which a message is done that is cut over `lanes` (1 to
+    /// [`MAX_RAILS`]) at no cost per share. Not finite if no lane carries anything.
     fn level_us(bytes: u64, lanes: &[LaneLoad]) -> f64 {
         let mut level = f64::INFINITY;
-        // The level falls with each round, and a further lane may then be free too late to help;
-        // mostly none is.
+        // The level falls with each round. A further lane may then be free too late to help.
         for _ in 0..lanes.len() {
             let (mut rate, mut work) = (0.0, bytes as f64);
             for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {

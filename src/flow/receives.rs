@@ -11,21 +11,21 @@ use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 use std::sync::atomic::AtomicU64;
 
-/// All receives of one connection. It uses the first `N` slots; only a model has fewer than all.
+/// All receives of one connection, in the first `N` slots. Only a model has fewer than all.
 #[derive(Debug, Clone)]
 pub struct Receives<const N: usize = SLOTS> {
     slots: [SlotState; N],
-    /// The parts of each slot's receive; entries beyond its part count are stale.
+    /// Entries beyond a receive's part count are stale.
     parts: [[Part; PARTS]; N],
-    /// Lane that carried each slot's last clear-to-send.
+    /// Lane of each slot's last clear-to-send.
     lanes: [LaneId; N],
     /// Slots (one bit each) whose grant must be repeated: lane lost, or keys changed.
     to_repeat: u32,
-    /// The slots of `to_repeat` whose lane still works and whose keys have changed. The repeated
-    /// clear-to-send must take the same lane: on another one it could arrive before the first one.
+    /// Slots of `to_repeat` whose lane works and whose keys are new. Their repeated clear-to-send
+    /// takes the same lane: on another one it could arrive before the first.
     same_lane: u32,
-    /// Slots whose repeated clear-to-send is in transit. Not granted again before it is confirmed,
-    /// because it could overwrite the entry of the slot's next receive.
+    /// Slots whose repeated clear-to-send is not confirmed. They are not granted, because the
+    /// repetition could overwrite the new entry.
     repeating: u32,
     epochs: Epochs,
     next: u64,
@@ -40,7 +40,6 @@ enum SlotState {
 }
 
 impl SlotState {
-    /// True while bytes of the slot's receive are missing.
     fn is_waiting(&self) -> bool {
         matches!(self, Self::Granted(granted) if granted.unfinished > 0)
     }
@@ -54,10 +53,9 @@ struct Granted {
     claim: Claim,
 }
 
-/// Completion notification of a receive that NCCL is still to get.
+/// NCCL's completion notification for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Claim {
-    /// Due when all bytes have arrived.
     Pending,
     /// Due immediately, because the caller reads flags in the data.
     Optional,
@@ -69,7 +67,6 @@ enum Claim {
 struct Part {
     room: u64,
     bytes: u64,
-    /// Bit set of the shares that have arrived.
     seen: u8,
     /// Number of shares; 0 before the first has arrived.
     shares: u8,
@@ -78,7 +75,7 @@ struct Part {
 impl Part {
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        // A single share needs no counting. In 16 bits because eight shares fill all of `seen`.
+        // In 16 bits because eight shares fill all of `seen`.
         self.shares == 1 || (u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0)
     }
 }
@@ -205,7 +202,7 @@ impl<const N: usize> Receives<N> {
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
         self.lanes[slot.index()] = lane;
-        // A repetition that the slot's previous receive had pending is no longer needed.
+        // Drops a repetition that was pending for the slot's previous receive.
         self.to_repeat &= !slot.bit();
         self.same_lane &= !slot.bit();
         self.next = sequence_after::<N>(self.next);
@@ -227,10 +224,10 @@ impl<const N: usize> Receives<N> {
 
     /// Handles an immediate of a share that does not exist or has already arrived.
     ///
-    /// Linux' soft-RoCE can repeat an immediate without bytes: when acknowledgements are lost, its
+    /// Linux' soft-RoCE can repeat an immediate without bytes. When acknowledgements are lost, its
     /// requester may consider a write acknowledged but incomplete. It then restarts the write
-    /// behind its last byte, with its immediate and a new packet number (`req_retry` and
-    /// `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c). It writes nothing.
+    /// behind its last byte, with its immediate and a new packet number, and writes nothing
+    /// (`req_retry` and `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c).
     #[cold]
     #[inline(never)]
     fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
@@ -282,8 +279,8 @@ impl<const N: usize> Receives<N> {
         Ok(Arrival::Whole)
     }
 
-    /// Returns true if a receive is finished. Then calls `tell` with the index and size of each
-    /// part, and frees the slot. An optional receive is finished immediately, reports its buffer
+    /// Returns true if a receive is finished, after calling `tell` with the index and size of each
+    /// part and freeing the slot. An optional receive is finished immediately, reports its buffer
     /// sizes, and keeps its slot until its bytes have arrived.
     ///
     /// # Errors
@@ -301,7 +298,6 @@ impl<const N: usize> Receives<N> {
         let size = |part: &Part| if whole { part.bytes } else { part.room };
         let [first, others @ ..] = &self.parts[slot.index()];
         tell(0, size(first));
-        // Most receives are not groups.
         for index in 1..usize::from(granted.count).min(PARTS) {
             tell(index, size(&others[index - 1]));
         }
@@ -313,7 +309,7 @@ impl<const N: usize> Receives<N> {
         Ok(true)
     }
 
-    /// Lists the arrived shares, for a sender that must know what a lost rail delivered.
+    /// Lists the arrived shares, for the sender's resend after a rail's loss.
     pub fn received(&self) -> Received {
         let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
             SlotState::Granted(g) if g.unfinished > 0 => {
@@ -324,7 +320,7 @@ impl<const N: usize> Receives<N> {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// Marks the pending grants of a lost lane, stopped on both sides, for repetition.
+    /// Marks the pending grants of a lost lane for repetition. Both sides have fenced the lane.
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
@@ -350,8 +346,8 @@ impl<const N: usize> Receives<N> {
     }
 
     /// Begins an epoch for a lane whose device has returned with new keys. Puts the keys from
-    /// `keys_of`, which gets a receive and a part, into the entries of all pending receives in
-    /// `shadow`, and marks these grants for repetition.
+    /// `keys_of` (called with receive and part) into the `shadow` entries of all pending receives,
+    /// and marks these grants for repetition.
     ///
     /// # Errors
     /// The error of `keys_of`, after which the connection has to end.
@@ -364,7 +360,6 @@ impl<const N: usize> Receives<N> {
         self.epochs.begin(lane);
         for (slot, state) in Slot::all().zip(&self.slots) {
             let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state else { continue };
-            // A slot in `to_repeat` already has a lost lane.
             self.same_lane |= slot.bit() & !self.to_repeat;
             self.to_repeat |= slot.bit();
             let grant = Grant { slot, sequence };
@@ -375,8 +370,8 @@ impl<const N: usize> Receives<N> {
         Ok(())
     }
 
-    /// Returns a grant to repeat now, or `None` if there is none for a lane that `has_room`. The
-    /// caller then writes its clear-to-send. `preferred` is the lane of a grant that may take any.
+    /// Returns a grant to repeat now, on a lane that `has_room`; the caller then writes its
+    /// clear-to-send. `preferred` is the lane of a grant that may take any.
     pub fn next_repeat(&mut self, preferred: LaneId, has_room: impl Fn(LaneId) -> bool) -> Option<Repeat> {
         let mut left = self.to_repeat & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -406,12 +401,12 @@ impl<const N: usize> Receives<N> {
         Slot::all().zip(&self.slots).any(|(slot, state)| self.to_repeat & slot.bit() != 0 && state.is_waiting())
     }
 
-    /// Records that a repeated clear-to-send was confirmed, so the sender has the entry.
+    /// Records that a repeated clear-to-send was confirmed.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
     }
 
-    /// Number of the oldest receive that waits for bytes, and of the next one to be granted.
+    /// Numbers of the oldest receive that waits for bytes and of the next one to be granted.
     pub fn span(&self) -> (u64, u64) {
         (self.delivered(), self.next)
     }

@@ -1,19 +1,17 @@
 //! Recovery of the rails of one connection, from the loss of a rail to its return.
 //!
-//! A state machine without I/O, locks or a clock. Its caller (`comm::recovery::driver`) reports
-//! events with their time, and executes the [`Action`]s in order. Two of these state machines can
-//! run against each other without queue pairs. `recovery/tests/search.rs` does that through every
-//! order of the events that its budget allows.
+//! A state machine. Its caller (`comm::recovery::driver`) reports events with their time, and
+//! executes the [`Action`]s in order. `recovery/tests/search.rs` runs two of them against each
+//! other through every order of events that its budget allows.
 //!
 //! Promises for each rail:
-//! - Only `Recovery::transition` changes the state. It emits a [`Changed`] for the log and the
+//! - Only `Recovery::transition` changes the state, and it emits a [`Changed`] for the log and the
 //!   counters. (Within a state, `port_up` moves `retry_at`, and FENCED sets `peer_has`.)
 //! - [`Action::Fence`] is the first step after a loss. The peer gets FENCED only after it.
-//! - [`Action::Resend`] comes only after the peer's FENCED. From then on nothing that was posted on
-//!   the rail can land.
+//! - [`Action::Resend`] follows the peer's FENCED, when nothing posted on the rail can land.
 //! - The connecting side uses new queue pairs once its test writes are acknowledged, and then sends
 //!   LIVE. The accepting side uses its own after LIVE.
-//! - A connection may begin without any rail. It fails unless a rail carries within
+//! - A connection may begin without any rail. It fails if no rail carries within
 //!   [`Limits::first_rail`].
 //! - Every state except [`State::Up`] and [`State::Down`] has a time limit, here or at the peer.
 //!
@@ -40,25 +38,24 @@ use std::collections::VecDeque;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// Pause before the connecting side tries to reconnect a lost rail. A port that comes up ends the
-/// pause. Each loss soon after a recovery and each failed attempt doubles it.
+/// Pause before the connecting side tries to reconnect a lost rail. Each loss soon after a recovery
+/// and each failed attempt doubles it. A port that comes up ends it.
 const RETRY: u64 = 500 * MILLISECOND;
-/// Largest number of doublings.
 const DOUBLED_AT_MOST: u32 = 2;
-/// Largest number of doublings for a rail that the connection never had; the pause is then 32 s.
-/// The cause (a wrong VLAN, a missing route) does not pass soon, and every connection tries.
+/// Largest number of doublings for a rail that the connection never had (32 s). The cause (a wrong
+/// VLAN, a missing route) does not pass soon, and every connection tries.
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 /// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
-/// Time for one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
+/// Time limit of one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
 /// kernel may have to resolve a neighbour's address first.
 const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
 /// Number of queued messages at which no more attempts are started.
 const CROWDED: usize = 32;
-/// Number of queued messages above which a peer that sends frames but acknowledges none violates
-/// the protocol.
+/// Queued messages above which a peer that sends frames but acknowledges none violates the
+/// protocol.
 const MOST_UNHEARD: usize = 4 * CROWDED;
 
 /// Rails of one connection, and the control messages about them.
@@ -70,13 +67,11 @@ pub struct Recovery {
     peer: Peer,
     has_failed: bool,
     link: ControlLink,
-    /// Time at which the current frame was last sent.
     sent_at: u64,
-    /// Number of the current unacknowledged frame, and the time at which it was first sent.
+    /// The unacknowledged frame, and the time at which it was first sent.
     unheard: Option<(u64, u64)>,
     /// Time of the last ARE YOU THERE sent because TCP is away.
     asked_at: Option<u64>,
-    /// Time since when no rail has been up.
     dark_since: Option<u64>,
     actions: VecDeque<Action>,
 }
@@ -84,16 +79,12 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Losses and failed attempts since the rail was last in use for [`STEADY`], and the attempt
-    /// under way.
+    /// Failed attempts, the current one, and losses since the rail was last in use for [`STEADY`].
     attempts: u32,
-    /// Number of the last JOIN that was sent or received.
     request: u8,
-    /// True once the connection has used the rail.
     has_carried: bool,
 }
 
-/// State of the peer's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Here,
@@ -122,27 +113,26 @@ impl Recovery {
         }
     }
 
-    /// Marks rails of a new connection as not carrying yet. Nothing was posted on them, so no fence
-    /// is needed. The handshake was their first attempt, and the connecting side tries again later.
+    /// Marks rails of a new connection as not carrying yet, with the handshake as their first
+    /// attempt. Nothing was posted on them, so they need no fence.
     pub fn begins_without(&mut self, lanes: &[LaneId]) {
         for lane in lanes {
             let rail = &mut self.rails[lane.index()];
             (rail.attempts, rail.has_carried) = (1, false);
         }
-        // The pauses are shorter if no rail carries, so every rail has to be marked by now.
+        // After all marks: the pauses are shorter if no rail carries.
         for lane in lanes {
             self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
         }
     }
 
-    /// Returns the time that the connection has waited for its first rail; `None` once a rail has
-    /// carried.
+    /// Returns the time waited for the first rail; `None` once a rail has carried.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
         let waited = now.saturating_sub(self.dark_since.unwrap_or(now));
         (self.recovers() && !self.has_carried()).then_some(waited)
     }
 
-    /// Returns the next action. The caller must report the action's result before the next call.
+    /// Returns the next action. The caller reports the action's result before the next call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -150,8 +140,7 @@ impl Recovery {
     /// Returns the frame to send now. Called when no action is left.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
-            // No process reads the frames. A NIC may still acknowledge them, which must not pass
-            // for a sign of life.
+            // No process reads the frames. A NIC may still acknowledge them: no sign of life.
             return None;
         }
         self.note_unheard(now);
@@ -192,15 +181,13 @@ impl Recovery {
         self.link.is_waiting()
     }
 
-    /// Returns true while a frame or an attempt is in progress whose next event does not wake the
-    /// service thread.
+    /// Returns true while a frame or attempt needs frequent rounds: no event wakes the thread.
     pub fn is_busy(&self) -> bool {
         let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
         self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
     }
 
-    /// Returns true while lost rails are to be recovered: the peer is there, and the connection
-    /// works.
+    /// Returns true while the connection works and the peer is there, so that rails are recovered.
     pub fn recovers(&self) -> bool {
         matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
     }
@@ -222,8 +209,7 @@ impl Recovery {
         self.link.say(ControlMessage::Bye { delivered });
     }
 
-    /// Asks the peer for its progress. Sends nothing while many messages wait: the peer confirms
-    /// none, so it would not answer either.
+    /// Asks the peer for its progress, unless many messages wait: such a peer would not answer.
     pub fn ask_about_stall(&mut self, number: u32) {
         if self.link.backlog() < CROWDED {
             self.link.say(ControlMessage::StallQuery { number });
@@ -235,7 +221,7 @@ impl Recovery {
         self.link.say(ControlMessage::StallReply { number, idle_ms, progress });
     }
 
-    /// Reports a loss that the data path has found. The data path has already fenced the rail.
+    /// Reports a loss that the data path has found and fenced.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
         // In any other state the loss is already known.
         if matches!(self.state(lane), Some(State::Up { .. })) {
@@ -244,8 +230,7 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::Fence`]: the receives that a receiver has; empty for a
-    /// sender.
+    /// Reports the result of [`Action::Fence`]: a receiver's receives; empty for a sender.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
         let peer_has = peer_has.clone();
@@ -284,8 +269,7 @@ impl Recovery {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame from the peer. `begun` is the number of sends that have begun; 0 for a
-    /// receiver.
+    /// Reports a frame from the peer. `begun` is the number of begun sends; 0 for a receiver.
     pub fn heard(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.hear(frame) {
             Ok(None) => {}
@@ -294,8 +278,7 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::OpenQps`]: the rail's current description and the new queue
-    /// pairs.
+    /// Reports the result of [`Action::OpenQps`]: the rail's description and the new queue pairs.
     pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
         if !matches!(self.state(lane), Some(State::Opening { .. })) {
             return;
@@ -312,7 +295,7 @@ impl Recovery {
                 let attempt = rail.request;
                 self.link.say(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
-            // The peer has not heard of this attempt, so it needs no NOT NOW.
+            // The peer knows nothing of this attempt, so it needs no NOT NOW.
             Err(why) => self.set_down(lane, Cause::Failed(why), now),
         }
     }
@@ -380,7 +363,6 @@ impl Recovery {
         }
     }
 
-    /// Acts on a message from the peer.
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
         self.log(LogEntry::Heard(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
@@ -445,7 +427,6 @@ impl Recovery {
         }
     }
 
-    /// Checks that a message is valid for this side and that its numbers are possible.
     fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
         if self.link.backlog() > MOST_UNHEARD {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
@@ -484,7 +465,6 @@ impl Recovery {
             (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,
             (_, State::Up { .. }) => {
                 (rail.has_carried, self.dark_since) = (true, None);
-                // The attempt that has succeeded does not count.
                 rail.attempts = rail.attempts.saturating_sub(1);
             }
             _ => {}
@@ -493,7 +473,6 @@ impl Recovery {
         self.actions.push_back(Action::Changed(Box::new(Changed { lane, from, to, cause, at })));
     }
 
-    /// Starts the fence of a rail that is up.
     fn fence(&mut self, lane: LaneId, cause: Cause, peer_has: Option<Received>, now: u64) {
         if matches!(self.state(lane), Some(State::Up { .. })) {
             self.transition(lane, State::Fencing { since: now, peer_has }, cause, now);
@@ -501,7 +480,6 @@ impl Recovery {
         }
     }
 
-    /// Resends the missing shares of a rail that both sides have fenced.
     fn resend(&mut self, lane: LaneId, received: Received, now: u64) {
         self.set_down(lane, Cause::StoppedByBoth, now);
         self.actions.push_back(Action::Resend(lane, received));
@@ -517,7 +495,6 @@ impl Recovery {
         self.not_now(lane, cause, now);
     }
 
-    /// Ends an attempt, and notifies the peer.
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
         let (attempt, why) = (self.rails[lane.index()].request, cause.to_string());
         self.set_down(lane, cause, now);
@@ -531,7 +508,6 @@ impl Recovery {
         }
     }
 
-    /// Ends all attempts, and notifies the peer.
     fn stop_attempts(&mut self) {
         for lane in self.lanes() {
             match self.rails[lane.index()].state {

@@ -1,25 +1,20 @@
 //! The times at which the connecting side dials a new bootstrap TCP connection: immediately after
-//! the old one is given up, then after pauses that double. The pauses are shorter while no rail is
-//! up. Each attempt has a time limit.
+//! it gives up the old one, then after pauses that double. Each attempt has a time limit.
 //!
 //! Attempts are numbered by the milliseconds since the connection came up. A stranger who learns
-//! the token and dials with a number far in the future therefore cannot make all later attempts
-//! count as outdated.
+//! the token and dials with a number far in the future therefore cannot outdate all later attempts.
 //!
-//! Pure: times are nanoseconds of one clock since the connection came up; if time goes backwards,
-//! none has passed.
+//! Times are nanoseconds since the connection came up. If time goes backwards, none has passed.
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// Pause after the first failed attempt; each further failure doubles it.
+/// Pause after the first failed attempt. Each further failure doubles it.
 const FIRST_PAUSE: u64 = 250 * MILLISECOND;
-/// Longest pause. A process has a hundred connections and more with one peer, each dialling
-/// independently.
+/// Longest pause. A process may have over a hundred connections with one peer, each of which dials.
 const LONGEST_PAUSE: u64 = 16 * SECOND;
-/// Longest pause while no rail is up, because the requests that a rail's return needs then have no
-/// path but TCP. Also the longest pause while a peer whose TCP was closed has not shown that it is
-/// alive: such a peer is given up after two seconds.
+/// Longest pause while no rail is up (a rail's return then needs TCP), or while a peer whose TCP
+/// was closed has not shown that it is alive (it is given up after two seconds).
 const LONGEST_URGENT_PAUSE: u64 = SECOND;
 /// Time limit of an attempt, from its first packet to the peer's answer. Allows for two lost SYNs
 /// (Linux resends them after one and three seconds) and for a peer whose service thread waits one
@@ -28,11 +23,11 @@ const ATTEMPT: u64 = 5 * SECOND;
 /// A TCP connection that worked for longer than this is redialled without a pause.
 const STEADY: u64 = 10 * SECOND;
 
-/// Limit for the number of an attempt ahead of the accepting side's clock. The two sides start
-/// their clocks within one handshake of each other, which takes far less.
+/// Limit for an attempt's number ahead of the accepting side's clock. The two clocks start within
+/// one handshake, which takes far less.
 const AHEAD: u64 = 60 * SECOND;
-/// Divisor of the time passed that gives the tolerance for clock drift: Linux lets two clocks
-/// differ by at most 500 ppm each while it adjusts them (adjtimex(2)).
+/// Divisor of the time passed for the tolerance of clock drift: Linux lets each clock be adjusted
+/// by at most 500 ppm (adjtimex(2)).
 const DRIFT: u64 = 1000;
 
 /// Returns true if the accepting side takes this attempt after the `last` one. `passed` is its time
@@ -45,7 +40,7 @@ pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
 /// The connection's need for another TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// It has a working TCP connection, or needs no more control messages.
+    /// TCP works, or the connection needs no more control messages.
     No,
     /// TCP is down, and the rails carry control messages.
     Calm,
@@ -58,7 +53,7 @@ pub enum Need {
 pub enum Step {
     /// Dial with this attempt number, then call [`Attempts::failed`] or [`Attempts::succeeded`].
     Dial(u64),
-    /// The attempt exceeded its time limit: close the socket that was dialled.
+    /// Close the dialled socket: the attempt exceeded its time limit.
     Abandon,
 }
 
@@ -66,11 +61,10 @@ pub enum Step {
 #[derive(Debug, Clone)]
 pub struct Attempts {
     state: DialState,
-    /// Number of the last attempt.
     last: u64,
 }
 
-/// `pause` is the pause before the next attempt, or before the one under way.
+/// `pause` precedes the next attempt, or preceded the one under way.
 #[derive(Debug, Clone, Copy)]
 enum DialState {
     Idle { since: u64, pause: u64 },
@@ -93,7 +87,7 @@ impl Attempts {
             self.state = DialState::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
         }
         match (self.state, need) {
-            // The TCP connection that was in doubt works after all.
+            // The TCP connection in doubt works after all.
             (DialState::Waiting { pause, .. }, Need::No) => self.state = DialState::Idle { since: now, pause },
             (DialState::Waiting { since, pause }, _) => {
                 let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
@@ -103,7 +97,7 @@ impl Attempts {
                     return Some(Step::Dial(self.last));
                 }
             }
-            // Regardless of the need by now: the peer may have accepted the new connection already.
+            // Even without need: the peer may have accepted the new connection already.
             (DialState::UnderWay { until, .. }, _) if now >= until => {
                 self.failed(now);
                 return Some(Step::Abandon);
@@ -142,8 +136,7 @@ fn longer(pause: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Polls every millisecond, fails each attempt immediately, and returns the attempts' times in
-    /// milliseconds.
+    /// Polls every millisecond and fails each attempt. Returns the attempts' times in milliseconds.
     fn attempts(redial: &mut Attempts, need: Need, from_ms: u64, to_ms: u64) -> Vec<u64> {
         let mut found = Vec::new();
         for ms in from_ms..to_ms {
@@ -162,7 +155,6 @@ mod tests {
         assert_eq!(calm.poll(Need::No, 99 * SECOND), None);
         let found = attempts(&mut calm, Need::Calm, 100_000, 160_000);
         assert_eq!(found, [100_000, 100_250, 100_750, 101_750, 103_750, 107_750, 115_750, 131_750, 147_750]);
-        // A long pause ends as soon as no rail is left.
         assert_eq!(attempts(&mut calm, Need::Urgent, 160_000, 162_500), [160_000, 161_000, 162_000]);
     }
 
@@ -182,7 +174,6 @@ mod tests {
         for at in [0, 0, 1, MILLISECOND, 5 * MILLISECOND, 9 * SECOND, 3_000_000 * SECOND] {
             redial.state = DialState::Waiting { since: 0, pause: 0 };
             let Some(Step::Dial(attempt)) = redial.poll(Need::Urgent, at) else { panic!("no attempt") };
-            // The accepting side's clock may be slow.
             assert!(is_timely(attempt, last, at - at / (DRIFT + 1)), "{attempt} after {last} at {at}");
             assert!(!is_timely(attempt, attempt, at));
             last = attempt;
@@ -202,7 +193,6 @@ mod tests {
             }
         }
         assert!((20..25).contains(&found.len()) && found[..3] == [20_000, 20_251, 20_752], "{found:?}");
-        // No pause after TCP has worked for a while.
         assert_eq!(redial.poll(Need::No, 40 * SECOND), None);
         assert!(redial.poll(Need::Calm, 51 * SECOND).is_some());
     }

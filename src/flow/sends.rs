@@ -13,15 +13,15 @@ use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Number of sends that can be in flight on one connection: one for every part of every receive.
+/// Most sends in flight on one connection: one for every part of every receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
 
-/// All sends of one connection, at most `R` at a time, for a receiver that uses the first `N`
-/// slots. Only a model has fewer than all.
+/// All sends of one connection, at most `R` at a time. The receiver uses the first `N` slots; only
+/// a model has fewer than all.
 #[derive(Debug)]
 pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     requests: Box<[Request; R]>,
-    /// The shares of running sends, written only for cut sends and for those that wait for room.
+    /// Shares of running sends. Unused while a send is [`Request::Whole`].
     shares: Box<[[RunningShare; MAX_RAILS]; R]>,
     free: [u16; R],
     free_count: usize,
@@ -29,15 +29,15 @@ pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     epochs: Epochs,
     /// True while a share waits for a lane because its own was lost.
     has_lost_shares: bool,
-    /// Bytes that running sends have reserved of the process's bound, if one is set.
+    /// Reserved part of the process's bound on bytes in flight, if a bound is set.
     hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
-    /// A send in one write, posted when the send started. With a bound, only an empty send stays in
-    /// this state ([`Sends::keep_taken`]), because it has nothing to release.
+    /// A send in one write, posted when it started. With a bound, only an empty send stays in this
+    /// state ([`Sends::keep_taken`]), because it has nothing to release.
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -45,7 +45,7 @@ enum Request {
     },
 }
 
-/// The receive that a send is for, and the addresses of its bytes: enough to post it again.
+/// Receive and source addresses of a send, for a resend.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Origin {
     sequence: u64,
@@ -55,7 +55,6 @@ struct Origin {
     remote_addr: u64,
 }
 
-/// A send in one write.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Whole {
     origin: Origin,
@@ -68,14 +67,12 @@ struct Whole {
 struct Cut {
     origin: Origin,
     bytes: u64,
-    /// Number of shares.
     count: u8,
     /// Bit sets of the shares that are not confirmed, and of those not fully posted.
     unfinished: u8,
     unposted: u8,
 }
 
-/// One share of a running send.
 #[derive(Debug, Clone, Copy, Default)]
 struct RunningShare {
     lane: LaneId,
@@ -88,7 +85,6 @@ struct RunningShare {
 }
 
 impl RunningShare {
-    /// Marks all of the share as not posted.
     fn is_all_left(&mut self) {
         self.left = Left::Range { from: self.offset, to: self.offset + self.bytes };
     }
@@ -100,25 +96,24 @@ enum Left {
     Nothing,
     /// The range is empty for an empty message, which has one write too.
     Range { from: u64, to: u64 },
-    /// All of the share, on a lane that must still be chosen, because both ends have lost its own.
+    /// All of the share, for a lane still to be chosen: both ends have lost its own.
     Lost,
 }
 
-/// A share of a lost lane, which is sent again on another one.
+/// A share of a lost lane, to be sent again on another lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostShare {
     /// Size of the share.
     pub bytes: u64,
     /// The number of its memory, as given to [`Sends::start`].
     pub memory: u32,
-    /// First lane that can carry the share.
+    /// First lane that can carry the share, and the set of all that can.
     first: LaneId,
-    /// Set of all lanes that can.
     lanes: u8,
 }
 
 impl LostShare {
-    /// Returns the lane that carries the share: the preferred one, if it can.
+    /// Returns the preferred lane if it can carry the share, otherwise the first one that can.
     pub fn lane(&self, preferred: LaneId) -> LaneId {
         if self.lanes & preferred.bit() != 0 { preferred } else { self.first }
     }
@@ -144,7 +139,7 @@ pub struct Route {
     pub lkey: u32,
     /// The rail's key of the receiver's buffer.
     pub rkey: u32,
-    /// True if its completion time is a sample of the rail's speed.
+    /// True if the completion time is a sample of the rail's speed.
     pub timed: bool,
 }
 
@@ -166,7 +161,7 @@ pub struct NextWrite {
 }
 
 impl<const N: usize, const R: usize> Sends<N, R> {
-    /// No sends yet.
+    /// Returns an empty set of sends.
     pub fn new() -> Self {
         let mut free = [0; R];
         for (index, slot) in free.iter_mut().enumerate() {
@@ -184,8 +179,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Returns an empty set of sends that are subject to the process-wide `bound`. Each send then
-    /// reserves its bytes before it starts ([`Sends::take`]).
+    /// Returns an empty set of sends. With a `bound`, [`Sends::take`] must precede each send.
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
         Self { hold: bound.map(Hold::new), ..Self::new() }
     }
@@ -196,8 +190,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Reserves the bytes of a send that is about to start. False if the process's bound leaves no
-    /// room. The reservation lasts until the send is done; one that does not start is released with
-    /// [`Sends::give_back`]. An empty send needs no reservation.
+    /// room. The reservation lasts until the send is done. [`Sends::give_back`] releases it if the
+    /// send does not start. An empty send needs no reservation.
     #[must_use]
     pub fn take(&mut self, bytes: u64) -> bool {
         self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
@@ -210,7 +204,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Makes a send that reserved its bytes, and has started, release them when it is done.
+    /// Makes a started send release its reserved bytes when it is done.
     pub fn keep_taken(&mut self, request: u16) {
         let at = usize::from(request) % R;
         if self.hold.is_some() {
@@ -218,8 +212,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Releases all reserved bytes: the connection has failed and its queue pairs are destroyed, so
-    /// nothing is in flight.
+    /// Releases all reserved bytes: the connection has failed and its queue pairs are destroyed.
     #[cold]
     pub fn ended(&mut self) {
         if let Some(hold) = &mut self.hold {
@@ -233,15 +226,14 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.free_count > 0
     }
 
-    /// Finds the receive part for a send with `tag` in the common case: the next receive has one
-    /// part. Returns [`Peek::Search`] in all other cases.
+    /// Finds the receive part for a send with `tag` if the next receive has one part (the common
+    /// case). Otherwise returns [`Peek::Search`].
     #[inline(always)]
     pub fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
         self.next.peek(ring, tag)
     }
 
-    /// Finds the receive part for a send with `tag`: the first unused one with that tag in the
-    /// group at the head of the ring. `None` if there is none yet.
+    /// Finds the first unused part with `tag` in the group at the head of the ring, if any.
     ///
     /// # Errors
     /// A [`Violation`] by the peer.
@@ -250,9 +242,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.next.search(ring, tag)
     }
 
-    /// Takes the first epoch with valid keys for a lane from the receiver's answer. From then on,
-    /// only [`Sends::search`] finds receives of older epochs. Returns true if the lane's keys are
-    /// new.
+    /// Takes the first epoch with valid keys for a lane from the receiver's answer. Then only
+    /// [`Sends::search`] finds receives of older epochs. Returns true if the lane's keys are new.
     pub fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let is_new = self.epochs.learn(lane, epoch);
         self.next.set_epoch(self.epochs.newest());
@@ -264,9 +255,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.epochs.since(lane)
     }
 
-    /// Returns the lanes of the set `open` that can carry a send for this receive part. If the
-    /// receive was granted before one of the receiver's devices returned, that device's lane cannot
-    /// until the grant is repeated.
+    /// Returns the lanes of the set `open` that can carry a send for this receive part. A lane
+    /// whose receiving device has returned since the grant cannot until the grant is repeated.
     pub fn lanes_with_keys(&self, open: u8, head: &Head) -> u8 {
         self.epochs.lanes_with_keys(open, head.epoch)
     }
@@ -280,12 +270,11 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some(number)
     }
 
-    /// Starts a send that the caller posts immediately in one write on `lane` with the returned
-    /// immediate. Also returns the request number.
+    /// Starts a send that the caller posts immediately, in one write on `lane` with the returned
+    /// immediate. Also returns the request number. `None` without room ([`Sends::has_room`]).
     ///
     /// `head` comes from [`Sends::peek`] or [`Sends::search`]. `source` is the address of the bytes
-    /// and the number of their memory, for a resend. `None` when there is no room
-    /// ([`Sends::has_room`]).
+    /// and the number of their memory, for a resend.
     #[inline(always)]
     pub fn start_whole(
         &mut self,
@@ -299,8 +288,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
-    /// Starts a send of the bytes at `source` that is cut into `shares`, and returns its request
-    /// number. For each share, the caller then calls [`Sends::post_share`] if it posts the share
+    /// Starts a send of the bytes at `source`, cut into `shares`, and returns its request number.
+    /// For each share, the caller then calls [`Sends::post_share`] if it posts the share
     /// immediately, and [`Sends::keep_share`] if not. Otherwise as [`Sends::start_whole`].
     #[inline(always)]
     pub fn start(&mut self, head: &Head, source: (u64, u32), shares: &[Share]) -> Option<u16> {
@@ -311,8 +300,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.run(head.part, Request::Cut(cut))
     }
 
-    /// Records that the caller posts share `number` of a send that it just started, in one write
-    /// with the returned immediate.
+    /// Records that the caller posts a new send's share in one write with the returned immediate.
     #[inline(always)]
     pub fn post_share(&mut self, request: u16, number: u8, share: &Share) -> Option<Immediate> {
         let at = usize::from(request) % R;
@@ -324,7 +312,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some(immediate(&running.origin, (number, running.count), 0))
     }
 
-    /// Records that share `number` of a send that was just started waits for [`Sends::next_write`].
+    /// Records that a share of a just started send waits for [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
         let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
         let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
@@ -333,8 +321,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         place.is_all_left();
     }
 
-    /// Returns the next write of a share of a running send, or `None` when all of the share has
-    /// been posted. The caller posts the write, then calls [`Sends::posted`].
+    /// Returns a share's next write, if any. The caller posts it and calls [`Sends::posted`].
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % R;
@@ -367,7 +354,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Number of shares of a running send with unposted writes; 0 for all other requests.
+    /// Number of a running send's shares if any has unposted writes; otherwise 0.
     #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
@@ -398,8 +385,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Ok(bytes)
     }
 
-    /// Completes the fully posted sends for every receive before `delivered`, which the peer
-    /// reported as received. Returns true if there were any.
+    /// Completes the posted sends for receives before `delivered`, by the peer's report. Returns
+    /// true if there were any.
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {
@@ -414,8 +401,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         any
     }
 
-    /// Records the loss of a lane that carries nothing any longer in either direction. Its shares
-    /// that `received` lists are confirmed; the others wait for [`Sends::resend`].
+    /// Records the loss of a lane that both ends have fenced. Its shares that `received` lists are
+    /// confirmed. The others wait for [`Sends::resend`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::Whole(whole) = slot
@@ -447,10 +434,10 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Moves each share of a lost lane to another lane of the set `open`. `choose` gets the share
-    /// and returns its route on [`LostShare::lane`]; with `None` the share waits for the next
-    /// call. It also waits while no lane can carry it, or while the receiver rewrites its entry in
-    /// the ring. The caller then posts the writes of [`Sends::waiting`].
+    /// Moves each share of a lost lane to another lane of the set `open`. `choose` returns the
+    /// share's route on [`LostShare::lane`], or `None` to wait for the next call. A share also
+    /// waits while no lane can carry it, or while the receiver rewrites its ring entry. The caller
+    /// then posts the writes of [`Sends::waiting`].
     pub fn resend(&mut self, ring: &[AtomicU64], open: u8, mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>) {
         self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
@@ -480,8 +467,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.has_lost_shares
     }
 
-    /// Number of the oldest receive with a running send, and of the receive that the next send is
-    /// for.
+    /// Numbers of the oldest receive with a running send and of the next send's receive.
     pub fn span(&self) -> (u64, u64) {
         let running = self.requests.iter().filter_map(|request| match request {
             Request::Whole(whole) => Some(whole.origin.sequence),
@@ -524,8 +510,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         (0..R as u16).filter(|request| self.shares_to_post(*request) > 0)
     }
 
-    /// Returns the size of a finished send and frees its request number; `None` while the send
-    /// runs.
+    /// Frees a finished send's request number and returns the send's size; `None` while it runs.
     ///
     /// # Errors
     /// [`NotInFlight`].
@@ -556,12 +541,11 @@ impl Request {
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
         let Self::Whole(Whole { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
-        // A single write, so no chunks precede it.
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
     }
 
-    /// Marks a send done and releases its reserved bytes. Every send with a reservation must reach
-    /// [`Request::Done`] through here, or the reservation would leak.
+    /// Marks a send done and releases its reserved bytes. Every send with a reservation must become
+    /// [`Request::Done`] here, or the reservation would leak.
     #[inline(always)]
     fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };

@@ -1,5 +1,4 @@
-//! The receiver's copy of the CTS ring. A NIC reads entries from it, now or when a grant is
-//! repeated.
+//! The receiver's copy of the CTS ring, from which a NIC reads entries, also for repeated grants.
 
 use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms, entry_word};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +19,6 @@ pub fn store(place: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
     }
 }
 
-/// Replaces the keys in that entry with those of `epoch`.
 pub(super) fn replace_keys(shadow: &[AtomicU64], sequence: u64, part: usize, keys: &PackedKeys, epoch: Epoch) {
     let Some(place) = place(shadow, sequence, part) else { return };
     let words = std::array::from_fn(|word| place[word].load(Ordering::Relaxed));

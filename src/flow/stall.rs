@@ -1,12 +1,12 @@
-//! The cause of a stall: which side does not do its part, from the progress of both sides.
+//! The cause of a stall, from the progress of both sides.
 //!
 //! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
 //! wait and nothing moves for the limit, this side asks the peer for its progress. The [`Cause`]
 //! follows from both ([`StallWatch::answered`]), or from a missing answer. This side asks again
 //! while the stall lasts.
 //!
-//! A connection without requests never stalls. A send that is not granted yet has no request; it
-//! waits as long as the caller repeats it.
+//! A connection without requests never stalls. A send that is not granted yet has no request. It
+//! counts as waiting as long as the caller repeats it.
 //!
 //! All times are nanoseconds of recovery's clock.
 
@@ -14,8 +14,7 @@ use crate::wire::control::Progress;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Time for the peer to answer. Service threads answer within milliseconds, and the bootstrap's TCP
-/// needs a few seconds if packets are lost.
+/// Time for the peer to answer. Usually milliseconds; a few seconds if TCP loses packets.
 const ANSWER: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE: u64 = 5 * SECOND;
@@ -24,8 +23,8 @@ const CALLS: u64 = 2 * SECOND;
 /// Number of verdicts in a row with the same cause that end a connection.
 const AGREED: u32 = 2;
 
-/// Cause of a stall. Greater causes say more: one line about several connections names the
-/// greatest. The numbers are in the counters' memory file.
+/// Cause of a stall. Greater causes say more: a line about several connections names the greatest.
+/// The counters' memory file has the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Cause {
@@ -84,7 +83,7 @@ pub struct Verdict {
     pub cause: Cause,
     /// Lanes with data that is not acknowledged, by [`crate::wire::ids::LaneId::bit`].
     pub lanes: u8,
-    /// Time of the peer's last progress, or of the question that it does not answer.
+    /// Time of the peer's last progress, or of the unanswered question.
     pub since: u64,
 }
 
@@ -103,13 +102,11 @@ pub struct StallWatch {
     limits: StallLimits,
     progress: Option<Progress>,
     moved_at: u64,
-    /// Time of the caller's last call.
     called_at: u64,
-    /// Time since when the caller has repeated a send that is not granted.
+    /// Start of the caller's repetitions of a send that is not granted.
     repeated_since: Option<u64>,
-    /// Number of the last question.
     number: u32,
-    /// Time of the question that is not answered yet, and the verdicts made meanwhile.
+    /// The unanswered question's time, and the number of verdicts since.
     asked: Option<(u64, u64)>,
     next_question: u64,
     verdict: Option<Verdict>,
@@ -130,8 +127,7 @@ impl StallWatch {
         self.called_at = now;
     }
 
-    /// Reports the progress of this side. Returns the number of the question to send to the peer,
-    /// if one is due.
+    /// Reports the progress of this side. Returns the number of a question to send, if one is due.
     pub fn sample(&mut self, progress: Progress, now: u64) -> Option<u32> {
         if self.progress != Some(progress) {
             (self.progress, self.moved_at) = (Some(progress), now);
@@ -195,8 +191,7 @@ impl StallWatch {
         now.saturating_sub(self.moved_at)
     }
 
-    /// Returns true if the stall ends the connection: the limit has passed, and the last verdicts
-    /// agree.
+    /// Returns true if the stall ends the connection: limit passed, and the last verdicts agree.
     pub fn must_abort(&self, now: u64) -> bool {
         self.agreed >= AGREED && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
     }
@@ -231,7 +226,7 @@ fn judge(own: &Progress, peer: &Progress) -> Option<(Cause, u8)> {
                 () => Cause::NotPosted,
             }
         }
-        // Recovery refuses an answer that is not of the other role.
+        // Recovery refuses an answer from a peer of the same role.
         (Progress::Sender { .. }, Progress::Sender { .. }) | (Progress::Receiver { .. }, Progress::Receiver { .. }) => {
             return None;
         }

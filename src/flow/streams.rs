@@ -1,9 +1,8 @@
-//! Messages in chunks over TCP streams, for a peer that no rail reaches: the state of both ends,
-//! and the frames that they refuse.
+//! Messages in chunks over TCP streams, for a peer that no rail reaches.
 //!
 //! Receives, groups, tags and request numbers are those of connections over rails
-//! ([`super::receives`], [`super::sends`]). Here a message is always one share, which is cut into
-//! chunks; any stream can carry any chunk.
+//! ([`super::receives`], [`super::sends`]). A message is always one share, cut into chunks. Any
+//! stream can carry any chunk.
 
 pub mod inbound;
 pub mod outbound;
@@ -11,8 +10,7 @@ pub mod outbound;
 use crate::wire::cts;
 use crate::wire::stream::MAX_CHUNK_BYTES;
 
-/// Largest chunk; larger messages are spread over the streams. A multiple of
-/// [`LINE_BYTES`](crate::wire::stream::LINE_BYTES).
+/// Largest chunk, a multiple of [`LINE_BYTES`](crate::wire::stream::LINE_BYTES).
 pub const CHUNK_BYTES: u32 = 128 << 10;
 
 const _: () =

@@ -1,16 +1,16 @@
-//! Chooses the lanes of each message. A small message is sent unsplit on one lane; a large one is
-//! cut over the lanes that help.
+//! Chooses the lanes of each message. A small message is sent unsplit on one lane. A large message
+//! is cut over the lanes that help.
 //!
-//! There is one [`Striping`] for each direction of a connection. It keeps the [`Pace`] of each
-//! lane, and asks the planner ([`super::plan`]) for shares that finish together. A rail's speed is
-//! the rate measured on its lane. Before the first measurement, it is the rate that its paths
-//! promise, scaled by the fraction of their promise that the measured rails keep.
+//! Each direction of a connection has one [`Striping`]. It keeps the [`Pace`] of each lane, and
+//! asks the planner ([`super::plan`]) for shares that finish together. A rail's speed is the rate
+//! measured on its lane. Before the first measurement, it is the rate that its paths promise,
+//! scaled by the fraction of their promise that the measured rails keep.
 //!
 //! All connections of a process use the same rails. A message of up to 128 KiB is therefore planned
-//! behind the bytes of all connections: a burst of messages from many connections then ends on all
-//! rails at about the same time, within 5 % of the best time for messages of 32 KiB and more
-//! (`tests/crowd.rs`). A larger message is planned behind this connection's own writes alone, so
-//! that a peer that accepts no data keeps no rail from the other peers.
+//! behind the bytes of all connections. A burst of messages from many connections then ends on all
+//! rails within 5 % of the best time, for messages of 32 KiB and more (`tests/crowd.rs`). A larger
+//! message is planned behind this connection's own writes alone, so that a peer that accepts no
+//! data keeps no rail from the other peers.
 
 use super::pace::{Moment, Pace};
 use super::paths::Paths;
@@ -18,18 +18,15 @@ use super::plan::{LaneLoad, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// Time (in microseconds) that a small message may have to wait on the rail of the message before
-/// it. Only a longer wait makes it look for another rail: a few packet times are worth less than
-/// staying on a rail in use, where its queue pair, its completion queue and the receiver's are
-/// warm.
+/// Time (in microseconds) that a small message may wait on the rail of the message before it. A few
+/// packet times are worth less than a rail whose queue pair and completion queues are warm.
 const STAY_US: f64 = 5.0;
 /// Bytes that may always wait there: a window of eight messages of 4 KiB. Where the processor is
-/// the bottleneck and not the wire, a second rail only costs (the kernel's soft-RoCE: 13.6 MB/s
-/// over four rails, 14.0 over one).
+/// the bottleneck, a second rail only costs (soft-RoCE: 13.6 MB/s over four rails, 14.0 over one).
 const STAY_BYTES: u64 = 32 * 1024;
 
-/// Smallest write that counts for the rail's speed and for its load as other connections see it.
-/// Below this size, the measurement would mostly show the cost of the message itself.
+/// Smallest write that counts for the rail's speed, and for its load as other connections see it.
+/// Smaller writes mostly show the cost of the message itself.
 const COUNTED_BYTES: u64 = 4096;
 /// Unsplit messages up to this size are sampled: `SAMPLE` in a row out of every `SAMPLE_EVERY` are
 /// timed. (Reading the clock for each one took 5 % off a stream of 4 KiB messages over soft-RoCE.)
@@ -40,59 +37,54 @@ const SAMPLE_EVERY: u32 = 128;
 /// Minimum speed ratio at which a rail replaces the one in use for small messages.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// Delay of a message, as a fraction of the time that it must wait anyway, that is accepted in
-/// exchange for fewer shares. Each share costs a post and two completions, and where many messages
-/// wait, shares keep the rails no busier than unsplit messages do. (18 connections, two messages of
-/// 64 KiB each under way, two cables at 0.05: 80 and 81 % of the links with each message cut, 87
-/// and 90 % with none cut; with 128 KiB: 94 to 97 % and 99 %; rung 3.)
+/// Accepted delay of a message in exchange for fewer shares, as a fraction of the time that it must
+/// wait anyway. Each share costs a post and two completions, and where many messages wait, shares
+/// keep the rails no busier. (18 connections, two messages of 64 KiB each under way, two cables at
+/// 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none cut; with 128 KiB:
+/// 94 to 97 % and 99 %; rung 3.)
 const HARDLY_LATER: f64 = 0.25;
 /// Limit for the same delay as a fraction of the time for which the rails have been busy. The last
 /// message of a burst cannot be recognised in advance, and the burst ends when the last rail does.
 const UNEVEN: f64 = 0.03;
 /// Larger messages are always cut, because the cost of a share is small compared with theirs. (NCCL
-/// sends an all_gather of 128 MiB as 72 messages of 0.9 MiB: 82 to 97 % of the links with unsplit
-/// ones, 95 to 98 % with each cut. An all_gather of 4 MiB, sent as messages of 58 KiB, took 570 us
-/// unsplit and 760 us with each cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
+/// sends an all_gather of 128 MiB as 72 messages of 0.9 MiB: 82 to 97 % of the links unsplit, 95 to
+/// 98 % cut. An all_gather of 4 MiB, sent as messages of 58 KiB, took 570 us unsplit and 760 us
+/// cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
 const WHOLE_IN_A_CROWD_BYTES: u64 = 128 * 1024;
 
-/// Rails that keep at least this fraction of their promise, relative to the best rail, count as
-/// equally good.
+/// Rails that keep at least this fraction of the best rail's promise ratio count as equally good.
 const ALIKE: f64 = 0.75;
 
-/// Minimum time between two updates of the rates: a thousandth of the second in which a change must
-/// be answered.
+/// Minimum time between two updates of the rates: 1/1000 of the second in which a change must show.
 const REFRESH_NS: u64 = 1_000_000;
 
-/// Idle time after which a rail too slow for a share is tried again; it must also exceed
+/// Idle time after which a rail too slow for a share is tried again. It must also exceed
 /// `RETRY_PATIENCE` times the duration of the trial.
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
 
-/// Number of unsplit messages in a trial of a rail. It spans several windows, because one window
-/// shows the rail's latency and not its rate.
+/// Number of unsplit messages in a trial of a rail: several windows, because one window shows the
+/// rail's latency and not its rate.
 const TRIAL: u8 = 32;
 /// Time between trials with unsplit messages, at first and after the favourite changes or slows.
-/// Each trial that finds nothing better doubles it, up to `TRIAL_SELDOM_NS`, which still finds a
-/// better rail within a second. (A constant 50 ms took 9 % off a stream of 4 KiB messages over
-/// soft-RoCE.)
+/// Each trial that finds nothing better doubles it, up to `TRIAL_SELDOM_NS`: a better rail is found
+/// within a second. (A constant 50 ms took 9 % off a stream of 4 KiB messages over soft-RoCE.)
 const TRIAL_EVERY_NS: u64 = 50_000_000;
 const TRIAL_SELDOM_NS: u64 = 800_000_000;
-/// A favourite whose rate falls below this fraction of the earlier one has slowed.
+/// A favourite whose rate falls below this fraction of the earlier rate has slowed.
 const SLOWED: f64 = 0.7;
 
-/// State of the trials in which unsplit messages use another lane than the favourite.
+/// Trials in which unsplit messages use another lane than the favourite.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
-    /// The next trial starts at `next_ns`, later ones `every_ns` apart. `rate` is the favourite's
-    /// rate at that decision.
+    /// The next trial starts at `next_ns`, later ones `every_ns` apart. `rate` was the favourite's.
     Rest { next_ns: u64, every_ns: u64, rate: f64 },
     /// `left` more messages use the lane on trial. Then `home` is the favourite again, unless the
     /// lane on trial is clearly faster.
     Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// The load of other connections on the rails of a connection's lanes. Called only by the
-/// connection's own thread.
+/// Load of other connections on the lanes' rails. Called only by the connection's own thread.
 pub trait OtherConnections {
     /// Bytes that all connections of this process have under way on a lane's rail.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
@@ -102,12 +94,10 @@ pub trait OtherConnections {
         0
     }
     /// Reports the fraction of its promise that this connection measured on a lane's rail, relative
-    /// to the best rail (above 0, up to 1). Returns the average over all connections that use the
-    /// rail.
+    /// to the best rail (above 0, up to 1). Returns the average over all connections on the rail.
     fn share_quality(&self, lane: LaneId, kept: f64) -> f64;
 }
 
-/// No other connection uses the rails.
 struct NoOthers;
 
 impl OtherConnections for NoOthers {
@@ -132,10 +122,8 @@ pub struct Striping {
     min_share_bytes: u64,
     /// [`COUNTED_BYTES`] if there are several lanes; otherwise larger than any write.
     counted_bytes: u64,
-    /// Counter of unsplit messages, which selects those to time.
     sampled: u32,
     count: usize,
-    /// Bit set of the lost lanes.
     lost: u8,
     /// True if something was measured since the rates were last updated.
     stale: bool,
@@ -147,8 +135,7 @@ pub struct Striping {
 
 impl Striping {
     /// Returns the state before any lane has carried anything. `min_share_bytes` is the smallest
-    /// share that is worth a lane of its own. All connections start with the first lane, because
-    /// their work costs less on one rail than spread over several.
+    /// useful share. All connections start with the first lane, because one rail costs less work.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
         let nominal = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
@@ -158,7 +145,6 @@ impl Striping {
             stay_bytes: [0; MAX_RAILS],
             favourite: LaneId::default(),
             min_share_bytes: min_share_bytes.max(SHARE_ALIGNMENT),
-            // A single lane has none to compare with.
             counted_bytes: if count > 1 { COUNTED_BYTES } else { u64::MAX },
             sampled: 0,
             count,
@@ -205,8 +191,7 @@ impl Striping {
         bytes >= self.counted_bytes
     }
 
-    /// Returns true if the next unsplit message, of a size that [`Striping::is_counted`], must be
-    /// timed.
+    /// Returns true if the next unsplit message, of a size that [`Striping::is_counted`], is timed.
     #[inline(always)]
     pub fn is_to_time(&mut self, bytes: u64) -> bool {
         self.sampled = self.sampled.wrapping_add(1);
@@ -275,7 +260,7 @@ impl Striping {
         shares
     }
 
-    /// Accepted delay of a message, in microseconds, in exchange for fewer shares.
+    /// Returns the accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
     fn late_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
@@ -287,8 +272,8 @@ impl Striping {
         (HARDLY_LATER * wait_us).min(UNEVEN * busy_bytes as f64 / bytes_per_us)
     }
 
-    /// The lanes as the planner sees them. `backlog_bytes` gets each lane and the bytes that this
-    /// connection has under way there.
+    /// Returns the planner's view of the lanes. `backlog_bytes` gets each lane and the bytes that
+    /// this connection has under way there.
     #[inline(always)]
     fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [LaneLoad; MAX_RAILS] {
         let mut lanes = [LaneLoad::default(); MAX_RAILS];
@@ -299,7 +284,7 @@ impl Striping {
         lanes
     }
 
-    /// Returns an unused lane that is due for a share that measures its current speed, if any.
+    /// Returns an unused lane that is due for a share to measure its current speed, if any.
     fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
@@ -364,8 +349,7 @@ impl Striping {
         lane
     }
 
-    /// Returns true if a lane has been idle for so long that its current speed is unknown, and a
-    /// write of `bytes` is a cheap way to measure it.
+    /// Returns true if a lane's speed is unknown after idle time, and `bytes` are a cheap test.
     fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
         // Usually false, so the division comes last.
@@ -389,7 +373,6 @@ impl Striping {
         self.stale |= now.is_some();
     }
 
-    /// Updates the estimated rate of each lane.
     fn refresh(&mut self, others: &impl OtherConnections) {
         self.stale = false;
         let mut kept = [None; MAX_RAILS];
@@ -403,9 +386,8 @@ impl Striping {
             *kept = kept.map(|kept| others.share_quality(lane, kept / best));
             best_of_all = best_of_all.max(kept.unwrap_or(0.0));
         }
-        // Rails that keep about the same fraction of their promise get the average fraction: the
-        // difference is noise, and shares that follow noise leave rails idle. A rail without a
-        // measurement counts as one of them.
+        // Rails that keep about the same fraction of their promise get the average: the difference
+        // is noise, and shares that follow noise leave rails idle. Unmeasured rails get it too.
         let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
         let (sum, several) =
             kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));

@@ -1,23 +1,22 @@
-//! Questions to the kernel by netlink (`rtnetlink(7)`). Any user may ask.
+//! Requests to the kernel by netlink (`rtnetlink(7)`), allowed for any user.
 
 use netlink_packet_core::{DefaultNla, Emitable, NetlinkBuffer};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{Error, Read, Result};
 use std::time::Duration;
 
-/// Replies come while the request is sent, so this limit is never reached.
+/// Never reached: the kernel replies while the request is sent.
 const REPLY_LIMIT: Duration = Duration::from_secs(1);
-/// The largest known reply: a port's DSCP table has 64 entries of 8 bytes, and others beside it.
+/// The largest known reply has a port's DSCP table (64 entries of 8 bytes) and other attributes.
 const REPLY_BYTES: usize = 16 << 10;
 /// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
 
-/// Sends a request. Returns the type of the reply, and the bytes behind its header.
-///
-/// May wait while another process changes the network's configuration, as `getifaddrs` does.
+/// Sends a request. Returns the type of the reply, and the bytes after its header. May wait, like
+/// `getifaddrs`, while another process changes the network's configuration.
 ///
 /// # Errors
-/// The kernel's error, a reply that is malformed, or none.
+/// The kernel's error, a malformed reply, or no reply.
 pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
     socket.set_read_timeout(Some(REPLY_LIMIT))?;
@@ -28,7 +27,7 @@ pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
     decode(&reply[..bytes])
 }
 
-/// Encodes a request of a type: the header of its family, and attributes by kind and value.
+/// Encodes a request: type, family header, and attributes by kind and value.
 pub fn request(message_type: u16, family: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut bytes = [&[0; HEADER_BYTES], family].concat();
     for (kind, value) in attributes {
@@ -45,7 +44,6 @@ pub fn request(message_type: u16, family: &[u8], attributes: &[(u16, &[u8])]) ->
     bytes
 }
 
-/// Decodes a reply, as [`ask`] returns it.
 pub(super) fn decode(reply: &[u8]) -> Result<(u16, Vec<u8>)> {
     let message = NetlinkBuffer::new_checked(reply).map_err(Error::other)?;
     let (message_type, payload) = (message.message_type(), message.payload());

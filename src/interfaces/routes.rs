@@ -5,13 +5,13 @@ use nix::errno::Errno;
 use std::io::{ErrorKind, Result};
 use std::net::Ipv6Addr;
 
-/// Returns true if the kernel has a route from one address to another through an interface, by its
-/// tables and rules. Both are GIDs of one IP version.
+/// Returns true if the kernel's tables and rules have a route from one GID to another through an
+/// interface. Both GIDs have the same IP version.
 ///
-/// Without a route the kernel takes an IPv4 address as a neighbour on the interface
-/// (`ip_route_output_key_hash_rcu` in Linux' `net/ipv4/route.c`), so the question is for the
-/// matching entry of a table (`RTM_F_FIB_MATCH`). For IPv6 the kernel binds the search to the
-/// interface only if the question names no source address, so rules by source do not count there.
+/// The request is for the matching table entry (`RTM_F_FIB_MATCH`): without a route, the kernel
+/// takes an IPv4 address as a neighbour on the interface (`ip_route_output_key_hash_rcu` in Linux'
+/// `net/ipv4/route.c`). An IPv6 request names no source address: with one, the kernel would not
+/// bind the search to the interface. So rules by source do not count for IPv6.
 ///
 /// # Errors
 /// As [`netlink::ask`], if the answer is neither yes nor no.
@@ -23,8 +23,8 @@ fn question(interface: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     let is_ipv4 = Ipv6Addr::from(to).to_ipv4_mapped().is_some();
     let address = |gid: &[u8; 16]| gid[if is_ipv4 { 12 } else { 0 }..].to_vec();
     let (family, bits, from_bits) = if is_ipv4 { (libc::AF_INET, 32, 32) } else { (libc::AF_INET6, 128, 0) };
-    // struct rtmsg: family, length of destination and source, type of service, table, protocol,
-    // scope, type; flags.
+    // struct rtmsg: family, destination bits, source bits, TOS, table, protocol, scope, type;
+    // flags.
     let mut header = vec![family as u8, bits, from_bits, 0, 0, 0, 0, 0];
     header.extend(libc::RTM_F_FIB_MATCH.to_ne_bytes());
     let (from, to, interface) = (address(&from), address(&to), interface.to_ne_bytes());
@@ -40,7 +40,7 @@ fn is_route(reply: Result<(u16, Vec<u8>)>) -> Result<bool> {
         Ok((libc::RTM_NEWROUTE, _)) => Ok(true),
         Ok(_) => Err(ErrorKind::InvalidData.into()),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            // No entry, or one that says unreachable, prohibit or blackhole.
+            // No entry, or one for unreachable, prohibit or blackhole.
             Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL) => Ok(false),
             _ => Err(error),
         },
@@ -59,11 +59,11 @@ mod tests {
         }
     }
 
-    /// Every network namespace has the interface `lo`, with index 1.
+    /// Every network namespace has interface `lo`, index 1.
     #[test]
     fn only_what_a_table_has_is_a_route() {
         assert!(has_route(1, gid("127.0.0.1"), gid("127.0.0.2")).unwrap());
-        // TEST-NET-1, through an interface that has no default route.
+        // TEST-NET-1, without a default route on the interface.
         assert!(!has_route(1, gid("127.0.0.1"), gid("192.0.2.1")).unwrap());
         assert!(!has_route(1, gid("::1"), gid("2001:db8::1")).unwrap());
         let error = has_route(u32::MAX >> 1, gid("127.0.0.1"), gid("127.0.0.2"));

@@ -5,7 +5,7 @@ use super::port::{ASSUMED_SPEED_MBPS, Port, ipv4_subnet};
 use super::text::{gbps, list};
 use super::{HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
 
-/// All warnings, the costliest first.
+/// The costliest warnings come first.
 pub(super) fn warnings(
     seen: &[Port],
     rails: &[Rail],
@@ -45,8 +45,8 @@ impl AdviceInput<'_> {
         found.push(Warning::new(WarningKind::FilterAdmitsNothing, names, text));
     }
 
-    /// Warns where several functions of one link pass the filter while a usable function of another
-    /// link does not. Returns the links of the warnings.
+    /// Warns of a filter that selects several functions of one link, but not a usable function of
+    /// another link. Returns the links of the warnings.
     fn filter_within_one_link(&self, found: &mut Vec<Warning>) -> Vec<usize> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
@@ -81,8 +81,8 @@ impl AdviceInput<'_> {
     }
 
     /// Warns of a port that is faster than its PCIe link while another link to its cable carries
-    /// nothing. A left-out twin that would carry nothing more is no warning: one of the two may
-    /// fill the peer's port, or a cable of 100 Gb/s.
+    /// nothing. Does not warn if a left-out twin would add nothing: one function may fill the
+    /// peer's port, or a cable of 100 Gb/s.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
@@ -223,9 +223,9 @@ impl AdviceInput<'_> {
         }
     }
 
-    /// Warns of rails in one subnet, except where each interface answers for its own addresses
-    /// alone. There they work: the kernel resolves a queue pair's address by the interface of its
-    /// own address (`rdma_addr_find_l2_eth_by_grh` in Linux), whatever the routes are.
+    /// Warns of rails in one subnet, unless each interface answers only for its own addresses. Such
+    /// rails work: the kernel resolves a QP's address by the interface of the QP's own address
+    /// (`rdma_addr_find_l2_eth_by_grh` in Linux), independent of routes.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {
@@ -258,7 +258,7 @@ impl AdviceInput<'_> {
 /// RoCE's largest path MTU.
 const FULL_PATH_MTU_BYTES: u32 = 4096;
 
-/// Smallest interface MTU for a path MTU of 4096 bytes (4096 and the RoCE headers).
+/// Smallest interface MTU for a path MTU of 4096 bytes plus RoCE headers.
 const ENOUGH_NETDEV_MTU_BYTES: u32 = 4200;
 
 fn rate_text(link: &PcieLink) -> String {

@@ -1,18 +1,15 @@
-//! ARP: a warning where a peer's request for one rail's IPv4 address is answered by another rail's
-//! interface, or by none.
+//! Warns if a peer's ARP request for a rail's IPv4 address may get another rail's answer, or none.
 //!
-//! Functions on one wire all receive a broadcast. Linux answers it on every interface for every
-//! address of the host, unless `arp_ignore` is set or the answer fails the check of `rp_filter`.
-//! The peer keeps one of the answers. Its kernel puts that hardware address into the queue pair and
-//! never changes it (`rdma_addr_find_l2_eth_by_grh`), so the packets reach a function that has no
-//! such queue pair.
+//! All functions on one wire receive a broadcast. Linux answers it on every interface for every
+//! address of the host, unless `arp_ignore` is set or `rp_filter` rejects the answer. The peer's
+//! kernel puts the hardware address of one answer into the QP and never changes it
+//! (`rdma_addr_find_l2_eth_by_grh`). With a wrong address, packets reach a function without the QP.
 //!
-//! Rails in one subnet are warned of only where ARP is not known to be right. A queue pair's
-//! address is resolved by the interface of its own address, whatever the routes are, and a switch
-//! with one subnet is healthy.
+//! Rails in one subnet cause a warning only if their ARP settings are not known to be right. The
+//! kernel resolves a QP's address by the interface of its own address, whatever the routes are, and
+//! a switch with one subnet is healthy.
 //!
-//! Which interfaces answer was measured on Linux 6.18, with two interfaces of one namespace on one
-//! bridge:
+//! Answers measured on Linux 6.18, with two interfaces of one namespace on one bridge:
 //!
 //! | `rp_filter` | `arp_ignore` | one subnet | a subnet for each |
 //! |---|---|---|---|
@@ -27,19 +24,17 @@ use super::{Rail, Warning, WarningKind};
 use crate::interfaces::ARP_CURE;
 use std::path::Path;
 
-/// ARP settings of the rails' interfaces, where they can be read.
 pub(super) struct Arp<'a> {
     known: Vec<(&'a Rail, ArpSettings)>,
 }
 
 impl<'a> Arp<'a> {
-    /// Reads the settings of the rails' interfaces. `proc_sys` is the folder of the kernel's
-    /// settings ("/proc/sys").
+    /// `proc_sys` is the folder of the kernel's settings ("/proc/sys").
     pub(super) fn read(proc_sys: &Path, rails: &'a [Rail]) -> Self {
         Self { known: rails.iter().filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?))).collect() }
     }
 
-    /// The host's one warning with its cure. `None` if all settings are right, or cannot be read.
+    /// Returns the host's one warning with its cure, unless all settings are right or unreadable.
     pub(super) fn warning(&self) -> Option<Warning> {
         let found: Vec<&(&Rail, ArpSettings)> =
             self.known.iter().filter(|one| self.is_mixed_up_with_another(one)).collect();
@@ -48,8 +43,7 @@ impl<'a> Arp<'a> {
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // An interface uses the larger of its own value and that of `all`, so 2 there replaces a 1
-        // (strict) and nothing else.
+        // The larger of an interface's value and `all`'s counts: 2 replaces only 1 (strict).
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
@@ -60,8 +54,7 @@ impl<'a> Arp<'a> {
         Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))
     }
 
-    /// True if the settings show, for each of these rails, that its interface alone answers for its
-    /// addresses.
+    /// Returns true if each rail's interface is known to answer alone for the rail's addresses.
     pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
         let is_well = |rail: &&Rail| {
             let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
@@ -77,7 +70,6 @@ impl<'a> Arp<'a> {
     }
 }
 
-/// Kernel settings of an interface that decide about ARP.
 #[derive(Debug, Clone, Copy)]
 struct ArpSettings {
     arp_ignore: u32,
@@ -86,7 +78,7 @@ struct ArpSettings {
 
 impl ArpSettings {
     /// Reads the settings of a rail's interface. The larger of its own value and that of all
-    /// interfaces counts (`ip-sysctl` in Linux' documentation: `arp_ignore`, `rp_filter`).
+    /// interfaces counts (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -99,14 +91,14 @@ impl ArpSettings {
         Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
     }
 
-    /// True if the kernel drops a packet whose sender is reached by another interface than the one
-    /// that received the packet (RFC 3704, 2.2).
+    /// Returns true if the kernel drops packets that arrive on another interface than the one that
+    /// leads to their sender (RFC 3704, 2.2).
     fn is_strict(self) -> bool {
         self.rp_filter == 1
     }
 }
 
-/// True if a request for an address of one of the two can be answered by the other, or by none.
+/// Returns true if a request for an address of one rail may get the other's answer, or none.
 fn is_mixed_up((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
     let either = |holds: fn(ArpSettings) -> bool| holds(*its) || holds(*others);
     let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();

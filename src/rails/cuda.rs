@@ -1,7 +1,5 @@
-//! Attributes of the GPUs' memory from CUDA. They explain why only host pointers are announced.
-//!
-//! The driver's library is loaded at run time, and no context is created. A host without the
-//! library gets a plain text.
+//! CUDA's attributes of GPU memory, which explain why the plugin announces only host pointers. The
+//! driver's library is loaded at run time, and no context is created.
 
 #![allow(unsafe_code)]
 
@@ -9,38 +7,36 @@ use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
-/// A GPU's attributes; `None` for one that this driver does not know.
+/// A GPU's attributes; `None` if this driver does not know one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaDevice {
     /// The GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
     pub is_integrated: Option<bool>,
-    /// The nvidia-peermem way to its memory works
-    /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED`).
+    /// nvidia-peermem can reach its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED`).
     pub has_gpu_direct_rdma: Option<bool>,
-    /// The dma-buf way to its memory works (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`).
+    /// dma-buf can reach its memory (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`).
     pub has_dma_buf: Option<bool>,
     /// A NIC can reach memory of CUDA's virtual memory management
     /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`).
     pub has_vmm_rdma: Option<bool>,
 }
 
-/// All GPUs that CUDA shows to this process, in its order.
+/// Returns all GPUs that CUDA shows to this process, in CUDA's order.
 ///
 /// # Errors
-/// The reason in words: no libcuda, or a failed call.
+/// The reason as text: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     let driver = CudaDriver::load()?;
-    // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its flags
-    // must be 0.
+    // SAFETY: `cuInit` may be called at any time, by any thread, repeatedly; its flags must be 0.
     let status = unsafe { (driver.init)(0) };
     succeeded("cuInit", status)?;
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
 }
 
-/// Name of the GPU that CUDA shows to this process. The names of several kinds are joined by `+`.
+/// Returns the name of the GPU that CUDA shows to this process; different names joined by `+`.
 ///
 /// # Errors
-/// The reason in words: no libcuda, no GPU, or a failed call.
+/// The reason as text: no libcuda, no GPU, or a failed call.
 pub fn gpu_name() -> Result<String, String> {
     let driver = CudaDriver::load()?;
     // SAFETY: as in `cuda_devices`.
@@ -52,7 +48,7 @@ pub fn gpu_name() -> Result<String, String> {
     if names.is_empty() { Err("CUDA shows no GPU".to_owned()) } else { Ok(names.join("+")) }
 }
 
-/// Result of [`gpu_name`] as text for a person.
+/// Formats the result of [`gpu_name`] for a person.
 pub fn gpu_text(name: &Result<String, String>) -> String {
     match name {
         Ok(name) => name.clone(),
@@ -60,7 +56,7 @@ pub fn gpu_text(name: &Result<String, String>) -> String {
     }
 }
 
-/// Reason why the plugin announces host pointers only, as one line for the log.
+/// Returns the reason why the plugin announces only host pointers, as one line for the log.
 pub fn host_pointers_reason(devices: &Result<Vec<CudaDevice>, String>) -> String {
     const ANNOUNCED: &str = "host memory only, no GPUDirect";
     let devices = match devices {
@@ -108,17 +104,15 @@ fn digit(value: Option<bool>) -> &'static str {
 fn succeeded(call: &str, status: c_int) -> Result<(), String> {
     match status {
         0 => Ok(()),
-        // CUresult values of cuda.h that a person can act on.
+        // Values of CUresult (cuda.h) that a person can act on.
         34 => Err(format!("{call}: the libcuda found is the toolkit's stub, not the driver's")),
         100 => Err(format!("{call}: no GPU")),
         code => Err(format!("{call} gave CUresult {code}")),
     }
 }
 
-/// Names of the driver's library, in the order in which they are tried.
-///
-/// `libcuda.so.1` is its soname, which CUDA's runtime loads. A toolkit has a stub named
-/// `libcuda.so`, and some images have that folder on `LD_LIBRARY_PATH`.
+/// The driver's library, in the order of attempts. CUDA's runtime loads the soname `libcuda.so.1`.
+/// A toolkit has a stub named `libcuda.so`, which is on `LD_LIBRARY_PATH` in some images.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// Values of cuda.h's `CUdevice_attribute`.
@@ -127,7 +121,7 @@ const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
 const DMA_BUF_SUPPORTED: c_int = 124;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 
-/// The calls used. Their results are read as plain numbers, so any driver's codes are understood.
+/// Functions of the driver. Results are plain numbers, so any driver's codes are understood.
 struct CudaDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -138,9 +132,9 @@ struct CudaDriver {
 
 impl CudaDriver {
     fn load() -> Result<Self, String> {
-        // The library stays loaded: libcuda keeps threads and state of its own.
+        // Never unloaded: libcuda keeps threads and state of its own.
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-        // SAFETY: loading runs libcuda's initialisers, which are made to be run in any process.
+        // SAFETY: loading runs libcuda's initialisers, which may run in any process.
         let load = |name| unsafe { Library::new(name) }.ok();
         let library = LIBRARY.get_or_init(|| LIBRARY_NAMES.into_iter().find_map(load));
         let library = library.as_ref().ok_or_else(|| "libcuda not found".to_owned())?;
@@ -168,8 +162,7 @@ impl CudaDriver {
 
     fn handle(&self, ordinal: c_int) -> Result<c_int, String> {
         let mut device: c_int = 0;
-        // SAFETY: the pointer is to a live int, which the call writes; a bad ordinal is an error
-        // code.
+        // SAFETY: the call writes the live int behind the pointer; a bad ordinal is an error code.
         let status = unsafe { (self.device_get)(&mut device, ordinal) };
         succeeded("cuDeviceGet", status)?;
         Ok(device)
@@ -178,8 +171,7 @@ impl CudaDriver {
     fn name(&self, ordinal: c_int) -> Result<String, String> {
         let device = self.handle(ordinal)?;
         let mut name = [0; 256];
-        // SAFETY: the call writes at most `name.len()` bytes, with a zero at the end; `device` is
-        // from cuDeviceGet.
+        // SAFETY: the call writes at most `name.len()` bytes; `device` is from cuDeviceGet.
         let status = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int, device) };
         succeeded("cuDeviceGetName", status)?;
         Ok(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect())
@@ -189,8 +181,7 @@ impl CudaDriver {
         let device = self.handle(ordinal)?;
         let ask = |attribute: c_int| {
             let mut value: c_int = 0;
-            // SAFETY: the pointer is to a live int, which the call writes; `device` is from
-            // cuDeviceGet.
+            // SAFETY: the call writes to a live int, and `device` is from cuDeviceGet.
             let status = unsafe { (self.attribute)(&mut value, attribute, device) };
             (status == 0).then_some(value != 0)
         };

@@ -1,9 +1,8 @@
-//! Ports from sysfs alone, for a process without a verbs library or without the right to open a
-//! device.
+//! Ports from sysfs alone, for a process that lacks a verbs library or the right to open a device.
 //!
-//! The facts are those of verbs, with two differences. The largest message is unknown. The path MTU
-//! follows from the interface's MTU as the kernel computes it (`iboe_get_mtu` in
-//! include/rdma/ib_addr.h, which mlx5 and soft-RoCE use).
+//! The facts are those of verbs, except two. The largest message is unknown. The path MTU follows
+//! from the interface's MTU, as in the kernel (`iboe_get_mtu` in include/rdma/ib_addr.h, used by
+//! mlx5 and soft-RoCE).
 
 use super::model::PortFacts;
 use super::sysfs;
@@ -12,7 +11,7 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// Every port of every RDMA device that sysfs lists, by name.
+/// Returns every port of every RDMA device in sysfs, by name.
 pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     let mut found = Vec::new();
     for device in names(&sysfs.join("class/infiniband")) {
@@ -74,7 +73,7 @@ fn rate_mbps(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(tenths * 100)
 }
 
-/// Reads the GID table. Empty places have the GID zero, and no kind.
+/// Omits empty entries, which are zero and have no kind.
 fn gid_table(sysfs: &Path, port: &Path) -> Vec<GidEntry> {
     let mut entries = Vec::new();
     for name in names(&port.join("gids")) {

@@ -1,14 +1,12 @@
 //! Survey of this host: every port with its interface, GIDs, addresses, PCIe link and cable, and
-//! the choice of rails among the ports.
-//!
-//! [`survey`] takes the ports from verbs as plain data and adds facts from sysfs. It returns the
-//! rails in their order of use, the other ports with a reason each, and warnings for a person.
+//! the choice of rails among the ports. [`survey`] takes the ports from verbs and adds facts from
+//! sysfs. It returns the rails in order of use, other ports with a reason each, and warnings.
 //!
 //! Two resources are shared; counting either twice would announce bandwidth that does not exist.
-//! Functions in one PCI slot share that slot's **link**. Functions of one adapter that name the
-//! same physical port share its **cable**. The two functions of one cable on different links are
-//! **twins**: on a DGX Spark one cable needs both to be filled. Device names say nothing about this
-//! and are not used.
+//! Functions in one PCI slot share the slot's **link**. Functions of one adapter that name the same
+//! physical port share its **cable**. The two functions of one cable on different links are
+//! **twins**: a DGX Spark needs both to fill a cable. Device names are unused: they show none of
+//! this.
 
 mod advice;
 mod arp;
@@ -46,11 +44,11 @@ use arp::Arp;
 use port::Port;
 use std::path::Path;
 
-/// Checks that sysfs can be read at the place that `NCCL_SPARK_SYSFS` names. Without sysfs the
-/// rails' links and cables are unknown, and the rate would be the sum of all ports.
+/// Checks that sysfs is readable at `NCCL_SPARK_SYSFS`. Without sysfs, links and cables would be
+/// unknown and the rate would be the sum of all ports.
 ///
 /// # Errors
-/// [`Error::Setting`] when it cannot.
+/// [`Error::Setting`] if it is not readable.
 pub fn check_sysfs(sysfs: &Path) -> Result<()> {
     let why = match std::fs::metadata(sysfs) {
         Err(error) => error.to_string(),
@@ -92,7 +90,7 @@ pub fn survey(
 }
 
 impl Survey {
-    /// Payload rate of all rails, after the framing of RoCE v2 on the cables.
+    /// Returns the payload rate of all rails, after RoCE v2 framing on the cables.
     pub fn payload(&self) -> Capacity {
         capacity::capacity(&self.rails, &self.links, |rail| {
             let mtu = u64::from(rail.path_mtu_bytes);
@@ -101,8 +99,8 @@ impl Survey {
         })
     }
 
-    /// Name of a rail's cable: the port's name on the machine ("p0"), or its number where the
-    /// kernel gives no name, or two adapters of this host have the same name.
+    /// Returns the name of a rail's cable: the port's name ("p0"), or a number if the kernel gives
+    /// no name or two adapters have the same one.
     pub fn cable_name(&self, rail: &Rail) -> String {
         let is_shared = |name: &str| {
             let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
@@ -112,13 +110,13 @@ impl Survey {
         name.map_or_else(|| rail.cable.to_string(), str::to_owned)
     }
 
-    /// Link and cable of a rail, for peers.
+    /// Returns a rail's link and cable, for peers.
     pub fn attachment(&self, rail: &Rail) -> Attachment {
         let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
         Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
     }
 
-    /// Rate of a rail in Mb/s while the other rails on its PCIe link are equally busy.
+    /// Returns a rail's rate in Mb/s while the other rails on its PCIe link are equally busy.
     pub fn share_of_link_mbps(&self, rail: &Rail) -> u32 {
         let on_link = self.rails.iter().filter(|other| other.link == rail.link);
         let together: u32 = on_link.map(|other| other.speed_mbps).sum();
@@ -131,13 +129,13 @@ impl Survey {
     }
 }
 
-/// Overhead of each RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base
-/// transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
-/// A17). The RDMA header of a message's first packet is left out.
+/// Overhead of a RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport
+/// header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17).
+/// Without the RDMA header of a message's first packet.
 const FRAMING_BYTES: u64 = 82;
 
-/// Sorts ports by cable (in the order of the cables' lowest PCI functions), then by PCIe domain.
-/// Ports without PCI come last.
+/// Sorts ports by cable (in order of the cables' lowest PCI functions), then by PCIe domain. Ports
+/// without PCI are last.
 fn sorted(seen: Vec<Port>) -> Vec<Port> {
     let place = |port: &Port| {
         let pci = port.pci.as_ref();

@@ -20,7 +20,7 @@ pub struct PortFacts {
     pub gids: Vec<GidEntry>,
 }
 
-/// Rails of a host, and the ports that are none.
+/// Rails of a host, and its other ports.
 #[derive(Debug, Clone)]
 pub struct Survey {
     /// Usable ports, twins side by side: the first n use as many PCIe links as n rails can.
@@ -29,12 +29,11 @@ pub struct Survey {
     pub refused: Vec<Refused>,
     /// PCIe links under the rails.
     pub links: Vec<PcieLink>,
-    /// Faults to know or to cure, the costliest first.
+    /// Faults, the costliest first.
     pub warnings: Vec<Warning>,
-    /// Bandwidth of all rails in one direction, in Mb/s: PCIe payload, capped by the cables' line
-    /// rate.
+    /// Rate of all rails in one direction, in Mb/s: PCIe payload, capped by the cables' line rate.
     pub speed_mbps: u32,
-    /// Lowest system image GUID (or node GUID, where sysfs has none) of the rails; 0 without rails.
+    /// Lowest system image GUID of the rails (node GUID if sysfs has none); 0 without rails.
     pub guid: u64,
 }
 
@@ -58,8 +57,7 @@ pub enum WarningKind {
     FilterWithinOneLink,
     /// `NCCL_IB_HCA` names a port that is not usable.
     NamedButUnusable,
-    /// A port is faster than its PCIe link, and its twin is not used. The devices are the rail and,
-    /// if it has one, its twin.
+    /// A port is faster than its PCIe link, and its twin is unused. Devices: the rail and any twin.
     HalfUsedCable,
     /// A PCIe link runs below the rate that it supports.
     SlowLink,
@@ -75,7 +73,7 @@ pub enum WarningKind {
     SharedSubnet,
     /// ARP requests for one rail may be answered by another.
     Arp {
-        /// True where `rp_filter` is strict on one of the rails.
+        /// True if `rp_filter` is strict on one of the rails.
         is_strict: bool,
     },
     /// RoCE has a priority without PFC, and PFC is on for another.
@@ -117,7 +115,7 @@ pub struct Rail {
     pub speed_mbps: u32,
     /// Path MTU of the port in bytes, 256 to 4096.
     pub path_mtu_bytes: u32,
-    /// MTU of the network interface in bytes, where it can be seen.
+    /// MTU of the network interface in bytes, if visible.
     pub netdev_mtu_bytes: Option<u32>,
     /// Largest message of the port in bytes.
     pub max_message_bytes: u32,
@@ -130,10 +128,10 @@ pub struct Rail {
 pub struct RailAddress {
     /// The GID: an IPv6 address, or an IPv4 address mapped into one.
     pub gid: [u8; 16],
-    /// Place in the GID table, which changes when addresses change.
+    /// Index in the GID table; changes when addresses change.
     pub gid_index: u16,
-    /// Length of the subnet's prefix in bits, of the IPv4 address if the GID maps one. `None` if no
-    /// visible interface has the address.
+    /// Length of the subnet's prefix in bits (IPv4 bits if the GID maps an IPv4 address). `None` if
+    /// no visible interface has the address.
     pub prefix: Option<u8>,
 }
 
@@ -156,7 +154,7 @@ pub struct Refused {
     pub obstacle: Obstacle,
 }
 
-/// Reason why a port is no rail. `Display` gives it in words.
+/// Reason why a port is no rail, which `Display` explains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle {
     /// `NCCL_IB_HCA` excludes the port.
@@ -167,7 +165,7 @@ pub enum Obstacle {
     State(PortState),
     /// The port has no RoCE v2 GID.
     NoGid,
-    /// It has link-local GIDs alone, and this interface has none of their addresses.
+    /// The port has only link-local GIDs, and this interface has none of their addresses.
     NoAddress(String),
 }
 
@@ -190,12 +188,12 @@ impl fmt::Display for Obstacle {
 /// PCIe link with its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PcieLink {
-    /// `domain:bus:device`; `None` under a device without PCI.
+    /// `domain:bus:device`; `None` for a device without PCI.
     pub slot: Option<String>,
     /// All surveyed devices on the link, rails or not.
     pub devices: Vec<String>,
     /// Present rate, if sysfs has it.
     pub rate: Option<LinkRate>,
-    /// Payload rate in Mb/s, one direction. `None` if unknown: then the ports' speeds alone count.
+    /// Payload rate in Mb/s, one direction. If `None`, only the ports' speeds count.
     pub payload_mbps: Option<u32>,
 }

@@ -12,26 +12,24 @@ pub struct PciFunction {
     pub domain: u32,
     /// The function's folder in sysfs; its parents are the bridges above.
     pub path: PathBuf,
-    /// `domain:bus:device` of the physical function: all functions with this one share one PCIe
-    /// link.
+    /// `domain:bus:device` of the physical function. Functions with the same one share a PCIe link.
     pub slot: String,
     /// Function number of the physical function.
     pub function: u8,
-    /// Whether this is a virtual function (SR-IOV); its link is that of its physical function.
+    /// True for a virtual function (SR-IOV); its link is that of its physical function.
     pub is_virtual: bool,
-    /// Present rate of the link; `None` where sysfs does not know.
+    /// Present rate of the link; `None` if unknown to sysfs.
     pub current: Option<LinkRate>,
     /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Maximum payload size (MPS) in bytes, for `doctor`. `None` where the configuration space is
-    /// not readable: only root can read it, so no rate depends on this.
+    /// Maximum payload size (MPS), for `doctor`. `None` without root, so no rate depends on it.
     pub max_payload_bytes: Option<u32>,
     /// Largest read request in bytes, for `doctor`; `None` as above.
     pub max_read_request_bytes: Option<u32>,
 }
 
 impl PciFunction {
-    /// Payload rate of the link in Mb/s, one direction; `None` for a link that sysfs does not know.
+    /// Returns the link's payload rate in Mb/s, one direction; `None` if unknown to sysfs.
     pub fn payload_mbps(&self) -> Option<u32> {
         self.current.map(LinkRate::payload_mbps)
     }
@@ -47,22 +45,20 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// The PCIe generation of this signalling rate, if it is one of the standard's.
+    /// Returns the PCIe generation of this signalling rate, if it is a standard rate.
     pub fn generation(self) -> Option<u8> {
         GENERATIONS.iter().find(|row| row.speed_mts == self.speed_mts).map(|row| row.generation)
     }
 
-    /// Payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
+    /// Returns the payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
     ///
-    /// The 8/9 were measured. Owners of Sparks read a maximum payload size (MPS) of 512 on 16
-    /// machines, and published 111.7 Gb/s for `ib_write_bw` over one function
-    /// (eugr/spark-vllm-docker). The link carries 126.0 Gb/s after its line code; 8/9 of that are
-    /// 112.0. Headers account for less: with 24 bytes for each 512 (PCI Express Base Specification
-    /// 5.0, 2.2 and 4.2.2), 120.4 would remain. Acknowledgements, flow control and read requests
-    /// share the link, at a rate that is not published.
+    /// The 8/9 were measured. On 16 Sparks, owners read a maximum payload size (MPS) of 512, and
+    /// published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker). The link
+    /// carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers alone (24 bytes for
+    /// each 512: PCI Express Base Specification 5.0, 2.2 and 4.2.2) would leave 120.4.
+    /// Acknowledgements, flow control and read requests share the link at an unpublished rate.
     ///
-    /// The MPS is not an argument: only root can read it, and all ranks must announce the same
-    /// rate.
+    /// The MPS is not an argument: only root can read it, and all ranks must announce one rate.
     pub fn payload_mbps(self) -> u32 {
         let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
@@ -93,8 +89,8 @@ struct Generation {
     line_bits: u64,
 }
 
-/// Signalling rates and line codes (PCI Express Base Specification 6.0, chapters 1.2 and 4.2):
-/// 8b/10b, 128b/130b, and from generation 6 on flits with 236 bytes of transactions in 256.
+/// Signalling rates and line codes (PCI Express Base Specification 6.0, 1.2 and 4.2): 8b/10b,
+/// 128b/130b, and from generation 6 flits with 236 bytes of transactions in 256.
 const GENERATIONS: [Generation; 7] = [
     Generation { generation: 1, speed_mts: 2_500, useful_bits: 8, line_bits: 10 },
     Generation { generation: 2, speed_mts: 5_000, useful_bits: 8, line_bits: 10 },
@@ -105,11 +101,8 @@ const GENERATIONS: [Generation; 7] = [
     Generation { generation: 7, speed_mts: 128_000, useful_bits: 236, line_bits: 256 },
 ];
 
-/// Parses sysfs's pair of `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe"; older kernels
-/// write "8 GT/s").
-///
-/// Returns `None` for width 0, 63 or 255, or "Unknown": a virtual function, or a function that is
-/// off the bus.
+/// Parses sysfs's `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe", "8 GT/s" in older
+/// kernels). `None` for width 0, 63 or 255, or "Unknown": a virtual function, or one off the bus.
 pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
     let (whole, rest) =
@@ -120,7 +113,7 @@ pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     (speed_mts > 0).then_some(LinkRate { width, speed_mts })
 }
 
-/// `(domain, domain:bus:device, function)` of a PCI address as sysfs names its folders.
+/// Parses a PCI address as named in sysfs: `(domain, domain:bus:device, function)`.
 pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     let (slot, function) = name.split_once('.')?;
     let mut parts = slot.split(':');
@@ -132,20 +125,15 @@ pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     Some((u32::from_str_radix(domain, 16).ok()?, slot, u8::from_str_radix(function, 16).ok()?))
 }
 
-/// The transaction sizes that a function is set to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TransactionSizes {
-    /// Of a write, in bytes.
     pub(super) payload_bytes: Option<u32>,
-    /// Of a read request, in bytes.
     pub(super) read_request_bytes: Option<u32>,
 }
 
-/// The transaction sizes in a function's configuration space.
-///
-/// Walks the capability list to the PCI Express capability (id 0x10). Its Device Control register
-/// has the payload in bits 5 to 7 and the read request in bits 12 to 14, each as 128 << n. An
-/// unprivileged reader gets the first 64 bytes only: `None`.
+/// Reads the transaction sizes from Device Control in the PCI Express capability (id 0x10): payload
+/// in bits 5 to 7, read request in bits 12 to 14, each as 128 << n. `None` for an unprivileged
+/// reader, who gets only the first 64 bytes of the configuration space.
 pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes> {
     const STATUS: usize = 0x06;
     const HAS_CAPABILITIES: u8 = 1 << 4;
@@ -156,7 +144,7 @@ pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes
         return None;
     }
     let mut at = usize::from(*configuration.get(FIRST_CAPABILITY)? & !3);
-    // A list has at most 48 entries in 256 bytes: more is a loop.
+    // At most 48 entries fit into 256 bytes: more is a loop.
     for _ in 0..48 {
         if at < 0x40 {
             return None;

@@ -1,4 +1,4 @@
-//! One port: its attributes from verbs and sysfs, and the decision whether it is a rail.
+//! One port: its attributes from verbs and sysfs, and the decision to use it as a rail.
 
 use super::{HcaFilter, Obstacle, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
 use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder};
@@ -7,7 +7,6 @@ use crate::wire::fields::remoteness;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-/// A port with its attributes from verbs and sysfs.
 #[derive(Debug, Clone)]
 pub(super) struct Port<'a> {
     pub(super) facts: &'a PortFacts,
@@ -15,7 +14,7 @@ pub(super) struct Port<'a> {
     pub(super) phys_port: Option<String>,
     pub(super) pci: Option<PciFunction>,
     pub(super) addresses: Vec<RailAddress>,
-    /// The obstacle apart from the filter.
+    /// The obstacle, apart from the filter.
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
     pub(super) is_in_sysfs: bool,
@@ -33,7 +32,6 @@ pub(super) enum Cable {
 }
 
 impl<'a> Port<'a> {
-    /// Collects the attributes of a port.
     pub(super) fn survey(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
@@ -61,38 +59,34 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// True for a port that carries traffic.
     pub(super) fn is_rail(&self) -> bool {
         self.is_admitted && self.obstacle.is_none()
     }
 
-    /// The cable in the physical port.
-    ///
-    /// A virtual function, and an interface in another namespace, show no port name. The physical
-    /// function's number replaces it, because these adapters have one function for each port.
+    /// Returns the cable in the physical port. Virtual functions and interfaces in other namespaces
+    /// show no port name. The physical function's number replaces it, because these adapters have
+    /// one function for each port.
     pub(super) fn cable(&self) -> Cable {
         let by_function = || {
             let function = self.pci.as_ref()?.function;
             Some(if self.facts.port == 1 { format!("p{function}") } else { format!("p{function}.{}", self.facts.port) })
         };
         match self.phys_port.clone().or_else(by_function) {
-            // The port's name alone tells adapters without a GUID apart.
+            // Only the port's name distinguishes adapters without a GUID.
             Some(port) if self.pci.is_some() => Cable::Port { adapter: self.system_image_guid, port },
             _ => Cable::Own { device: self.facts.device.clone(), port: self.facts.port },
         }
     }
 
-    /// `domain:bus:device` of the PCIe link.
     pub(super) fn slot(&self) -> Option<&str> {
         self.pci.as_ref().map(|pci| pci.slot.as_str())
     }
 
-    /// The adapter's GUID, or the device's own.
+    /// Returns the adapter's GUID, or else the device's.
     pub(super) fn adapter_guid(&self) -> u64 {
         self.system_image_guid.unwrap_or(self.facts.guid)
     }
 
-    /// The port as a rail on these links and cables.
     pub(super) fn rail(&self, link: usize, cable: usize) -> Rail {
         Rail {
             device: self.facts.device.clone(),
@@ -111,7 +105,7 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// The port with the reason why it is not a rail, if it is not.
+    /// Returns `None` for a rail.
     pub(super) fn refused(&self) -> Option<Refused> {
         let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
         Some(Refused {
@@ -129,7 +123,6 @@ impl<'a> Port<'a> {
 /// Speed that NCCL's socket transport assumes for an interface that reports none.
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
-/// RoCE v2 entry of the GID table, with the interface that has its address.
 type HeldGid<'a> = (&'a GidEntry, Holder<'a>);
 
 fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
@@ -139,7 +132,7 @@ fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
     if facts.info.state != PortState::Active {
         return Some(Obstacle::State(facts.info.state));
     }
-    // One usable entry is enough. If there is none, the last entry gives the reason.
+    // One usable entry is enough; otherwise the last entry gives the reason.
     held.iter().try_fold(Obstacle::NoGid, |_, (_, holder)| match holder {
         Holder::Nobody(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
         Holder::Found { .. } | Holder::Unseen => None,
@@ -169,8 +162,7 @@ fn addresses(held: &[HeldGid]) -> Vec<RailAddress> {
     found
 }
 
-/// The network interface of a port: the one with its address, else the function's, else the one
-/// that the kernel names.
+/// Returns the port's interface: the one with its address, else the function's, else the kernel's.
 fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
@@ -189,14 +181,14 @@ fn netdev(
     let by_kernel = || {
         let (index, ifindex) = entries.first().map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
         let name = gid_netdev(sysfs, &facts.device, facts.port, index)?;
-        // The name may be of an interface in another namespace. One here can have the same name.
+        // The name may belong to another namespace, and an interface here may have the same name.
         let is_another = interfaces.iter().any(|interface| interface.name == name && interface.index != ifindex);
         (!is_another).then_some(name)
     };
     by_address().or_else(|| function_netdevs.first().cloned()).or_else(by_kernel)
 }
 
-/// The IPv4 subnet of an address, as (network, prefix length).
+/// Returns the IPv4 subnet of an address, as (network, prefix length).
 pub(super) fn ipv4_subnet(address: &RailAddress) -> Option<(u32, u8)> {
     let prefix = address.prefix.filter(|prefix| *prefix <= 32)?;
     match Ipv6Addr::from(address.gid).to_canonical() {

@@ -3,8 +3,8 @@
 //!
 //! The kernel answers any user by netlink: `RTM_GETDCB` with `DCB_CMD_IEEE_GET`
 //! (include/uapi/linux/dcbnl.h). mlx5 lists DSCP entries only while the port trusts DSCP
-//! (`mlx5e_dcbnl_dscp_app` in en_dcbnl.c); mlnx_qos tells the trust mode by them, too. A port that
-//! trusts PCP takes the service level of the queue pair (`mlx5_set_path` in qp.c: `eth_prio`).
+//! (`mlx5e_dcbnl_dscp_app` in en_dcbnl.c); mlnx_qos uses that, too. A port that trusts PCP uses the
+//! QP's service level (`mlx5_set_path` in qp.c: `eth_prio`).
 
 use super::model::{Survey, Warning, WarningKind};
 use super::text::list;
@@ -29,13 +29,13 @@ pub struct RailQos {
     pub device: String,
     /// Network interface.
     pub netdev: String,
-    /// Its priorities.
+    /// Priorities of the port.
     pub port: PortQos,
 }
 
-/// DSCP of RoCE by convention (MikroTik's and NVIDIA's documents).
+/// Conventional DSCP of RoCE (MikroTik's and NVIDIA's documents).
 const ROCE_DSCP: u8 = 26;
-/// Priority of RoCE by the same convention.
+/// Conventional priority of RoCE (same sources).
 const ROCE_PRIORITY: u8 = 3;
 
 impl PortQos {
@@ -57,20 +57,19 @@ impl PortQos {
         self.pfc != 0 && !self.has_pfc(self.priority(roce))
     }
 
-    /// Returns the priority for RoCE: the lowest one with PFC, or else the usual one.
+    /// Returns RoCE's priority: the lowest one with PFC, or else the usual one.
     pub fn lossless(&self) -> u8 {
         if self.pfc == 0 { ROCE_PRIORITY } else { self.pfc.trailing_zeros() as u8 }
     }
 
-    /// Returns the DSCP for RoCE in priority [`Self::lossless`]: one that has it now, preferably
-    /// the usual one, or else the usual one.
+    /// Returns a DSCP for priority [`Self::lossless`]: the usual DSCP, unless only others are
+    /// mapped to that priority.
     pub fn lossless_dscp(&self) -> u8 {
         let has_it = |dscp: &u8| self.dscp.is_some_and(|map| map[usize::from(*dscp)] == self.lossless());
         std::iter::once(ROCE_DSCP).chain(0..64).find(has_it).unwrap_or(ROCE_DSCP)
     }
 
-    /// Returns the value of `NCCL_IB_TC` for [`Self::lossless_dscp`], with ECN's bits as senders
-    /// set them (ECT(0)).
+    /// Returns `NCCL_IB_TC` for [`Self::lossless_dscp`], with senders' ECN bits (ECT(0)).
     pub fn lossless_traffic_class(&self) -> u8 {
         self.lossless_dscp() << 2 | 2
     }
@@ -93,7 +92,6 @@ impl PortQos {
         if with.is_empty() { "none".to_owned() } else { with.join(",") }
     }
 
-    /// Reads the attributes of a reply.
     fn parse(attributes: &[u8]) -> Option<Self> {
         /// Values of dcbnl.h.
         const IEEE: u16 = 13;
@@ -116,13 +114,12 @@ impl PortQos {
     }
 }
 
-/// Returns the value of the first attribute of this kind.
 fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
     let found = NlasIterator::new(attributes).flatten().find(|one| one.kind() == kind);
     found.map(|one| one.value().to_vec())
 }
 
-/// Asks the kernel for the priorities of a network interface. `None` if its driver has none.
+/// Asks the kernel for an interface's priorities. `None` if its driver has none.
 ///
 /// # Errors
 /// The interface does not exist here, or the kernel does not answer.
@@ -150,8 +147,8 @@ fn request(netdev: &str) -> Vec<u8> {
 }
 
 impl Survey {
-    /// Asks the kernel for the priorities of the rails. Those that it does not tell are left out,
-    /// each error with the rail's interface.
+    /// Asks the kernel for the rails' priorities. A failure leaves out the rail and returns the
+    /// error with its interface.
     pub fn qos(&self) -> (Vec<RailQos>, Vec<(String, io::Error)>) {
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         for (rail, netdev) in self.rails.iter().filter_map(|rail| Some((rail, rail.netdev.as_ref()?))) {
@@ -165,7 +162,7 @@ impl Survey {
     }
 }
 
-/// Describes the priorities of rails, for the log: a line for each kind of port.
+/// Describes the rails' priorities for the log: a line for each kind of port.
 pub fn qos_info(rails: &[RailQos], roce: Priority) -> Vec<String> {
     let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
     for rail in rails {
@@ -178,7 +175,7 @@ pub fn qos_info(rails: &[RailQos], roce: Priority) -> Vec<String> {
     lines.into_iter().map(|(text, devices)| format!("{}: {text}", list(devices.into_iter()))).collect()
 }
 
-/// Returns the warning about rails whose RoCE packets have no PFC although other packets have it.
+/// Returns a warning if RoCE packets of rails have no PFC although other packets have it.
 pub fn qos_warning(rails: &[RailQos], roce: Priority) -> Option<Warning> {
     let unprotected: Vec<&RailQos> = rails.iter().filter(|rail| rail.port.is_unprotected(roce)).collect();
     let first = &unprotected.first()?.port;
@@ -209,7 +206,7 @@ mod tests {
         bytes
     }
 
-    /// A reply's attributes in the kernel's order: name, IEEE with ETS, PFC and APP table, DCBX.
+    /// Attributes in the kernel's order: name, IEEE with ETS, PFC and APP table, DCBX.
     fn reply(pfc: u8, apps: &[(u8, u8, u16)]) -> Vec<u8> {
         let mut ieee_pfc = [0; 136];
         (ieee_pfc[0], ieee_pfc[1]) = (8, pfc);
@@ -234,14 +231,12 @@ mod tests {
         assert_eq!([of(106), of(104), of(192), of(0)], [3, 3, 6, 0], "the service level does not count");
         assert!(!port.is_unprotected(roce(106, 0)) && port.is_unprotected(roce(0, 0)));
         assert_eq!((port.lossless(), port.lossless_dscp(), port.lossless_traffic_class()), (3, 26, 106));
-        // An EtherType is no DSCP.
         let port = PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915)])).unwrap();
         assert_eq!(port, PortQos { dscp: None, pfc: 0b1000 });
         assert_eq!([port.priority(roce(106, 0)), port.priority(roce(106, 3))], [0, 3]);
-        // Without PFC nothing is lossless, and nothing is missed.
         let port = PortQos::parse(&reply(0, &[])).unwrap();
         assert!(!port.is_unprotected(roce(106, 0)));
-        // Owners' choice of another priority is kept.
+        // A user's choice of another priority stays.
         let port = PortQos::parse(&reply(0b10_0000, &[(5, 5, 40), (5, 5, 41)])).unwrap();
         assert_eq!((port.lossless(), port.lossless_traffic_class()), (5, 162));
     }
@@ -263,7 +258,7 @@ mod tests {
         }
     }
 
-    /// As `dcb app show dev lo` of iproute2 sends it, by strace, without NLM_F_ACK.
+    /// The request of iproute2's `dcb app show dev lo` (by strace), without NLM_F_ACK.
     #[test]
     fn the_request_is_that_of_dcb() {
         let header = [28, 0, 0, 0, 78, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];

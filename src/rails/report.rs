@@ -1,11 +1,10 @@
-//! The survey as text for a person, in 80 columns: first the verdict, then the changes to make,
-//! then each port and PCIe link.
+//! The survey as text in 80 columns: the verdict, the changes to make, then every port and link.
 
 use super::text::{gbps, list};
 use super::{Limit, Obstacle, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Writes the page: the merged rails and the expected rate, or the reasons why no port is usable;
+/// Writes the page: the merged rails and their expected rate, or the reasons why no port is usable;
 /// the warnings; all ports, each with the reason why it is used or not; the PCIe links.
 pub fn report(survey: &Survey) -> String {
     if survey.rails.is_empty() && survey.refused.is_empty() {
@@ -50,7 +49,6 @@ fn merged(survey: &Survey) -> String {
     [verdict, expected, announced].iter().map(|line| folded("  ", line)).collect()
 }
 
-/// The obstacles, each once, with their ports.
 fn nothing_usable(survey: &Survey) -> String {
     let mut obstacles: Vec<(&Obstacle, Vec<String>)> = Vec::new();
     for Refused { device, port, obstacle, .. } in &survey.refused {
@@ -84,7 +82,6 @@ fn refused_text(refused: &Refused) -> String {
     folded("    ", &head) + &indented(&parts.join(", "))
 }
 
-/// Place of a port: interface, physical port, PCI function and the rate of its link, if known.
 fn place(netdev: Option<&str>, phys_port: Option<&str>, pci: Option<&PciFunction>) -> Vec<String> {
     let physical = phys_port.map(|name| format!(" ({name})")).unwrap_or_default();
     let mut parts = vec![format!("{}{physical}", netdev.unwrap_or("no visible interface"))];
@@ -122,8 +119,7 @@ fn folded(indent: &str, text: &str) -> String {
     wrapped(COLUMNS, indent, text)
 }
 
-/// Wraps `text` at `columns`; the second and later lines follow `indent`. A longer word stays
-/// whole.
+/// Wraps `text` at `columns`; `indent` starts later lines. A longer word stays whole.
 pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();

@@ -1,26 +1,23 @@
-//! Facts about an RDMA device from sysfs. All are optional: a container hides parts of the tree,
-//! and soft-RoCE has no PCI.
+//! Facts about an RDMA device from sysfs, all optional: a container hides parts of the tree, and
+//! soft-RoCE has no PCI.
 
 use super::pcie::{self, LinkRate, PciFunction};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// True if sysfs lists the RDMA device.
 pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
     rdma_device(sysfs, device).exists()
 }
 
-/// The system image GUID of a device: one value for all functions of one adapter.
-///
-/// Four functions of a DGX Spark show one value and node GUIDs of their own (`ibstat` in
-/// geerlingguy/sbc-reviews#92).
+/// Returns the system image GUID, the same for all functions of an adapter: a DGX Spark's four
+/// functions show one value, and node GUIDs of their own (`ibstat` in geerlingguy/sbc-reviews#92).
 pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
     let text = read(&rdma_device(sysfs, device).join("sys_image_guid"))?;
     u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
 }
 
-/// The PCI function under a device; `None` for one without (soft-RoCE).
+/// Returns a device's PCI function; `None` for soft-RoCE.
 pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let parent = fs::canonicalize(rdma_device(sysfs, device).join("device")).ok()?;
     // A scalable function is an auxiliary device below its PCI function.
@@ -28,8 +25,7 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let address = pci_address(&path)?.to_owned();
     let (domain, own_slot, own_function) = pcie::parse_address(&address)?;
     let physical = fs::canonicalize(path.join("physfn")).ok();
-    // A virtual function's own link registers read as zero (SR-IOV specification): the physical
-    // function has the link.
+    // A virtual function's own link registers read as zero (SR-IOV specification).
     let link_folder = physical.as_deref().unwrap_or(&path);
     let (slot, function) = match pci_address(link_folder).and_then(pcie::parse_address) {
         Some((_, slot, function)) => (slot.to_owned(), function),
@@ -50,8 +46,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     })
 }
 
-/// The visible network interfaces of a device's PCI function in this network namespace, in name
-/// order. The interface of `port` comes first if the interfaces number their ports.
+/// Returns the visible interfaces of a device's PCI function in this network namespace, by name.
+/// The interface of `port` comes first if the interfaces number their ports.
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names: Vec<String> = fs::read_dir(&folder)
@@ -65,18 +61,16 @@ pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<Stri
     names
 }
 
-/// The name of the physical port ("p0") behind a network interface; virtual functions and VLANs
-/// have none.
+/// Returns the physical port's name ("p0"); virtual functions and VLANs have none.
 pub(super) fn phys_port_name(sysfs: &Path, netdev: &str) -> Option<String> {
     read(&sysfs.join("class/net").join(netdev).join("phys_port_name"))
 }
 
-/// The MTU of a network interface in bytes.
 pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
 }
 
-/// The speed of a network interface in Mb/s; virtual interfaces report -1, or nothing.
+/// Virtual interfaces report -1, or nothing.
 pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)
 }
@@ -99,7 +93,7 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// The first 256 bytes (conventional configuration space), or fewer where that is all there is.
+/// Reads at most 256 bytes, the conventional configuration space.
 fn read_start(path: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
     match fs::File::open(path).and_then(|file| file.take(256).read_to_end(&mut bytes)) {

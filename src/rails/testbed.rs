@@ -1,4 +1,4 @@
-//! Sysfs trees of hosts, laid out as the kernel does, with what verbs would say of their ports.
+//! Hosts for tests: sysfs trees laid out like the kernel's, with the ports that verbs would report.
 
 use super::{HcaFilter, PortFacts, Survey, report, survey};
 use crate::config::Config;
@@ -9,16 +9,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// One function of a host under test. The defaults are those of an active, addressed Spark
-/// function.
+/// A function of a host under test. By default, an active Spark function with addresses.
 #[derive(Clone)]
 pub(super) struct Function {
     pub(super) device: &'static str,
     pub(super) netdev: Option<&'static str>,
     pub(super) phys_port: Option<&'static str>,
-    /// PCI address, and the bridge above it; `None` for soft-RoCE.
+    /// PCI address; `None` for soft-RoCE.
     pub(super) pci: Option<&'static str>,
-    /// The physical function of a virtual one.
     pub(super) physical: Option<&'static str>,
     pub(super) width: u16,
     pub(super) max_width: u16,
@@ -33,23 +31,21 @@ pub(super) struct Function {
     pub(super) netdev_mtu: u32,
     pub(super) v4: Option<[u8; 4]>,
     pub(super) v4_prefix: u8,
-    /// A routable IPv6 address, of a /64.
+    /// A routable address in a /64.
     pub(super) v6: Option<Ipv6Addr>,
-    /// Whether the GID table has the link-local address that follows from the MAC.
     pub(super) link_local: bool,
-    /// Whether its interface has that address: not with netplan's `link-local: []`.
+    /// False with netplan's `link-local: []`: the GID table has the address, the interface does
+    /// not.
     pub(super) holds_link_local: bool,
-    /// Where the GID table has its entries, of each address first that of RoCE v1; from 0 on where
-    /// this names no more.
+    /// Indices of the GID entries, RoCE v1 first for each address; by default 0, 1, 2, ...
     pub(super) gid_indices: &'static [u16],
-    /// Whether the interface is in this network namespace.
+    /// False in another network namespace.
     pub(super) is_visible: bool,
 }
 
 pub(super) const SPARK_GUID: u64 = 0xfc4c_ea03_00f9_4230;
 
-/// The four functions of a Spark: GUIDs, names and addresses as `ibstat` and `lspci` print them
-/// there.
+/// A Spark's function, with GUIDs, names and addresses as printed there by `ibstat` and `lspci`.
 pub(super) fn spark_function(domain: u8, port: u8) -> Function {
     let (device, netdev, pci) = match (domain, port) {
         (0, 0) => ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0"),
@@ -85,12 +81,10 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
 }
 
 impl Function {
-    /// The port without its cable.
     pub(super) fn down(self) -> Self {
         Self { state: PortState::Down, speed_mbps: 40_000, v4: None, ..self }
     }
 
-    /// The addresses of its interface.
     fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + use<> {
         let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), self.v4_prefix));
         let v6 = self.v6.map(|v6| (IpAddr::V6(v6), 64));
@@ -99,17 +93,16 @@ impl Function {
     }
 }
 
-/// A Spark with cables in the given ports; the functions of the others are down.
+/// A Spark with cables in the given ports; the other functions are down.
 pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
     let function = |(domain, port)| {
         let up = spark_function(domain, port);
         if cables.contains(&port) { up } else { up.down() }
     };
-    // In the order in which a Spark lists them.
+    // The order of a Spark's own list.
     [(2, 0), (2, 1), (0, 0), (0, 1)].into_iter().map(function).collect()
 }
 
-/// A host with its sysfs tree on disk.
 pub(super) struct TestHost {
     sysfs: tempfile::TempDir,
     pub(super) ports: Vec<PortFacts>,
@@ -133,7 +126,7 @@ impl TestHost {
 
     pub(super) fn survey(&self, filter: &str) -> Survey {
         let found = survey(self.sysfs.path(), &self.path("proc/sys"), &self.ports, &self.interfaces, &hca(filter));
-        // Every port is accounted for once, and the page for a person names each.
+        // Every port is counted once, and the page names each.
         assert_eq!(found.rails.len() + found.refused.len(), self.ports.len());
         let page = report(&found);
         assert!(self.ports.iter().all(|port| page.contains(&port.device)), "{page}");
@@ -146,13 +139,12 @@ impl TestHost {
 }
 
 impl TestHost {
-    /// Takes a function's link-local address from its interface; its GID stays in the table.
+    /// Removes an interface's link-local address; its GID stays in the table.
     pub(super) fn take_link_local(&mut self, netdev: &str) {
         let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
         interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
     }
 
-    /// Sets what the kernel does about ARP on an interface, or on "all".
     pub(super) fn set_arp(&self, interface: &str, arp_ignore: u32, rp_filter: u32) {
         let folder = self.path("proc/sys/net/ipv4/conf").join(interface);
         write(&folder.join("arp_ignore"), &format!("{arp_ignore}\n"));
@@ -258,7 +250,7 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
         let physical_folder = sysfs.join(pci_folder(physical));
         fs::create_dir_all(&physical_folder).unwrap();
         link(&physical_folder, &folder.join("physfn"));
-        // The registers of a virtual function read as zero.
+        // A virtual function's registers read as zero.
         write_link(folder, "0", "Unknown", "0", "Unknown");
         write_pci(sysfs, &physical_folder, physical, &Function { physical: None, ..function.clone() });
         return;

@@ -45,7 +45,6 @@ fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
     assert!((measured_mbps..measured_mbps * 104 / 100).contains(&found.payload().mbps));
     assert_eq!(found.guid, SPARK_GUID);
     assert!(reason(&found, "rocep1s0f1").contains("down") && reason(&found, "roceP2p1s0f1").contains("down"));
-    // Two idle ports without a cable are no reason to worry.
     assert_warned(&found, 0, &[]);
 
     let rail = &found.rails[1];
@@ -107,7 +106,7 @@ fn a_filter_within_one_link_is_a_warning_that_names_the_better_pair() {
     assert!(reason(&found, "roceP2p1s0f0").contains("NCCL_IB_HCA"));
     assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
 
-    // The pair is of one cable where there is one, and not with some other adapter.
+    // The better pair is on one cable if possible, not on another adapter.
     let other = Function {
         device: "mlx5_0",
         netdev: Some("ens1np0"),
@@ -142,7 +141,7 @@ fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
     assert_eq!((found.speed_mbps, found.guid, found.payload().limit), (0, 0, Limit::Nothing));
     assert_warned(&found, 1, &["matches no device", "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1"]);
 
-    // A prefix names no single device. The whole name of one that is down gets a warning.
+    // A prefix names no single device; a whole name does.
     assert_warned(&host.survey("roce"), 0, &[]);
     assert_warned(
         &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"),
@@ -172,7 +171,6 @@ fn a_twin_with_a_link_local_address_only_is_a_rail() {
     let found = TestHost::new(&functions).survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
     let [first, second] = [&found.rails[0].addresses, &found.rails[1].addresses];
-    // IPv4 before link-local, never RoCE v1 (the even entries), each with its prefix.
     assert_eq!(Ipv6Addr::from(first[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
     assert_eq!((first[0].gid_index, first[0].prefix), (3, Some(24)));
     assert_eq!((first[1].gid_index, first[1].prefix), (1, Some(64)));
@@ -264,7 +262,7 @@ fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
         phys_port: None,
         ..spark_function(0, 0)
     };
-    // The second one lies past function 7, so under another device number.
+    // The second function is past function 7, so under another device number.
     let found = TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
     assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
@@ -304,7 +302,7 @@ fn a_plain_host_adds_up_its_adapters() {
 
 #[test]
 fn cables_and_links_limit_together_and_not_one_by_one() {
-    // A cable of 100 Gb/s with twins, one of 200 with a function on a link of 112: not 300 or 336.
+    // A 100 Gb/s cable with twins, and a 200 Gb/s one on a 112 Gb/s link: not 300 or 336.
     let mut functions: Vec<Function> = spark(&[0]).into_iter().filter(|f| f.v4.is_some()).collect();
     functions.iter_mut().for_each(|function| function.speed_mbps = 100_000);
     functions.push(Function {
@@ -370,7 +368,6 @@ fn ports_without_roce_v2_are_refused_with_a_reason() {
     assert!(reason(&found, "roceP2p1s0f0").contains("INIT"));
     assert!(reason(&found, "roceP2p1s0f1").contains("Other(5)"));
 
-    // A table with RoCE v1 entries alone is no better than an empty one.
     let mut host = TestHost::new(&[spark_function(0, 0)]);
     host.ports[0].gids.retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
     assert!(reason(&host.survey(""), "rocep1s0f0").contains("no RoCE v2 GID"));
@@ -459,7 +456,7 @@ fn a_missing_sysfs_is_an_error_and_one_without_devices_is_a_warning() {
 
 #[test]
 fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
-    // Both functions have their IPv4 address left: they are rails without the link-local one.
+    // Both functions keep their IPv4 address, and stay rails.
     let mut host = TestHost::new(&spark(&[0]));
     host.take_link_local("enp1s0f0np0");
     let found = host.survey("");
@@ -469,7 +466,7 @@ fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     assert_eq!(Ipv6Addr::from(found.rails[0].addresses[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
     assert_warned(&found, 0, &[]);
 
-    // With nothing else the port is no rail, and the warning about its cable names the cure.
+    // Without another address, the port is no rail.
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
     let mut host = TestHost::new(&functions);
@@ -504,19 +501,18 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
 #[test]
 fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     let only_link_local = Function { v4: None, ..spark_function(0, 0) };
-    // In another namespace: no interface of that index here, or one of another name.
+    // In another namespace: no interface here has the index, or one of another name.
     let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
     assert_eq!(host.survey("").rails.len(), 1);
     host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
     host.interfaces.push(interface("eth0", 7, []));
     assert_eq!(host.survey("").rails.len(), 1);
-    // Of the same name with another index.
     let mut host = TestHost::new(&[only_link_local]);
     host.take_link_local("enp1s0f0np0");
     assert_eq!(host.survey("").rails.len(), 0);
     host.interfaces[1].index = 9;
     assert_eq!(host.survey("").rails.len(), 1);
-    // Without sysfs's entry for a GID its interface is unknown.
+    // Without sysfs's entry, the GID's interface is unknown.
     host.interfaces[1].index = 2;
     std::fs::remove_dir_all(host.path("class/infiniband/rocep1s0f0/ports/1/gid_attrs")).unwrap();
     assert_eq!(host.survey("").rails.len(), 1);
@@ -527,7 +523,6 @@ const ARP: &str =
 const CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 const LOOSE: &str = "net.ipv4.conf.all.rp_filter=2";
 
-/// Two twins with addresses in one subnet, or in two.
 fn addressed_twins(same_subnet: bool) -> TestHost {
     let mut functions = spark(&[0]);
     let twins = functions.iter_mut().filter(|f| f.v4.is_some()).zip(1..);
@@ -537,7 +532,6 @@ fn addressed_twins(same_subnet: bool) -> TestHost {
 
 #[test]
 fn twins_that_answer_arp_for_each_other_are_a_warning_with_the_cure() {
-    // The table in `arp.rs`, measured: (one subnet, rp_filter, arp_ignore), and a single answer.
     for same_subnet in [true, false] {
         let host = addressed_twins(same_subnet);
         for (rp_filter, arp_ignore) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)] {
@@ -567,7 +561,6 @@ fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
             host.set_arp(netdev, arp_ignore, rp_filter);
         }
     };
-    // No warning if the settings cannot be read.
     assert!(!is_warned());
     set((1, 0), (0, 0), (0, 0));
     assert!(!is_warned());
@@ -575,7 +568,7 @@ fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
     assert!(!is_warned());
     set((0, 0), (1, 0), (0, 0));
     assert!(is_warned());
-    // 2 for all lifts the strict 1 of one.
+    // 2 for all replaces a strict 1.
     set((1, 2), (0, 1), (0, 1));
     assert!(!is_warned());
     set((1, 0), (0, 1), (0, 0));

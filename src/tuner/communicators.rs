@@ -1,17 +1,16 @@
-//! Communicators that use this network. NCCL passes their ids to network and tuner alike.
+//! Communicators that use this network. NCCL passes their ids to the network and the tuner.
 
 use std::collections::VecDeque;
 
-/// Number of ids kept, the newest ones. An id matters only between the start of the network and the
-/// start of the tuner, which follow each other in one call of NCCL. More communicators are never in
-/// between at a time.
+/// Newest ids kept. An id matters only between the start of the network and of the tuner, within
+/// one NCCL call, and fewer communicators are in between at a time.
 const KEPT: usize = 4096;
 
 /// NCCL's choices of a network for its communicators. `K` identifies the calling thread.
 ///
-/// NCCL before 2.28.7 calls a network's `init` and may then choose another one by name
-/// (`ncclNetInit`, plugin/net.cc). It has chosen this network only when it queries the device's
-/// properties next. It makes both calls on one thread.
+/// NCCL before 2.28.7 calls a network's `init` and may then choose another network by name
+/// (`ncclNetInit`, plugin/net.cc). It has chosen this network only once it queries the device's
+/// properties, on the same thread.
 #[derive(Debug)]
 pub struct Communicators<K> {
     announced: VecDeque<(K, u64)>,
@@ -67,10 +66,8 @@ mod tests {
         let mut all = Communicators::new();
         all.confirm(&'a');
         all.announce('a', 7);
-        // Meanwhile another thread queries the device.
         all.confirm(&'b');
         assert!(!all.is_carried(7));
-        // NCCL has chosen another network.
         all.announce('a', 8);
         all.announce('b', 9);
         all.confirm(&'a');

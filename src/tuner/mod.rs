@@ -1,19 +1,18 @@
-//! The tuner: chooses algorithm, protocol and number of channels for a collective where NCCL's own
-//! model chooses badly.
+//! The tuner: chooses algorithm, protocol and channels of a collective where NCCL chooses badly.
 //!
 //! NCCL's cost model does not cover a network like a Spark's. On a software twin of a Spark, its
 //! choice for 32 KB to 4 MB takes up to 3.4 times as long as the best one (docs/evidence/tuner.md).
-//! NCCL asks a tuner for each collective; this one answers from a table.
+//! NCCL asks a tuner for each collective; this tuner answers from a table.
 //!
 //! **Every rank must decide alike, or the job hangs**: a rank that uses LL and a peer that uses
 //! Simple wait for each other. So a decision depends only on facts that are the same everywhere:
 //! the collective, the number of ranks and nodes, the bytes, the table. Each host's own decisions
-//! (is the tuner active, and with which table) are a [`Policy`]. Its hash is in the handshake of
-//! each connection, which refuses a peer with another hash (`comm/setup/negotiate.rs`).
+//! (is the tuner active, with which table) are a [`Policy`]. The handshake of each connection has
+//! the policy's hash and refuses a peer with another hash (`comm/setup/negotiate.rs`).
 //!
 //! Guarantees: an entry that NCCL has disabled (negative) stays disabled; nothing changes if no row
-//! matches; a decision allocates nothing and takes no lock. This module does no I/O, and reads no
-//! environment variable and no clock. The C side is `abi/tuner_*`.
+//! matches; a decision allocates nothing and takes no lock. This module does no I/O and reads
+//! neither environment nor clock. The C side is `abi/tuner_*`.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +55,7 @@ pub enum Mode {
 /// A host's decision about the tuner, for all its communicators.
 #[derive(Debug, Clone)]
 pub enum Policy {
-    /// NCCL keeps every choice.
+    /// NCCL makes every choice.
     Inert {
         /// The reason, as text.
         reason: String,
@@ -82,22 +81,21 @@ pub enum RowSource {
     Shipped,
     /// Measured by `nccl-spark tune` and passed in a setting.
     Learned,
-    /// There are no rows, because they were measured for another kind of machine.
+    /// No rows, because they were measured for another kind of machine.
     None,
 }
 
-/// Part of the name that CUDA gives to the GPU of a DGX Spark.
+/// Part of CUDA's name for the GPU of a DGX Spark.
 const GB10: &str = "GB10";
 
 impl Policy {
-    /// Decides for `host`, which has the identity as in a learned table ([`Fingerprint::new`]).
-    /// `ring_tcp` is true if some peers may be reachable only over TCP. The tuner then offers only
-    /// Ring (above two nodes), because Ring connects only neighbours. Returns warnings for the
-    /// user, too.
+    /// Decides for `host`, identified as in a learned table ([`Fingerprint::new`]). With
+    /// `ring_tcp`, some peers may be reachable only over TCP; above two nodes the tuner then offers
+    /// only Ring, which connects only neighbours. Also returns warnings for the user.
     pub fn new(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> (Self, Vec<String>) {
         let TunerConfig { mode, table, ll128, network, tuner_plugin } = config;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
-        // The user has chosen this, but gets a warning if messages may then take a slow path.
+        // The user's choice; warns if messages may then take a slow path.
         let inert_by_wish = |reason: String| {
             let warning = format!(
                 "NCCL_SPARK_RING_TCP=1 without this plugin's tuner ({reason}): NCCL may choose algorithms that use TCP; set NCCL_ALGO=Ring"
@@ -126,8 +124,8 @@ impl Policy {
                 chosen = (RowSource::Learned, table.rows().to_vec());
             }
             if let Some(of) = learned_on.filter(|of| *of != host) {
-                // A table for other rails is used all the same: jobs of a host with a port down
-                // must still start, and they would not with a table that differs from the peer's.
+                // A table for other rails is still used: otherwise a host with a port down would
+                // differ from its peers, and its jobs would not start.
                 let what = match is_for(of) {
                     true => "used, although the rails differ",
                     false => "not used",
@@ -151,8 +149,8 @@ impl Policy {
         }
     }
 
-    /// Returns the tuner for a communicator of `ranks` ranks on `nodes` nodes. `is_ours` is true if
-    /// it uses this network.
+    /// Returns the tuner for a communicator of `ranks` ranks on `nodes` nodes; `is_ours` is true if
+    /// the communicator uses this network.
     pub fn tuner(&self, ranks: usize, nodes: usize, is_ours: bool) -> Tuner {
         let inert = |reason: &str| Tuner::Inert { reason: reason.to_owned() };
         let rules = match self {
@@ -173,7 +171,7 @@ impl Policy {
         }
         let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
         let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
-        // If the rows do not apply, the measurements say nothing about LL128 either: it is allowed.
+        // The rows do not apply, so nothing is known about LL128: it is allowed.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
@@ -201,7 +199,7 @@ impl Display for Policy {
 }
 
 impl Rules {
-    /// FNV-1a (64 bits) over the rules' text, which gives the same result in every build.
+    /// FNV-1a (64 bits) over the rules' text, equal in every build.
     fn hash(&self) -> u64 {
         let rows: String = self.rows.iter().map(|row| format!("{row};")).collect();
         let ring_only = if self.ring_only { "ring;" } else { "" };
@@ -212,14 +210,14 @@ impl Rules {
     }
 }
 
-/// Version of the decision procedure. Raise it when the same table leads to other decisions, so
-/// that builds that decide differently refuse each other.
+/// Version of the decision procedure. Raise it if the same table leads to other decisions: builds
+/// that decide differently then refuse each other.
 const DECISION: u32 = 2;
 
 /// The tuner of one communicator.
 #[derive(Debug)]
 pub enum Tuner {
-    /// NCCL keeps every choice.
+    /// NCCL makes every choice.
     Inert {
         /// The reason, as text.
         reason: String,
@@ -231,25 +229,23 @@ pub enum Tuner {
 /// Rows and restrictions for one communicator.
 #[derive(Debug)]
 pub struct Acting {
-    /// Rows for the communicator's number of ranks.
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
-    /// Decisions already logged. Bit `n` is set for sizes of `n + 1` bits.
+    /// Decisions already logged: bit `n` for sizes of `n + 1` bits.
     told: [AtomicU64; Collective::ALL.len()],
 }
 
-/// NCCL's cost table for one collective: `costs[algorithm * PROTOCOLS + protocol]`, in
-/// microseconds, negative if disabled.
+/// NCCL's costs for one collective in microseconds, negative if disabled. Algorithm and protocol
+/// have index `algorithm * PROTOCOLS + protocol`.
 pub type Costs = [f32; ALGORITHMS * PROTOCOLS];
-/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30). The tuner ignores a table with
-/// another number.
+/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30). Other sizes are ignored.
 pub const ALGORITHMS: usize = 7;
 /// Protocols in NCCL's table (`NCCL_NUM_PROTOCOLS`).
 pub const PROTOCOLS: usize = 3;
 
-/// A cost that NCCL accepts only if every other entry is disabled. NCCL considers only entries
-/// below 3.6e9 us (an hour; `topoGetAlgoInfo`).
+/// A cost that NCCL accepts only if all other entries are disabled. NCCL ignores entries of 3.6e9
+/// us (an hour) or more (`topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
 /// A cost that NCCL accepts only if no enabled entry is at [`LAST_RESORT_US`] or below.
 const NOT_RING_US: f32 = 2.0e9;
@@ -259,12 +255,11 @@ impl Tuner {
     /// a row matched. `collective` is NCCL's number for it, and `bytes` the size as NCCL counts it.
     ///
     /// Rows were measured with one collective at a time. For a group, NCCL asks once, with the sum
-    /// of the members' bytes. The tuner leaves a group to NCCL if it can recognise it:
-    /// by `tasks_per_channel`, which is 2 or more if the group has more members than the
-    /// communicator has channels.
+    /// of the members' bytes. The tuner leaves a group to NCCL if `tasks_per_channel` is 2 or more,
+    /// that is, if the group has more members than the communicator has channels.
     ///
-    /// If only Ring is offered, every other algorithm becomes a last resort for collectives that
-    /// have a Ring, and rows with another algorithm are ignored.
+    /// If only Ring is offered, all other algorithms become a last resort for collectives that have
+    /// a Ring, and rows with other algorithms are ignored.
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
@@ -297,23 +292,20 @@ impl Acting {
     }
 
     fn row(&self, collective: Collective, bytes: u64) -> Option<&Row> {
-        // Rows are sorted by collective and size: take the last one that starts at or below
-        // `bytes`.
+        // Rows are sorted by collective and size: take the last that starts at or below `bytes`.
         let above = self.rows.partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
         let row = self.rows.get(above.checked_sub(1)?)?;
         (row.collective == collective && bytes <= row.to_bytes).then_some(row)
     }
 
-    /// Returns true on the first call for this collective and size class.
     fn is_new(&self, collective: Collective, bytes: u64) -> bool {
         let bit = 1_u64 << (u64::BITS - 1 - bytes.max(1).leading_zeros());
-        // Relaxed: the bit only decides if a line is logged, and orders nothing else.
+        // Relaxed: the bit decides only whether a line is logged, and orders nothing else.
         self.told[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
-/// If Ring is enabled for the collective, makes every other algorithm a last resort and returns
-/// true.
+/// If Ring is enabled, makes every other algorithm a last resort and returns true.
 fn keep_to_ring(costs: &mut Costs) -> bool {
     let ring = Algorithm::Ring.number();
     let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);
@@ -325,7 +317,7 @@ fn keep_to_ring(costs: &mut Costs) -> bool {
     has_ring
 }
 
-/// Makes LL128 a last resort, where it is enabled.
+/// Makes LL128 a last resort where it is enabled.
 fn keep_from_ll128(costs: &mut Costs) {
     for row in costs.chunks_exact_mut(PROTOCOLS) {
         let cost = &mut row[Protocol::Ll128.number()];

@@ -1,22 +1,21 @@
-//! The table that ships with the plugin.
+//! The table that ships with the plugin. All rows are for two ranks.
 //!
 //! A row is here if its choice is faster than NCCL's own on the software twin of a Spark, at three
-//! scales and all measured sizes: up to 2 MiB at least 1.2 times (unpaced, 0.25, 0.1), from 2 to 8
-//! MiB at least 1.03 times (0.25, 0.1, 0.05). Above that the wire allows no gain at 0.1 and 0.05;
+//! scales and all measured sizes. Up to 2 MiB: at least 1.2 times (unpaced, 0.25, 0.1). From 2 to 8
+//! MiB: at least 1.03 times (0.25, 0.1, 0.05). Above 8 MiB the wire allows no gain at 0.1 and 0.05;
 //! there a row gains 1.03 or more at 0.25 and loses at most 2 % elsewhere. No figure that owners
-//! published contradicts a row, and groups of collectives are not known to lose more by it than
-//! single ones gain. So no row has Simple with fewer than four channels, and none has LL128 (until
-//! `nccl-spark memory --litmus` has passed on a Spark). All rows are for two ranks.
-//! docs/evidence/tuner.md has the figures of each row.
+//! published contradicts a row. Groups of collectives are not known to lose more by a row than
+//! single ones gain: so no row has Simple with fewer than four channels. No row has LL128, until
+//! `nccl-spark memory --litmus` has passed on a Spark. docs/evidence/tuner.md has the figures.
 
 use super::table::{Algorithm, Choice, Collective, Protocol, Row};
 
 /// Number of ranks in the measurements.
 const RANKS: usize = 2;
 
-/// The collective, its sizes in KiB, protocol and channels. Sizes are NCCL's count, of the whole
-/// buffer: above the first, up to the second. A bound is the geometric mean of two measured sizes:
-/// powers of two, and above 2 MiB also 24 KiB times powers of two.
+/// Collective, sizes in KiB, protocol and channels. Sizes are NCCL's count, of the whole buffer:
+/// above the first, up to the second. A bound is the geometric mean of two measured sizes: powers
+/// of two, and above 2 MiB also 24 KiB times powers of two.
 const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::AllGather, [45, 181], Protocol::Ll, 2),
     (Collective::AllGather, [362, 5016], Protocol::Simple, 4),
@@ -29,7 +28,7 @@ const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::AllReduce, [5016, 28378], Protocol::Simple, 8),
 ];
 
-/// All rows, sorted by collective and size.
+/// Returns all rows, sorted by collective and size.
 pub fn rows() -> Vec<Row> {
     let row = |&(collective, [above_kib, to_kib], protocol, channels): &(Collective, [u64; 2], Protocol, u32)| Row {
         collective,

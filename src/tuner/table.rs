@@ -1,19 +1,18 @@
-//! A tuner's table and its text form for a settings file. It maps a collective of a given size to
-//! an algorithm, a protocol and a number of channels.
+//! A tuner's table and its text form for settings. It maps a collective of a given size to an
+//! algorithm, a protocol and a number of channels.
 //!
 //! ```text
 //! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_gather@2:1-4096=ring/ll/1
 //! ```
 //!
-//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each following row
-//! names a collective, a number of ranks, the first and last size in bytes (as NCCL counts them: of
-//! the whole buffer), and the choice.
+//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each row names a
+//! collective, a number of ranks, the first and last size in bytes (as NCCL counts them: of the
+//! whole buffer), and the choice.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// Largest number of ranks in a row. The smallest is 2, NCCL's minimum; tables for more than this
-/// are not measured.
+/// Largest number of ranks in a row: no table has been measured for more. NCCL's minimum is 2.
 pub const MAX_RANKS: usize = 64;
 /// Largest number of channels in a row, NCCL's maximum (`MAXCHANNELS`).
 pub const MAX_CHANNELS: u32 = 64;
@@ -82,8 +81,7 @@ words! {
 }
 
 words! {
-    /// An algorithm that a row can choose (`NCCL_ALGO_*`). NCCL's other algorithms need hardware
-    /// that a Spark does not have.
+    /// An algorithm for a row (`NCCL_ALGO_*`). Other algorithms need hardware that a Spark lacks.
     Algorithm {
         /// Two trees.
         Tree = 0 as "tree",
@@ -111,7 +109,7 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// The protocol.
     pub protocol: Protocol,
-    /// Channels, 1 to [`MAX_CHANNELS`]. NCCL limits them to those of the communicator.
+    /// Channels, 1 to [`MAX_CHANNELS`]; NCCL limits them to the communicator's.
     pub channels: u32,
 }
 
@@ -152,8 +150,7 @@ impl Table {
     /// Creates a table for hosts with this fingerprint, or for all hosts.
     ///
     /// # Errors
-    /// The reason as text: two rows overlap, a row is out of range, or there are more than
-    /// [`MAX_ROWS`].
+    /// The reason as text: overlapping rows, a row out of range, or more than [`MAX_ROWS`].
     pub fn new(fingerprint: Option<Fingerprint>, mut rows: Vec<Row>) -> Result<Self, String> {
         if rows.len() > MAX_ROWS {
             return Err(format!("{} rows; {MAX_ROWS} are allowed", rows.len()));
@@ -214,7 +211,6 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// Replaces the separators of the table's text by `_`.
 fn plain(text: &str) -> String {
     text.replace([' ', '/', ';', '=', '\t'], "_")
 }
@@ -293,7 +289,6 @@ impl FromStr for Table {
     }
 }
 
-/// Quotes a part of a table for an error text, cut if it is long.
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

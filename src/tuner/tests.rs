@@ -5,7 +5,6 @@ use table::{Algorithm, Choice};
 const TABLE: &str = "for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:1000-1999=ring/ll/2;all_reduce@2:2000-4000=ring/ll128/3;\
                      all_gather@2:1-100=tree/simple/4;all_reduce@3:1-1000000=ring/simple/8";
 
-/// What a policy is made of.
 struct Facts {
     config: TunerConfig,
     ring_tcp: bool,
@@ -61,8 +60,7 @@ fn a_table_of_another_machine_is_not_used_and_a_log_line_says_so() {
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
     let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
     assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
-    // A host with a port down is the same machine: it must have the same hash as a peer with the
-    // same table.
+    // A host with a port down is the same machine, so its hash must equal its peers'.
     let (fewer_rails, warnings) =
         Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() }.policy();
     assert_eq!(fewer_rails.hash(), facts().policy().0.hash());
@@ -151,7 +149,6 @@ fn hosts_that_decide_differently_have_other_hashes() {
         policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
         policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
     ];
-    // The same rules from another table have the same hash.
     let anywhere: Table = TABLE.replace("NVIDIA_GB10/4x224054/2.28.9", "*").parse().unwrap();
     assert_eq!(policy(|facts| facts.config.table = Some(anywhere)).hash(), hashes[0]);
     assert_eq!(hashes[1], 0);
@@ -169,8 +166,7 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
         let mut costs = before;
         (tuner.decide(collective, 1500, 1, &mut costs), costs)
     };
-    // Without a row for the number of ranks, with several ranks on a node, and for a collective
-    // that no row can have.
+    // No row for the ranks; several ranks on a node; a collective that no row can have.
     for (ranks, nodes) in [(4, 4), (8, 4)] {
         let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else { panic!("{ranks} ranks") };
         assert!(acting.is_ring_only());
@@ -189,10 +185,8 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
             }
         }
     }
-    // A collective without Ring keeps its costs.
     let no_ring: Costs = std::array::from_fn(|place| if is_ring(place) { -1.0 } else { 7.0 });
     assert_eq!(decided(&policy.tuner(4, 4, true), 4, no_ring), (None, no_ring));
-    // Between two nodes, all algorithms use the same connections.
     let two = [7.0; ALGORITHMS * PROTOCOLS];
     let (channels, costs) = decided(&policy.tuner(2, 2, true), 2, two);
     assert_eq!((channels, costs), (None, two));

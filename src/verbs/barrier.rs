@@ -1,16 +1,15 @@
-//! Memory barriers between this processor and devices or GPUs: for loads of memory that they write,
-//! and stores to memory that they read.
+//! Memory barriers between this processor and the devices or GPUs that share its memory.
 
 /// Orders loads: loads after this call see memory at least as new as loads before it.
 ///
 /// A GPU writes a message, then a flag. NCCL loads the flag with a plain load and calls `isend`,
 /// which copies a small message into its work request with loads of this processor. Arm may execute
-/// those loads before the load of the flag, and would then send bytes from before the flag. x86
-/// keeps loads in order, so there the call is only a compiler barrier.
+/// those loads before the load of the flag, and would then send old bytes. x86 keeps loads in
+/// order, so there the call is only a compiler barrier.
 ///
-/// The barrier is the one that rdma-core uses for memory that devices write
-/// (`udma_from_device_barrier`, util/udma_barrier.h). `dmb oshld` also covers observers in the
-/// outer shareable domain, while `fence(Acquire)` (`dmb ishld`) covers only the inner one.
+/// rdma-core uses the same barrier for memory that devices write (`udma_from_device_barrier`,
+/// util/udma_barrier.h). `dmb oshld` also covers observers in the outer shareable domain;
+/// `fence(Acquire)` (`dmb ishld`) covers only the inner one.
 #[inline(always)]
 pub fn order_loads() {
     #[cfg(target_arch = "aarch64")]
@@ -23,12 +22,10 @@ pub fn order_loads() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
 }
 
-/// Orders stores: stores before this call become visible before stores after it, also to a GPU. The
-/// stores before it are a message's bytes, the store after it is the message's flag. Arm may make
-/// the flag visible first. x86 keeps stores in order, so there the call is only a compiler barrier.
-///
-/// The barrier is the one that rdma-core uses for memory that devices read
-/// (`udma_to_device_barrier`, util/udma_barrier.h).
+/// Orders stores, also for a GPU: stores before this call (a message's bytes) become visible before
+/// stores after it (the message's flag). Arm may make the flag visible first. x86 keeps stores in
+/// order, so there the call is only a compiler barrier. rdma-core uses the same barrier for memory
+/// that devices read (`udma_to_device_barrier`, util/udma_barrier.h).
 #[inline(always)]
 pub fn order_stores() {
     #[cfg(target_arch = "aarch64")]

@@ -9,18 +9,16 @@ use super::library::{Device, Library, Pointer};
 use crate::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
-/// An opened device. It closes when the last object on it is dropped.
+/// An opened device, closed when the last object on it is dropped.
 pub struct Context {
     pub(super) library: &'static Library,
     pub(super) raw: NonNull<ibv_context>,
     name: String,
     limits: DeviceLimits,
     ports: u8,
-    /// Copied from the context when it is opened: the library fills them in then and never changes
-    /// them.
+    /// Copied when the context is opened; the library never changes them later.
     pub(super) operations: Operations,
-    /// Set once the log has said that queue pairs have no thread domain (index 0), or that they
-    /// have one (index 1).
+    /// True once logged that QPs have no thread domain (index 0), or have one (index 1).
     pub(super) told_of_doorbells: [AtomicBool; 2],
 }
 
@@ -43,9 +41,8 @@ pub(super) struct Operations {
     pub(super) post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
 }
 
-// SAFETY: libibverbs' objects may be used from every thread, and so may an opened context and
-// everything made from it. Operations that need one thread at a time (post, poll) take `&mut` of
-// their object.
+// SAFETY: libibverbs' objects may be used from every thread, and so may an opened context and all
+// objects made from it. Operations that need one thread at a time (post, poll) take `&mut`.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -62,11 +59,10 @@ impl Device {
     }
 }
 
-/// Describes why a device cannot be opened.
 fn cannot_open(name: &str, error: &std::io::Error) -> Error {
     let device = name.to_owned();
     let call = match error.raw_os_error() {
-        // The kernel's answer if the device rules of the control group exclude the device.
+        // The kernel's answer if the control group's device rules exclude the device.
         Some(libc::EPERM) => Call::OpenExcluded { device },
         _ => Call::Open { device },
     };
@@ -128,27 +124,23 @@ impl Context {
         self.ports
     }
 
-    /// Returns the extended context around this one, if there is one and it includes the member at
-    /// `offset` (`verbs_get_ctx_op` in verbs.h). The struct grows at its front, and `sz` is the
-    /// size that the library's version has.
+    /// Returns the extended context around this one, if it exists and has the member at `offset`
+    /// (`verbs_get_ctx_op` in verbs.h). The struct grows at its front; `sz` is the library's size.
     pub(super) fn extended(&self, offset: usize) -> Option<NonNull<verbs_context>> {
         const EXTENDED: usize = usize::MAX;
         // SAFETY: the context is open.
         if unsafe { (*self.raw.as_ptr()).abi_compat } as usize != EXTENDED {
             return None;
         }
-        // SAFETY: the marker just read means that the context is the last member of a
-        // `verbs_context`.
+        // SAFETY: the marker means that the context is the last member of a `verbs_context`.
         let extended = unsafe { self.raw.byte_sub(offset_of!(verbs_context, context)) }.cast::<verbs_context>();
-        // SAFETY: every version has `sz` directly before the context. Earlier members may lie
-        // outside the library's struct.
+        // SAFETY: every version has `sz` right before the context; old ones lack earlier members.
         let bytes = unsafe { (&raw const (*extended.as_ptr()).sz).read() };
         (bytes >= size_of::<verbs_context>() - offset).then_some(extended)
     }
 }
 
-/// Reads the function pointer `$member` of the extended context, if the library has it and it is
-/// not null.
+/// Function pointer `$member` of the extended context, unless the library lacks it or it is null.
 macro_rules! extended_operation {
     ($context:expr, $member:ident) => {
         $context.extended(std::mem::offset_of!(verbs_context, $member)).and_then(|extended| {
@@ -161,8 +153,7 @@ pub(super) use extended_operation;
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened by this type; every object on it held an `Arc` of this and has been
-        // dropped.
+        // SAFETY: opened by this type; all objects on it held an `Arc` of this and were dropped.
         let status = unsafe { (self.library.close_device)(self.raw.as_ptr()) };
         note_failure("ibv_close_device", &self.name, status);
     }
@@ -191,7 +182,7 @@ impl Pd {
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
-    /// Returns the device that the domain is on.
+    /// Returns the domain's device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -199,15 +190,14 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: allocated by this type; every MR and QP in it held an `Arc` of this and has been
-        // dropped.
+        // SAFETY: allocated by this type; its MRs and QPs held an `Arc` of this and were dropped.
         let status = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
         note_failure("ibv_dealloc_pd", self.context.name(), status);
     }
 }
 
-/// Logs the failure of a destructor, which has no caller to return an error to. The object leaks
-/// kernel memory until the process ends.
+/// Logs the failure of a destructor, which cannot return an error. The object leaks kernel memory
+/// until the process ends.
 pub(super) fn note_failure(call: &str, device: &str, status: i32) {
     if status != 0 {
         tracing::debug!("{call} on {device} failed with errno {status}");
@@ -240,7 +230,7 @@ unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operat
     }
 }
 
-/// Converts one of the library's counts, which are signed but never negative.
+/// Converts a count of the library, which is signed but never negative.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

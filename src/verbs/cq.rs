@@ -10,9 +10,9 @@ use verbs_sys::*;
 
 /// A completion queue. Several QPs may share one.
 ///
-/// It is not created as single-threaded (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`). mlx5 honours that
-/// flag only for `ibv_start_poll`, not for `ibv_poll_cq`. And the queue's lock makes it safe to
-/// destroy a QP on one thread while another thread polls.
+/// The plugin does not create it as single-threaded (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`): mlx5
+/// honours the flag only for `ibv_start_poll`, not for `ibv_poll_cq`. The queue's lock also makes
+/// it safe to destroy a QP on one thread while another thread polls.
 pub struct Cq {
     pub(super) queue: Arc<RawCq>,
     pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
@@ -22,7 +22,7 @@ pub struct Cq {
 pub(super) struct RawCq {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) context: Arc<Context>,
-    /// Number of the queue, unique in this process.
+    /// Unique in this process.
     number: usize,
 }
 
@@ -41,8 +41,7 @@ impl Cq {
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let (data, no_channel) = (std::ptr::without_provenance_mut(number), std::ptr::null_mut());
-        // SAFETY: the context is open. The user data is a number that is never dereferenced.
-        // Without a channel there are no completion events.
+        // SAFETY: the context is open. The user data is never dereferenced. No channel, no events.
         let raw = unsafe { (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
@@ -87,7 +86,7 @@ impl Default for CompletionBuffer {
     }
 }
 
-/// A completed or failed work request. If it failed, only `wr_id`, `status`, `vendor_error` and
+/// A completed or failed work request; if failed, only `wr_id`, `status`, `vendor_error` and
 /// `qp_num` are defined.
 #[repr(transparent)]
 pub struct Completion(ibv_wc);
@@ -99,12 +98,12 @@ pub enum Blame {
     Path,
     /// The request: a length or address that is not allowed on any QP.
     Request,
-    /// A key. It is wrong, or its device is being removed: Linux destroys a program's objects on
-    /// the device newest first, and so the registrations of buffers before the QPs
-    /// (`__uverbs_cleanup_ufile` in drivers/infiniband/core/rdma_core.c).
+    /// A key. It is wrong, or its device is being removed: Linux destroys a program's objects
+    /// newest first, so registrations of buffers before QPs (`__uverbs_cleanup_ufile` in
+    /// drivers/infiniband/core/rdma_core.c).
     Key,
-    /// The path or the request. A responder also reports "invalid request" for an out-of-order
-    /// packet or one with the wrong length within a message (`check_op_seq` and `check_rkey` in
+    /// The path or the request. A responder reports "invalid request" also for a packet that is out
+    /// of order or has the wrong length within a message (`check_op_seq` and `check_rkey` in
     /// Linux's rxe_resp.c). Soft-RoCE does so occasionally when rails are pulled under load.
     Either,
 }
@@ -116,7 +115,7 @@ impl Completion {
         self.0.wr_id
     }
 
-    /// Returns the `enum ibv_wc_status`: 0 for success.
+    /// Returns the status (`enum ibv_wc_status`): 0 for success.
     #[inline]
     pub fn status(&self) -> u32 {
         self.0.status
@@ -127,8 +126,7 @@ impl Completion {
         status_text(self.0.status)
     }
 
-    /// Returns true if the peer acknowledged nothing: the packets or the acknowledgements were
-    /// lost.
+    /// Returns true if no acknowledgement came: packets or acknowledgements were lost.
     pub fn is_unacknowledged(&self) -> bool {
         self.0.status == IBV_WC_RETRY_EXC_ERR
     }

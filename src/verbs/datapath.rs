@@ -1,5 +1,4 @@
-//! Operations for each message: posting writes and receives, and polling. They allocate and format
-//! only after a failed call.
+//! Operations for each message. They allocate and format only after a failed call.
 
 use std::ptr::null_mut;
 
@@ -39,8 +38,7 @@ pub struct Write {
 }
 
 impl Qp {
-    /// Posts a write. The bytes are read at any time before its completion, or that of a later
-    /// write on this QP.
+    /// Posts a write. The NIC may read the bytes until this or a later write on the QP completes.
     ///
     /// # Errors
     /// [`Error::Os`] if the QP refuses it: `ENOMEM` for a full queue, other codes for a QP in the
@@ -50,13 +48,12 @@ impl Qp {
         self.post_write(write, 0)
     }
 
-    /// Posts a write with its bytes copied into the work request, so `bytes` is free when this
-    /// returns. They are read after everything that the caller has read before, such as the flag by
-    /// which a GPU announces them.
+    /// Posts a write whose bytes are copied into the work request, so `bytes` is free on return.
+    /// The copy follows all earlier reads of the caller, such as of the flag with which a GPU
+    /// announces the bytes.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there are more bytes than [`Qp::inline_bytes`]; otherwise as
-    /// [`Qp::write`].
+    /// [`Error::Argument`] for more bytes than [`Qp::inline_bytes`]; otherwise as [`Qp::write`].
     #[inline(always)]
     pub fn write_inline(
         &mut self,
@@ -75,8 +72,7 @@ impl Qp {
         self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 
-    /// Posts `count` receives without memory, for the same number of writes with immediate data.
-    /// Each completes with `wr_id`.
+    /// Posts `count` receives without memory, for writes with immediate data. Each has `wr_id`.
     ///
     /// # Errors
     /// [`Error::Argument`] if `count` exceeds the queue's size, [`Error::Os`] if the QP refuses
@@ -101,8 +97,7 @@ impl Qp {
             }
         }
         let mut refused = null_mut();
-        // SAFETY: the QP is alive, and the chain ends within the array. The provider copies the
-        // requests.
+        // SAFETY: the QP is alive, the chain ends in the array, and the provider copies requests.
         let status = unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
         if status != 0 {
             return Err(self.refused(|device, qp| Call::PostReceives { device, qp }, status));
@@ -114,8 +109,7 @@ impl Qp {
     fn post_write(&mut self, write: &Write, flags: ibv_send_flags) -> Quick<()> {
         let Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled } = *write;
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        // Sets only the fields that differ between writes; the others were set when the QP was
-        // made.
+        // Sets only the fields that differ between writes. The others were set with the QP.
         let Prepared { request, segment } = &mut *self.prepared;
         *segment = ibv_sge { addr: local_addr, length: bytes, lkey };
         request.wr_id = wr_id;
@@ -130,8 +124,8 @@ impl Qp {
         request.sg_list = segment;
         let mut refused = null_mut();
         // SAFETY: the QP is alive. The request and its segment live as long as the QP, and the
-        // provider copies them. The NIC reads only memory that a registration covers; inline, the
-        // provider reads memory that is readable during the call.
+        // provider copies them. The NIC reads only registered memory; inline, the provider reads
+        // memory that is readable during the call.
         let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
             return Err(self.refused(|device, qp| Call::PostWrite { device, qp }, status));
@@ -158,16 +152,14 @@ impl Qp {
 }
 
 impl Cq {
-    /// Returns the completions since the last poll, oldest first, at most as many as the buffer
-    /// holds.
+    /// Returns the oldest completions since the last poll, at most as many as fit the buffer.
     ///
     /// # Errors
     /// [`Error::Os`] if the queue has failed.
     #[inline(always)]
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         let first: *mut ibv_wc = buffer.0.as_mut_ptr().cast();
-        // SAFETY: the queue is alive. `Completion` has the layout of `ibv_wc`, and the buffer has
-        // CAPACITY of them.
+        // SAFETY: the queue is alive. The buffer has CAPACITY `Completion`s, laid out as `ibv_wc`.
         let found = unsafe { (self.poll_cq)(self.queue.raw.as_ptr(), CompletionBuffer::CAPACITY as i32, first) };
         match usize::try_from(found) {
             Ok(found) => Ok(&buffer.0[..found.min(CompletionBuffer::CAPACITY)]),

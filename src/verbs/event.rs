@@ -1,4 +1,4 @@
-//! Asynchronous events of a device: ports that change state, addresses that change, QPs that fail.
+//! Asynchronous events of a device: port and address changes, failed QPs and CQs.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,8 +10,7 @@ use verbs_sys::*;
 /// An event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Kind of event (`enum ibv_event_type`). The constants below name the kinds that the plugin
-    /// acts on.
+    /// Kind (`enum ibv_event_type`). The constants below are the kinds that the plugin acts on.
     pub kind: u32,
     /// The port concerned, numbered from 1.
     pub port: Option<u8>,
@@ -80,8 +79,8 @@ impl Context {
         Ok(Some(described))
     }
 
-    /// Returns a descriptor that is readable while an event is pending. `None` for a substitute
-    /// library without events.
+    /// Returns a descriptor that is readable while an event is pending. `None` if a substitute
+    /// library has no events.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.event_descriptor();
         // SAFETY: the context owns the descriptor and stays borrowed while it is used.
@@ -104,7 +103,7 @@ impl Context {
         Ok(())
     }
 
-    /// Returns the raw descriptor; negative for a substitute library without events.
+    /// Negative if a substitute library has no events.
     fn event_descriptor(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw.as_ptr()).async_fd }
@@ -112,8 +111,8 @@ impl Context {
 }
 
 /// # Safety
-/// `event` came from the library and is not acknowledged yet: until then, the library delays
-/// destruction of the object concerned.
+/// `event` came from the library and is not acknowledged yet. Until it is, the library does not
+/// destroy the event's object.
 unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
     let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None, cq: None };
     match event.event_type {
@@ -125,8 +124,8 @@ unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: for these kinds the union holds the QP. It is alive, because its destruction
-            // waits until the caller has acknowledged the event.
+            // SAFETY: for these kinds the union holds the QP, which is not destroyed before the
+            // caller has acknowledged the event.
             described.qp_num = Some(unsafe { (*event.element.qp).qp_num });
         }
         IBV_EVENT_CQ_ERR => {

@@ -1,5 +1,4 @@
-//! A fake provider in memory, for code that soft-RoCE does not exercise: older libraries, and
-//! mlx5's thread domains.
+//! A fake provider in memory, for what soft-RoCE lacks: older libraries, mlx5's thread domains.
 
 #[path = "../../tests/common/heard.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]
@@ -18,15 +17,14 @@ use crate::error::Error;
 use verbs_sys::*;
 
 thread_local! {
-    /// Calls of this test that create or destroy objects, in order.
+    /// Calls that create or destroy objects, in order.
     static CALLS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
     /// Flow label, hop limit and traffic class of the last change of a queue pair.
     static ROUTE_HEADER: Cell<(u32, u8, u8)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Features of the fake library.
 struct Offers {
-    /// Sets `abi_compat`: true if a `verbs_context` surrounds the context.
+    /// True if a `verbs_context` surrounds the context (`abi_compat`).
     extended: bool,
     /// Size that the library reports for its `verbs_context`, minus the size here.
     grown_by: isize,
@@ -61,8 +59,7 @@ fn without_thread_domains_a_plain_protection_domain_is_used() {
     let plain = ["alloc_pd", "create_cq", "create_qp", "destroy_qp", "dealloc_pd", "destroy_cq", "close_device"];
     assert_eq!(calls_of_a_qp(Offers { thread_domains: false, ..ALL }), plain);
     assert_eq!(calls_of_a_qp(Offers { extended: false, ..ALL }), plain);
-    // A library whose struct ends before these functions. The memory where they would be is not
-    // part of it.
+    // The library's struct ends before these functions.
     let up_to_its_functions = -(std::mem::offset_of!(verbs_context, alloc_td) as isize) - 8;
     assert_eq!(calls_of_a_qp(Offers { grown_by: up_to_its_functions, ..ALL }), plain);
 }
@@ -151,8 +148,7 @@ fn calls_of_a_qp(offers: Offers) -> Vec<&'static str> {
     CALLS.take()
 }
 
-/// Returns an opened context of a fake library. The library is leaked, as real ones are, and so is
-/// the struct that it would free.
+/// Returns an opened context. The fake library and the struct that it would free are leaked.
 fn fake(offers: Offers) -> Arc<Context> {
     // SAFETY: integers, pointers and pthread objects that are not used; all zero is a valid value.
     let mut around: Box<verbs_context> = Box::new(unsafe { std::mem::zeroed() });
@@ -194,8 +190,7 @@ fn fake(offers: Offers) -> Arc<Context> {
         modify_qp,
         destroy_qp,
     }));
-    // SAFETY: `open_device` of the fake library casts a device to its context, so the context
-    // serves as the device.
+    // SAFETY: the fake `open_device` casts a device to its context; here both are the context.
     unsafe { Context::open(library, (&raw mut (*around).context).cast(), "fake0") }.expect("it opens")
 }
 

@@ -1,9 +1,9 @@
-//! Detects that this process is the forked child of one that used the network.
+//! Detects that this process is the forked child of a process that used the network.
 //!
 //! An RDMA connection does not survive fork: the child shares the parent's queue memory and
-//! doorbells, but has none of its threads. Comparing process ids would take a system call for each
-//! message; a flag set by a fork handler takes one load. (A child made by a raw `clone` is not
-//! detected. No program that loads NCCL is known to make one.)
+//! doorbells, but has none of its threads. A flag set by a fork handler takes one load for each
+//! message; comparing process ids would take a system call. A child of a raw `clone` is not
+//! detected; no program that loads NCCL is known to make one.
 
 use crate::error::{Call, Error, Result};
 use std::sync::Once;
@@ -19,8 +19,7 @@ pub fn watch_for_fork() -> Result<()> {
     static ONCE: Once = Once::new();
     let mut errno = 0;
     // SAFETY: the handler only stores to an atomic, which is allowed in a child of a threaded
-    // process. It stays mapped until the process ends, because the library is linked with `-z
-    // nodelete`.
+    // process. It stays mapped until the process ends: the library is linked with `-z nodelete`.
     ONCE.call_once(|| errno = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
     if errno == 0 { Ok(()) } else { Err(Error::Os { call: Call::WatchFork, errno }) }
 }

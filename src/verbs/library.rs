@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
-/// The functions of libibverbs, looked up once. The library is never unloaded, because its
-/// providers keep threads and mappings of their own.
+/// The functions of libibverbs, looked up once. Never unloaded, because the library's providers
+/// keep threads and mappings.
 pub struct Library {
     pub(super) path: String,
     pub(super) get_device_list: Pointer<fn_ibv_get_device_list>,
@@ -26,8 +26,7 @@ pub struct Library {
     pub(super) alloc_pd: Pointer<fn_ibv_alloc_pd>,
     pub(super) dealloc_pd: Pointer<fn_ibv_dealloc_pd>,
     pub(super) reg_mr: Pointer<fn_ibv_reg_mr>,
-    /// Since rdma-core 28. Only this function supports access flags that a device may ignore, such
-    /// as relaxed ordering.
+    /// Since rdma-core 28. Needed for flags that a device may ignore, such as relaxed ordering.
     pub(super) reg_mr_iova2: fn_ibv_reg_mr_iova2,
     pub(super) dereg_mr: Pointer<fn_ibv_dereg_mr>,
     pub(super) create_cq: Pointer<fn_ibv_create_cq>,
@@ -37,13 +36,11 @@ pub struct Library {
     pub(super) destroy_qp: Pointer<fn_ibv_destroy_qp>,
 }
 
-/// Type of a non-null C function pointer. The bindings declare each function's type as an `Option`,
-/// because C's function pointers may be null.
+/// A C function pointer that is not null; the bindings declare it as an `Option`.
 pub(super) type Pointer<F> = <F as Nullable>::Pointer;
 
 /// A C function pointer that may be null.
 pub(super) trait Nullable {
-    /// The same pointer type, not null.
     type Pointer;
 }
 
@@ -52,15 +49,13 @@ impl<F> Nullable for Option<F> {
 }
 
 impl Library {
-    /// Loads the library `path` (a name for the dynamic linker, or a file's path) and looks up its
-    /// functions.
+    /// Loads libibverbs and its functions. `path` is a name for the dynamic linker or a file.
     ///
     /// # Errors
-    /// [`Error::Missing`] if the library or one of its functions is missing; the text says how to
-    /// install it.
+    /// [`Error::Missing`] if the library or a function is missing; the text says how to install it.
     pub fn load(path: &str) -> Result<&'static Self> {
         let handle = open(path)?;
-        /// Expands to the function, or to an early return with an error that names it.
+        /// Evaluates to the function, or returns an error that names it.
         macro_rules! required {
             ($function_type:ty, $name:literal) => {
                 optional!($function_type, $name, c"IBVERBS_1.1")
@@ -71,8 +66,7 @@ impl Library {
             ($function_type:ty, $name:literal, $version:literal) => {{
                 let symbol = look_up(handle, $name, $version);
                 // SAFETY: both types are one pointer wide, and null is `None`. The type was
-                // generated from the library's own header for the function of this name and
-                // version.
+                // generated from the library's header for this function name and version.
                 unsafe { std::mem::transmute::<*mut c_void, $function_type>(symbol) }
             }};
         }
@@ -103,8 +97,7 @@ impl Library {
         })))
     }
 
-    /// Lists the RDMA devices of this host. The list is empty if there are none, and if the kernel
-    /// has no RDMA support.
+    /// Lists the RDMA devices of this host. Empty also if the kernel has no RDMA support.
     ///
     /// # Errors
     /// [`Error::Os`] if the library cannot list them for another reason.
@@ -115,7 +108,7 @@ impl Library {
         if first.is_null() {
             let error = std::io::Error::last_os_error();
             return match error.raw_os_error() {
-                // The library's answer if the kernel's verbs module is not loaded.
+                // The library's answer without the kernel's verbs module.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
                 _ => Err(Error::os(Call::ListDevices { library: self.path.clone() }, &error)),
             };
@@ -127,8 +120,7 @@ impl Library {
     }
 
     fn device(&'static self, list: &Arc<DeviceList>, raw: *mut ibv_device) -> Device {
-        // SAFETY: `raw` is an entry of the list that `list` keeps alive, and the name is a string
-        // in that entry.
+        // SAFETY: `list` keeps the entry `raw` alive, and the entry has the name's string.
         let name = unsafe { text((self.get_device_name)(raw)) };
         // SAFETY: as above.
         let guid = u64::from_be(unsafe { (self.get_device_guid)(raw) });
@@ -144,8 +136,7 @@ pub struct Device {
     guid: u64,
 }
 
-// SAFETY: devices of a list do not change after it was made, and the library may be called from
-// every thread.
+// SAFETY: a list's devices never change, and the library may be called from every thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -166,7 +157,7 @@ impl Device {
     }
 }
 
-/// The library's array of devices. They are valid while it exists.
+/// The library's array of devices, which are valid while it exists.
 struct DeviceList {
     library: &'static Library,
     first: *mut *mut ibv_device,
@@ -189,16 +180,14 @@ fn open(path: &str) -> Result<*mut c_void> {
     // SAFETY: `name` is a C string. Loading runs the library's initialisers, as the caller intends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        // SAFETY: after a failed dlopen this returns its message, valid until the thread's next dl
-        // call.
+        // SAFETY: after a failed dlopen, the message is valid until the thread's next dl call.
         let why = unsafe { text(libc::dlerror()) };
         return Err(Missing::Library { path: path.to_owned(), why }.into());
     }
     Ok(handle)
 }
 
-/// Looks up the function `name` in the version that the bindings were made for, or unversioned if
-/// the library has no versions.
+/// Looks up `name` in the version of the bindings, or unversioned if the library has no versions.
 fn look_up(handle: *mut c_void, name: &str, version: &CStr) -> *mut c_void {
     let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
     // SAFETY: the handle is open, and both are C strings.

@@ -21,7 +21,7 @@ bitflags::bitflags! {
         const REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE;
         /// The peer may read it.
         const REMOTE_READ = IBV_ACCESS_REMOTE_READ;
-        /// Writes may overtake each other on PCIe. Devices and libraries without support ignore it.
+        /// Writes may overtake each other on PCIe. Ignored where the device or library lacks it.
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING;
     }
 }
@@ -73,8 +73,7 @@ impl HostMemory {
         inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
-    /// Returns a part of the memory with the same validity, or `None` if it is not inside. An empty
-    /// part may be anywhere.
+    /// Returns a part with the same validity; `None` if outside. An empty part may be anywhere.
     pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
         let addr = usize::try_from(addr).ok()?;
         let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
@@ -82,7 +81,7 @@ impl HostMemory {
         is_inside.then_some(Self { addr, len: bytes })
     }
 
-    /// Returns the memory without its first `bytes` bytes; empty if it has no more than those.
+    /// Returns the memory without its first `bytes` bytes; empty if there are no others.
     pub fn without_first(&self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
         Self { addr: self.addr + bytes, len: self.len - bytes }
@@ -118,8 +117,7 @@ pub struct Readable<'a> {
 impl<'a> From<&'a [u8]> for Readable<'a> {
     #[inline]
     fn from(bytes: &'a [u8]) -> Self {
-        // A slice too long for the field is also too long for any work request, which then reports
-        // an error.
+        // A slice too long for the field is too long for a work request, which reports an error.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { addr: bytes.as_ptr() as u64, bytes: length, memory: PhantomData }
     }
@@ -138,7 +136,7 @@ pub struct Mr {
     lkey: u32,
     rkey: u32,
     pd: Arc<Pd>,
-    /// Keeps a region allocated by the plugin mapped until the registration has ended.
+    /// Keeps the plugin's own region mapped until the registration has ended.
     _region: Option<Arc<Region>>,
 }
 
@@ -151,8 +149,8 @@ impl Mr {
     /// Registers `memory` for the uses in `access`.
     ///
     /// # Errors
-    /// [`Error::Os`] with the address, length and device in its text. If the kernel reports a lack
-    /// of memory, the text also states the limit that is the usual cause.
+    /// [`Error::Os`] with the address, length and device; for a lack of memory, the text also has
+    /// the limit that is the usual cause.
     pub fn register(pd: &Arc<Pd>, memory: HostMemory, access: Access) -> Result<Self> {
         Self::register_with(pd, memory, access, None)
     }
@@ -236,9 +234,9 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(Call::Map(length)));
         }
-        // After a fork, the next write of this process would give it a new page, while the NIC
-        // keeps writing the old one. Kernels before 5.12 do that; later kernels copy the pages for
-        // the child, so a failure here does not matter.
+        // Kernels before 5.12 give this process a new page on the next write after a fork, while
+        // the NIC keeps writing the old one. Later kernels copy the child's pages, so failure is
+        // harmless.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
         let start = NonNull::new(start.cast()).ok_or(Internal::MappedAtZero)?;
@@ -268,13 +266,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by this type with this length; every registration of it held an `Arc` of
-        // this and has ended.
+        // SAFETY: mapped here with this length; its registrations held an `Arc` and have ended.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
     }
 }
 
-/// Suggests a remedy for `errno` from a call that pins memory; empty if there is none.
+/// Suggests a remedy for `errno` of a call that pins memory; empty if there is none.
 pub(super) fn memory_hint(errno: i32) -> String {
     if errno != libc::ENOMEM {
         return String::new();
@@ -302,7 +299,7 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
     hint
 }
 
-/// Returns the limit in bytes, or `None` if there is no limit or it cannot be read.
+/// Returns the limit in bytes; `None` if there is no limit or it cannot be read.
 fn locked_memory_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct is a local.

@@ -1,13 +1,11 @@
 //! The libibverbs boundary: safe types that own libibverbs' objects.
 //!
-//! The library is loaded at run time ([`Library::load`]). A host without it gets a clear error
-//! instead of a plugin that NCCL silently cannot load. Each object keeps the objects that it
-//! depends on alive (a [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`], and so on), so they
-//! may be dropped in any order. Operations for each message (`datapath.rs`) neither allocate nor
-//! format.
+//! The library is loaded at run time ([`Library::load`]): a host without it gets a clear error, not
+//! a plugin that NCCL silently cannot load. Each object keeps those that it depends on alive (a
+//! [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`]), so they may be dropped in any order.
 //!
-//! Objects may move between threads. A [`Qp`] or [`Cq`] is used by one thread at a time, which
-//! `&mut self` enforces.
+//! Objects may move between threads. One thread at a time uses a [`Qp`] or [`Cq`], which `&mut
+//! self` enforces. Operations for each message (`datapath.rs`) neither allocate nor format.
 #![allow(unsafe_code)]
 
 mod barrier;

@@ -17,8 +17,7 @@ pub struct PortInfo {
     pub active_mtu_bytes: u32,
     /// Largest message, in bytes.
     pub max_message_bytes: u32,
-    /// Width times speed, in megabits per second, equal to the port's `rate` in sysfs. 0 if
-    /// unknown.
+    /// Width times speed in Mb/s, like the port's `rate` in sysfs; 0 if unknown.
     pub speed_mbps: u32,
 }
 
@@ -51,7 +50,7 @@ pub enum LinkLayer {
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Index in the table. It changes when addresses of the network device change.
+    /// Index in the table; changes when addresses of the network device change.
     pub index: u16,
     /// The address, in network byte order.
     pub gid: [u8; 16],
@@ -72,12 +71,11 @@ pub enum GidKind {
     RoceV2,
 }
 
-/// `ibv_port_attr` of newer libraries. The caller passes the struct's size to the library; older
-/// ones leave the end zero.
+/// `ibv_port_attr` of newer libraries, which get the struct's size. Older ones leave the end zero.
 #[repr(C)]
 struct PortAttributes {
     base: ibv_port_attr,
-    /// The speed if it does not fit into the 8 bits of `active_speed` (XDR and later); otherwise 0.
+    /// The speed if it needs more than `active_speed`'s 8 bits (XDR and later), else 0.
     active_speed_ex: u32,
     room_to_grow: [u32; 15],
 }
@@ -110,8 +108,7 @@ impl Context {
     /// Returns the entries in use in the GID table of port `port` (from 1), in the table's order.
     ///
     /// # Errors
-    /// [`Error::Os`] if the query fails, [`Error::Missing`] if the library is too old to report the
-    /// type of each address.
+    /// [`Error::Os`] if the query fails, [`Error::Missing`] if the library cannot report types.
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         let entries = match (self.library.query_gid_table, self.library.query_gid_ex) {
             (Some(query_table), _) => self.whole_gid_table(query_table)?,
@@ -143,8 +140,7 @@ impl Context {
         }
     }
 
-    /// Reads the entries of all ports. The buffer has room for the complete tables, because the
-    /// kernel refuses one that could be too small.
+    /// Reads the entries of all ports, because the kernel refuses a buffer that could be too small.
     fn whole_gid_table(&self, query_table: QueryGidTable) -> Result<Vec<ibv_gid_entry>> {
         let mut room = 0;
         for port in 1..=self.ports() {

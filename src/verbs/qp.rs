@@ -17,9 +17,9 @@ pub struct Qp {
     number: u32,
     inline_bytes: u32,
     pub(super) operations: Operations,
-    /// Work request for writes, which `post_write` fills in.
+    /// Work request that `post_write` fills in.
     pub(super) prepared: Box<Prepared>,
-    /// Work requests for `post_receives` to fill in, one for each receive that the queue holds.
+    /// One for each receive that the queue holds, for `post_receives` to fill in.
     pub(super) receives: Vec<ibv_recv_wr>,
     pd: Arc<Pd>,
     // Fields drop in this order, after the QP itself.
@@ -27,7 +27,6 @@ pub struct Qp {
     _queue: Arc<RawCq>,
 }
 
-/// A work request with its one segment.
 pub(super) struct Prepared {
     pub(super) request: ibv_send_wr,
     pub(super) segment: ibv_sge,
@@ -46,8 +45,7 @@ pub struct QpCaps {
     pub send_requests: u32,
     /// Outstanding receives.
     pub receive_requests: u32,
-    /// Longest write whose bytes are in the work request itself. A device may allow less:
-    /// [`Qp::inline_bytes`].
+    /// Longest inline write. A device may allow less: [`Qp::inline_bytes`].
     pub inline_bytes: u32,
 }
 
@@ -62,8 +60,7 @@ pub struct Path {
     pub remote_qp: u32,
     /// Sequence number (24 bits) of the peer's first packet.
     pub receive_psn: u32,
-    /// Index of this side's address in its port's GID table; 0 to 255, the range of the library's
-    /// field.
+    /// Index of this side's address in its GID table; 0 to 255, the range of the library's field.
     pub gid_index: u16,
     /// Address of the peer.
     pub remote_gid: [u8; 16],
@@ -71,28 +68,28 @@ pub struct Path {
     pub traffic_class: u8,
     /// Service level; its lower 3 bits are the priority in RoCE's VLAN tag.
     pub service_level: u8,
-    /// Flow label (20 bits) of the global route header. RoCE v2's UDP source port follows from it
-    /// (`rdma_flow_label_to_udp_sport` in Linux' `include/rdma/ib_verbs.h`), and switches with
-    /// several paths choose by that port. With 0 the driver uses `rdma_calc_flow_label` of both QP
-    /// numbers, which differs for each QP (`rdma_get_udp_sport`, since Linux 5.8 in mlx5 and 5.17
-    /// in soft-RoCE).
+    /// Flow label (20 bits) of the global route header. It determines RoCE v2's UDP source port
+    /// (`rdma_flow_label_to_udp_sport` in Linux' `include/rdma/ib_verbs.h`). Switches use that port
+    /// to choose among several paths. With 0 the driver uses `rdma_calc_flow_label` of both QP
+    /// numbers, different for each QP (`rdma_get_udp_sport`, since Linux 5.8 in mlx5, 5.17 in
+    /// soft-RoCE).
     pub flow_label: u32,
 }
 
-/// Receiver-not-ready: wait 0.64 ms (value 12 in the InfiniBand specification) and retry without
-/// limit (7). Flow control avoids it, except for shares that are resent on another rail
-/// (`flow::recovery`). There waiting is better than a failed QP.
+/// Receiver not ready: wait 0.64 ms (12 in the InfiniBand specification), retry without limit (7).
+/// Flow control avoids it, except for shares that are resent on another rail (`flow::recovery`):
+/// there, waiting is better than a failed QP.
 const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// RDMA reads and atomics in flight. The plugin posts none, but providers require at least one.
 const MAX_READS: u8 = 1;
-/// As in NCCL's own transport: a routed path needs more than 1. For RoCE v2 the kernel sets the
-/// route's own limit (`ib_resolve_unicast_gid_dmac` in `drivers/infiniband/core/verbs.c`).
+/// As in NCCL's transport: a routed path needs more than 1. For RoCE v2 the kernel sets the route's
+/// own limit (`ib_resolve_unicast_gid_dmac` in `drivers/infiniband/core/verbs.c`).
 const HOP_LIMIT: u8 = 255;
 
 impl Qp {
-    /// Creates a QP in `pd`. The completions of both work queues go to `cq`. The QP has the inline
-    /// size asked for, or less if the device has less room, but never more.
+    /// Creates a QP in `pd` whose work queues both complete to `cq`. The inline size is the
+    /// requested one, or less if the device has less room, but never more.
     ///
     /// # Errors
     /// [`Error::Os`] if the device refuses.
@@ -126,7 +123,7 @@ impl Qp {
         })
     }
 
-    /// Returns the QP's number, which the peer needs.
+    /// Returns the QP's number, for the peer.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -152,7 +149,7 @@ impl Qp {
     ///
     /// # Errors
     /// [`Error::Argument`] for an invalid MTU or GID index, [`Error::Os`] if the device refuses,
-    /// for example because it finds no path to the peer's address.
+    /// for example without a path to the peer's address.
     pub fn ready_to_receive(&mut self, path: &Path) -> Result<()> {
         let mut attributes = attributes(IBV_QPS_RTR);
         attributes.path_mtu = mtu(path.mtu_bytes)?;
@@ -178,8 +175,7 @@ impl Qp {
         self.modify("RTR", attributes, mask)
     }
 
-    /// Moves the QP from RTR to RTS. The QP can now also send. `send_psn` is the sequence number
-    /// (24 bits) of its first packet.
+    /// Moves the QP from RTR to RTS, for sending. Its first packet has number `send_psn` (24 bits).
     ///
     /// # Errors
     /// [`Error::Argument`] for a timeout or retry count out of range, [`Error::Os`] if the device
@@ -199,8 +195,7 @@ impl Qp {
         self.modify("RTS", attributes, mask)
     }
 
-    /// Moves the QP to ERR: it stops sending and receiving, and posted requests complete as
-    /// flushed.
+    /// Moves the QP to ERR: traffic stops, and posted requests complete as flushed.
     ///
     /// # Errors
     /// [`Error::Os`] if the device refuses.
@@ -235,8 +230,7 @@ impl Drop for Qp {
     }
 }
 
-/// Creates a QP. Returns it with its inline size: the size asked for, halved until the device
-/// accepts it.
+/// Creates a QP with the requested inline size, halved until the device accepts it. Returns both.
 fn create(
     create_qp: Pointer<fn_ibv_create_qp>,
     pd: NonNull<ibv_pd>,
@@ -263,7 +257,7 @@ fn create(
         };
         // SAFETY: the domain and the queue are alive, and the struct lives for the call.
         if let Some(raw) = NonNull::new(unsafe { create_qp(pd.as_ptr(), &raw mut attributes) }) {
-            // mlx5 rounds up (188 for 128 requested bytes: `mlx5_calc_sq_size` in rdma-core's
+            // mlx5 rounds up (188 for 128: `mlx5_calc_sq_size` in rdma-core's
             // providers/mlx5/verbs.c). The choice of inline sends must not depend on that.
             return Ok((raw, attributes.cap.max_inline_data.min(inline_bytes)));
         }

@@ -1,11 +1,11 @@
-//! Thread domains. A QP that is used by one thread at a time does not need the provider's locks.
+//! Thread domains. A QP used by one thread at a time does not need the provider's locks.
 //!
-//! A thread domain also determines the doorbell. mlx5 gives it a BlueFlame register of its own, in
-//! a page that the kernel maps for write combining. If the kernel has found that the machine cannot
-//! combine writes, it refuses the page, and mlx5 then refuses the thread domain (`mlx5_alloc_td` in
-//! rdma-core's providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
+//! A thread domain also determines the doorbell. mlx5 gives it its own BlueFlame register, in a
+//! page that the kernel maps for write combining. If the kernel has found that the machine cannot
+//! combine writes, it refuses the page, and mlx5 the thread domain (`mlx5_alloc_td` in rdma-core's
+//! providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
 //! drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a thread domain with a plain
-//! doorbell, and libibverbs does not show the difference.
+//! doorbell; libibverbs does not show the difference.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,10 +16,9 @@ use super::library::Pointer;
 use verbs_sys::*;
 
 /// A protection domain that promises the provider one thread at a time (mlx5: no spinlock around
-/// the queues, and a separate doorbell register). Each QP has its own, because `&mut Qp` then
-/// enforces the promise.
+/// the queues, a separate doorbell register). Each QP has its own, and `&mut Qp` keeps the promise.
 pub(super) struct ThreadDomain {
-    /// A protection domain on top of `pd`; memory registered in `pd` is usable through it.
+    /// Based on `pd`: memory registered in `pd` is usable through it.
     pub(super) raw: NonNull<ibv_pd>,
     thread: NonNull<ibv_td>,
     dealloc_td: unsafe extern "C" fn(*mut ibv_td) -> i32,
@@ -67,8 +66,7 @@ impl ThreadDomain {
     }
 }
 
-/// Logs that queue pairs have thread domains, or that they have none: each at most once per opened
-/// device.
+/// Logs that QPs have thread domains or lack them, each at most once per opened device.
 pub(super) fn tell_doorbells(context: &Context, domain: &Result<ThreadDomain, String>) {
     // Relaxed: a duplicated log line is harmless.
     if context.told_of_doorbells[usize::from(domain.is_ok())].swap(true, Ordering::Relaxed) {
@@ -91,7 +89,7 @@ impl Drop for ThreadDomain {
         let context = self.pd.context();
         let dealloc_pd: Pointer<fn_ibv_dealloc_pd> = context.library.dealloc_pd;
         // SAFETY: allocated by this type, and the QP in it is destroyed. The parent domain goes
-        // first, because it holds a reference to the thread domain.
+        // first, because it refers to the thread domain.
         let (parent, thread) = unsafe { (dealloc_pd(self.raw.as_ptr()), (self.dealloc_td)(self.thread.as_ptr())) };
         note_failure("ibv_dealloc_pd of a parent domain", context.name(), parent);
         note_failure("ibv_dealloc_td", context.name(), thread);

@@ -94,8 +94,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads a 16-bit length and a text of that many bytes, at most `most`. The text is only for
-    /// display: invalid UTF-8 and control characters become `?`, which never makes it longer.
+    /// Reads a text with a 16-bit length in bytes, at most `most`. The text is only for display:
+    /// invalid UTF-8 and control characters become `?`, which never makes it longer.
     ///
     /// # Errors
     /// [`Malformed::Above`] or [`Malformed::Short`].
@@ -175,7 +175,7 @@ impl Writer {
         self.u16(end as u16).bytes(&text.as_bytes()[..end])
     }
 
-    /// Appends the number of items and the items; those after the 255th are dropped.
+    /// Appends an 8-bit count and the items. Items after the 255th are dropped.
     pub fn list<T>(&mut self, items: &[T], mut item: impl FnMut(&mut Self, &T)) -> &mut Self {
         let items = &items[..items.len().min(255)];
         self.u8(items.len() as u8);

@@ -1,11 +1,10 @@
 //! Control messages between the two ends of a running connection: lost rails, returning rails,
 //! stalls, and the close.
 //!
-//! A [`ControlFrame`] carries one [`ControlMessage`] with a number, and the peer confirms it. So a
-//! message may be sent on several paths in parallel (the bootstrap's TCP connection, and on every
-//! rail an RDMA write to a mailbox in the peer's memory). On each path it may arrive repeatedly,
-//! late or never. A frame in a mailbox has a digest and, like a clear-to-send entry, assumes no
-//! ordering of a NIC's stores.
+//! A [`ControlFrame`] carries one numbered [`ControlMessage`], which the peer confirms. So a
+//! message may be sent on several paths in parallel: over the bootstrap's TCP connection, and on
+//! every rail as an RDMA write to the peer's mailbox. On each path it may arrive repeatedly, late
+//! or never. A digest validates a frame in a mailbox; no order of the NIC's stores is assumed.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::cts::Epoch;
@@ -24,8 +23,8 @@ const REASON_BYTES: usize = 512;
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub enum ControlMessage {
-    /// A rail is lost. This side has stopped its queue pairs there, so no more data arrives through
-    /// them.
+    /// A rail is lost. This side has stopped its queue pairs on the rail, so they deliver no more
+    /// data.
     Fenced {
         /// The rail's lane.
         lane: LaneId,
@@ -47,7 +46,7 @@ pub enum ControlMessage {
     Joined {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of the JOIN that this answers. The connecting side may have given that one up.
+        /// Number of the JOIN that this answers. The connecting side may have given it up since.
         attempt: u8,
         /// Address of the connecting side.
         connector_gid: [u8; 16],
@@ -74,13 +73,12 @@ pub enum ControlMessage {
         /// The rail's lane.
         lane: LaneId,
     },
-    /// Asks only for a confirmation. Sent when the bootstrap's TCP connection has closed, to find
-    /// out through the rails if the peer is still alive.
+    /// Asks only for a confirmation. Sent after the bootstrap's TCP connection has closed, to test
+    /// over the rails if the peer is still alive.
     AreYouThere,
     /// This side closes the connection.
     Bye {
-        /// From a receiver: the number of receives delivered completely, counted from the first.
-        /// From a sender: 0.
+        /// Number of completely delivered receives, counted from the first; 0 from a sender.
         delivered: u64,
     },
     /// Requests of this side make no progress. Asks for the peer's progress.
@@ -92,14 +90,14 @@ pub enum ControlMessage {
     StallReply {
         /// Number of the question.
         number: u32,
-        /// Time in milliseconds since `progress` last changed, as far as this side has sampled it.
+        /// Milliseconds since this side last saw its progress change.
         idle_ms: u64,
         /// Progress of this side.
         progress: Progress,
     },
 }
 
-/// Progress of one side of a connection. Two equal values mean that nothing has moved in between.
+/// Progress of one side of a connection. Equal values mean that nothing has moved in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Progress {
     /// Progress of the side that sends.
@@ -186,9 +184,9 @@ pub struct OpenReceive {
 }
 
 impl Received {
-    /// Returns true if a correct receiver can have sent this, given that sends have begun for the
-    /// receives before number `begun`. A receiver grants at most [`SLOTS`] receives beyond those,
-    /// and open receives are among its last [`SLOTS`] grants. The report may be out of date.
+    /// Returns true if a correct receiver can have sent this report, perhaps some time ago. `begun`
+    /// is the number of receives whose sends have begun; a receiver grants at most [`SLOTS`] more.
+    /// Open receives are among its last [`SLOTS`] grants.
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
         let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
@@ -197,8 +195,7 @@ impl Received {
             && !(0..self.open.len()).any(twice)
     }
 
-    /// Returns true if a share has arrived. All shares of a granted receive have, unless the
-    /// receive is open.
+    /// Returns true if a share has arrived. A granted receive that is not open has all its shares.
     pub fn has(&self, sequence: u64, part: u8, share: u8) -> bool {
         match self.open.iter().find(|open| open.sequence == sequence) {
             Some(open) => open.shares[usize::from(part) % PARTS] >> (share & 7) & 1 == 1,
@@ -297,7 +294,7 @@ fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
     Epoch::new(number).ok_or(Malformed::Value { what: "epoch", value: u64::from(number) })
 }
 
-/// A control frame: at most one control message, and a confirmation of the peer's.
+/// A control frame: at most one control message, and the confirmation of the peer's last message.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct ControlFrame {
     /// Number of the control message, from 1; 0 before the first.
@@ -311,7 +308,7 @@ pub struct ControlFrame {
 }
 
 impl ControlFrame {
-    /// Returns the frame in its form for an inbox or outbox.
+    /// Encodes the frame for an inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
         let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
@@ -324,7 +321,7 @@ impl ControlFrame {
         words
     }
 
-    /// Reads the frame in an inbox. Returns `None` if the words are not one complete frame.
+    /// Reads the frame in an inbox, or returns `None` if the words are not one complete frame.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, heard, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
@@ -358,8 +355,7 @@ impl ControlFrame {
     }
 }
 
-/// Digest that detects torn frames. Like that of a clear-to-send entry, it does not protect against
-/// an adversary.
+/// Digest that detects torn frames. It does not protect against an adversary.
 fn digest(words: &[u64]) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

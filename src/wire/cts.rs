@@ -1,12 +1,11 @@
 //! The clear-to-send (CTS) entry: 64 bytes that a receiver writes into the sender's ring for each
 //! sub-receive.
 //!
-//! A NIC writes the ring while the sender reads it. One entry is one aligned cache line, but
-//! nothing guarantees the order in which the bytes of a write become visible, neither across lines
-//! nor, on a weakly ordered machine, within one line. So each entry can be validated: its first
-//! word identifies the receive, and its last word is a digest of all other words and of the full
-//! 64-bit sequence number. A reader that sees a mix of old and new words finds a wrong digest and
-//! tries again later. This assumes no ordering of the NIC's stores.
+//! The sender reads the ring while a NIC writes it. An entry is one aligned cache line. But nothing
+//! guarantees the order in which its bytes become visible, and on a weakly ordered machine even one
+//! line can be torn. So the first word identifies the receive, and the last word is a digest of the
+//! other words and of the full 64-bit sequence number. A reader that sees a mix of old and new
+//! words finds a wrong digest and tries again later.
 
 use super::ids::LaneId;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -17,21 +16,20 @@ pub const ENTRY_WORDS: usize = 8;
 pub const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 /// Words of the whole ring.
 pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
-/// Largest receive that an entry can hold: NCCL's limit on a transfer (`NCCL_MAX_NET_SIZE_BYTES`,
-/// 2^40).
+/// Largest receive that an entry can hold: NCCL's limit (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
 /// Generation of the receiver's memory keys in an entry. It wraps around.
 ///
 /// When a device of the receiver returns with other keys, the receiver advances the epoch as it
-/// answers the JOIN, and writes all open grants again with its present keys. Each is written on the
-/// same lane as before: on another lane, the older entry could arrive last and replace the new one.
-/// JOINED states the first epoch with keys for the returning lane. For entries of earlier epochs
-/// the sender posts nothing on that lane, neither new sends nor resent shares.
+/// answers the JOIN. It writes all open grants again with its present keys, each on the same lane
+/// as before: on another lane, the older entry could arrive last and replace the new one. JOINED
+/// states the first epoch with keys for the returning lane. For entries of earlier epochs the
+/// sender posts nothing on that lane, neither new sends nor resent shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Epoch(u8);
 
-/// Width of an [`Epoch`] in an entry, and its position in the word.
+/// Width of an [`Epoch`] in an entry's third word, and its position there, in bits.
 const EPOCH_BITS: u32 = 7;
 const EPOCH_AT: u32 = 48 - EPOCH_BITS;
 
@@ -51,8 +49,8 @@ impl Epoch {
         Self((self.0 + 1) % (1 << EPOCH_BITS))
     }
 
-    /// Returns this epoch, or a later one that can still be ordered relative to `newest`. The
-    /// replacement is safe because all open grants have been written again since then.
+    /// Returns this epoch, or a later one that can be ordered relative to `newest`. The replacement
+    /// is safe because all open grants have been written again since.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
@@ -115,8 +113,8 @@ pub enum Violation {
 }
 
 impl Entry {
-    /// Creates the entry for receive number `sequence`. Keys of lanes that the connection does not
-    /// have are ignored by the sender.
+    /// Creates the entry for receive number `sequence`. The sender ignores keys of lanes that the
+    /// connection does not have.
     #[inline(always)]
     pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
         let [k0, k1, k2, k3] = *keys;
@@ -133,8 +131,8 @@ impl Entry {
         &self.words
     }
 
-    /// Returns true if `first` can be the first word of the entry for `sequence`. A cheap test
-    /// before the whole entry is read.
+    /// Returns true if `first` can be the first word of the entry for `sequence`. A cheap first
+    /// test.
     #[inline(always)]
     pub fn may_be(first: u64, sequence: u64) -> bool {
         first as u32 == stamp(sequence)
@@ -147,8 +145,7 @@ impl Entry {
         (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
     }
 
-    /// Returns true for the most frequent kind of receive: one that is in no group, has keys of
-    /// this epoch and a valid buffer.
+    /// Returns true for the most frequent entry: no group, keys of this epoch, and a valid buffer.
     #[inline(always)]
     pub fn is_alone(&self, epoch: Epoch) -> bool {
         // Compares epoch, parts and part together.
@@ -233,7 +230,7 @@ pub fn entry_word(sequence: u64, part: usize) -> usize {
 }
 
 fn stamp(sequence: u64) -> u32 {
-    // One more than the sequence, so that a ring of zeros does not hold the entry of receive 0.
+    // Plus one, so that a ring of zeros does not hold the entry of receive 0.
     (sequence as u32).wrapping_add(1)
 }
 
@@ -241,10 +238,9 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
     u64::from(stamp(sequence)) | u64::from(tag as u32) << 32
 }
 
-/// A multiply-rotate digest. It does not protect against an adversary, who could write whole
-/// entries anyway. A mix of two entries' words passes with a probability of about 2^-64. Each round
-/// takes two words: a difference in the first word is spread over all bits before it is combined
-/// with the second.
+/// Multiply-rotate digest. A mix of two entries' words passes with a probability of about 2^-64. It
+/// does not protect against an adversary, who could write whole entries anyway. Each round takes
+/// two words: a difference in the first spreads over all bits before the second is combined.
 #[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.

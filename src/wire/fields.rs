@@ -1,5 +1,4 @@
-//! Fields that handshake messages and control messages share. Each field is checked when it is
-//! read.
+//! Fields shared by handshake and control messages. Each field is checked when it is read.
 
 use super::codec::{Malformed, Reader, Writer};
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,7 +11,7 @@ pub(super) const MAX_ADDRESSES: usize = 16;
 /// Upper bound for speeds, 10 Tb/s: faster than any port.
 const MAX_MBPS: u64 = 10_000_000;
 
-/// Description of a rail, which a peer needs to pair the rail.
+/// Properties of a rail that a peer needs to pair it.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub struct RailAdvert {
     /// RDMA device and port, for log lines.
@@ -54,8 +53,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Creates an address. `prefix` counts the bits of the address itself, so for a GID that maps
-    /// an IPv4 address it is at most 32.
+    /// Creates an address. `prefix` counts the bits of the address itself: at most 32 for IPv4.
     pub fn new(gid: [u8; 16], prefix: Option<u8>) -> Self {
         let prefix = match Ipv6Addr::from(gid).to_ipv4_mapped() {
             Some(_) => prefix.and_then(|bits| bits.checked_add(96)),
@@ -70,8 +68,8 @@ impl Address {
     }
 }
 
-/// Rank of an address in the order of preference: IPv4, then routable IPv6, then link-local. If a
-/// port has more addresses than a message holds, the peer gets the most useful ones.
+/// Rank of an address in the order of preference: IPv4, then routable IPv6, then link-local. A
+/// message that cannot hold all addresses of a port carries the preferred ones.
 pub fn remoteness(gid: &[u8; 16]) -> u8 {
     let gid = Ipv6Addr::from(*gid);
     match gid {
@@ -109,12 +107,12 @@ pub struct QpEnd {
     pub psn: u32,
 }
 
-/// Description of one side's queue pairs of a lane, for the other side.
+/// One side's queue pairs of a lane, as described to the other side.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct LaneEnd {
     /// The queue pairs.
     pub qps: Vec<QpEnd>,
-    /// Key of this side's mailbox, with its ring, on the lane.
+    /// Key of this side's mailbox on the lane.
     pub mailbox_rkey: u32,
 }
 
@@ -132,15 +130,14 @@ pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
     w.u32(qp.number).u32(qp.psn);
 }
 
-/// Reads one end's queue pairs of a rail. At least one: a rail without any could carry no data, and
-/// its loss would never be detected.
+/// Reads one end's queue pairs of a rail. An empty list is refused: the rail could carry no data,
+/// so its loss would never be detected.
 pub(super) fn read_qps(r: &mut Reader<'_>) -> Result<Vec<QpEnd>, Malformed> {
     let qps = r.list("queue pairs", MAX_QPS, read_qp)?;
     if qps.is_empty() { Err(Malformed::Value { what: "queue pairs", value: 0 }) } else { Ok(qps) }
 }
 
-/// Reads the address of a port, which a queue pair can connect to: not unspecified, multicast or
-/// broadcast.
+/// Reads a port's address. Unspecified, multicast and broadcast addresses are refused.
 pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
     let gid: [u8; 16] = r.array()?;
     let of_one = match Ipv6Addr::from(gid).to_canonical() {
@@ -171,7 +168,7 @@ pub(super) fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
 
 pub(super) fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
     // At least a page, so that a peer cannot make this side split a message into millions of
-    // writes. At most 2^30, so that a completion's 32-bit byte count can hold it.
+    // writes. At most 2^30, which fits a completion's 32-bit byte count.
     let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
     if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
 }

@@ -2,8 +2,8 @@
 //!
 //! NCCL does not check that both ranks use the same network, so the handle identifies this plugin.
 //! It contains an address and a random token; the lists of rails follow over TCP. The last eight
-//! bytes belong to the connecting side: NCCL passes the same memory to every `connect` call of one
-//! connection, so they identify the attempt.
+//! bytes are the connecting side's ticket. NCCL passes the same memory to every `connect` call of
+//! one connection, so the ticket identifies the attempt.
 
 use super::PROTOCOL_VERSION;
 use super::codec::{Malformed, Reader, Writer};
@@ -11,8 +11,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// `NCCL_NET_HANDLE_MAXSIZE` in NCCL's `nccl_net.h`.
 pub const HANDLE_BYTES: usize = 128;
-/// Size of the random token by which a listener recognises its peer. NCCL gives it to that peer
-/// only.
+/// Size of the random token that identifies the peer: NCCL gives the token to that peer only.
 pub const TOKEN_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"spark\x0anc";
@@ -27,7 +26,7 @@ pub struct Handle {
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// Error of decoding a handle that this version of the plugin did not write.
+/// Error of decoding a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
     /// Another network wrote the handle.
@@ -65,7 +64,7 @@ impl Handle {
     /// Decodes a handle.
     ///
     /// # Errors
-    /// [`Foreign`] describes the bytes instead.
+    /// [`Foreign`] if this version of the plugin did not write the bytes.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Foreign> {
         let mut reader = Reader::new(bytes);
         if reader.array::<8>()? != MAGIC {

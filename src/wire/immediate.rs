@@ -1,9 +1,9 @@
 //! The 32 bits of immediate data in the last write of a message on each rail.
 //!
-//! Together with the completion's byte count they tell the receiver which receive the bytes belong
-//! to, whether they are out of date, how many such completions to expect, and the size of the data.
-//! A rail's share of a message is `leads` writes of exactly the connection's chunk size, followed
-//! by one write of the completion's byte count.
+//! They tell the receiver the receive, its generation, and the number of such completions to
+//! expect. With the completion's byte count they also tell the size: a rail's share is `leads`
+//! writes of exactly the connection's chunk size, followed by one write of the completion's byte
+//! count.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -15,13 +15,12 @@ pub struct Immediate {
     pub slot: Slot,
     /// Sub-receive within the slot, below [`PARTS`].
     pub part: u8,
-    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. The receiver drops an immediate
-    /// of an earlier use.
+    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. The receiver drops immediates of
+    /// earlier uses.
     pub generation: u8,
     /// Number of shares of the message, each closed by one immediate: 1 to [`MAX_SHARES`].
     pub shares: u8,
-    /// Index of the share that this closes. When a rail is lost, missing shares are requested by
-    /// this index.
+    /// Index of the share that this closes. Shares lost with a rail are requested by this index.
     pub share: u8,
     /// Number of full chunks before this write in its share, at most [`MAX_LEADS`].
     pub leads: u16,

@@ -1,7 +1,7 @@
 //! The mailbox: the part of each end's memory that the other end writes to by RDMA.
 //!
-//! Both ends have a mailbox of the same layout. It contains the CTS ring (in the sender's memory,
-//! written by the receiver; the receiver keeps its own copy at the same place), a page for test
+//! Both ends use the same layout. The CTS ring is in the sender's memory and written by the
+//! receiver, which keeps its own copy at the same place. After the ring come a page for test
 //! writes, the inbox for the peer's control frames, and the outbox with this end's last control
 //! frame.
 

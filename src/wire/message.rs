@@ -3,20 +3,19 @@
 //! Handshake:
 //!
 //! 1. The connecting side sends [`Hello`] with its rails.
-//! 2. The accepting side pairs them with its own and sends an [`Offer`], or a refusal with its
-//!    reason.
+//! 2. The accepting side pairs the rails with its own and sends an [`Offer`] or a refusal.
 //! 3. The connecting side connects its queue pairs and sends [`Ready`].
 //! 4. The accepting side connects its queue pairs, tests every rail, and sends [`Go`] with the
 //!    rails that work: all, some or none. The running connection retries the others.
 //!
 //! Afterwards each side sends a [`ControlFrame`] for each control message. If the TCP connection is
-//! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`. Each
+//! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`. A
 //! message is one frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
 //!
 //! If no rails pair, the accepting side may answer the hello with [`Streams`] instead. The
 //! connecting side then opens the stated number of TCP connections and sends [`Stream`] first on
-//! each, except on the one of the hello. There it receives `CARRIES` when all streams are
-//! connected. [`super::stream`] defines the data that follows.
+//! each, except on the hello's. There it receives `CARRIES` when all streams are connected.
+//! [`super::stream`] defines the data that follows.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
@@ -39,8 +38,8 @@ pub const HEADER_BYTES: usize = 8;
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message on the bootstrap's TCP connection, or the first one on a TCP connection that
-/// replaces it or carries a stream.
+/// One message on the bootstrap's TCP connection, or the first on a TCP connection that replaces it
+/// or carries a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// First message of the connecting side.
@@ -78,12 +77,12 @@ pub struct Hello {
     pub chunk_bytes: u32,
     /// Queue pairs wanted on each rail; 0 lets the accepting side choose by the rails.
     pub qps_per_rail: u8,
-    /// Hash of the input of this side's tuner; 0 if NCCL keeps every choice. With different tuners
-    /// the two sides would hang in a collective.
+    /// Hash of the input of this side's tuner; 0 if NCCL keeps every choice. Sides with different
+    /// tuners would hang in a collective.
     pub tuner_hash: u64,
     /// Name of this side's GPU, for the log line about different tuners.
     pub gpu: String,
-    /// Priority of this side's packets. The accepting side's queue pairs use it too, like NCCL's
+    /// Priority of this side's packets. The accepting side's queue pairs use it too, as in NCCL
     /// (net_ib, `ncclIbAccept`).
     pub priority: Priority,
     /// This side's setting for TCP connections to peers that no rail reaches.
@@ -99,8 +98,8 @@ pub enum ByTcp {
     Off,
     /// `NCCL_SPARK_RING_TCP` is on.
     Allowed,
-    /// `NCCL_SPARK_RING_TCP` is on, but some rails have no known address and one of them might
-    /// reach the peer. The text gives the reason.
+    /// `NCCL_SPARK_RING_TCP` is on, but a rail without a known address might reach the peer. The
+    /// text gives the reason.
     Withheld(String),
 }
 
@@ -179,13 +178,13 @@ pub enum PairReady {
     NotYet(NotYet),
 }
 
-/// The reason why a pair of rails does not carry yet.
+/// Reason why a pair of rails does not carry yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotYet {
-    /// The reason, for log lines.
+    /// Text for log lines.
     pub why: String,
-    /// True if a later attempt may succeed: a port is down, an address does not resolve, packets
-    /// get lost. A refused request (`EINVAL`) stays refused.
+    /// True if a later attempt may succeed: port down, unresolved address, lost packets. False for
+    /// a refused request (`EINVAL`), which stays refused.
     pub may_pass: bool,
 }
 
@@ -194,7 +193,7 @@ pub struct NotYet {
 pub enum Offered {
     /// To be connected now, with the accepting side's queue pairs.
     Now(Vec<QpEnd>),
-    /// To be connected later, with this number of queue pairs: one of the rails cannot be used now.
+    /// To be connected later, with this many queue pairs: one of the rails cannot be used now.
     Later(u8),
 }
 
@@ -216,8 +215,7 @@ pub struct Go {
     pub mailbox_addr: u64,
     /// One answer for each pair of the offer.
     pub pairs: Vec<PairGo>,
-    /// Access for replacing this TCP connection if it is lost; `None` if the accepting side cannot
-    /// listen.
+    /// Access for replacing a lost TCP connection; `None` if the accepting side cannot listen.
     pub redial: Option<RedialAt>,
 }
 
@@ -235,8 +233,8 @@ pub struct RedialAt {
 pub struct Redial {
     /// The token of [`RedialAt`].
     pub token: [u8; TOKEN_BYTES],
-    /// Number of the attempt for this connection, from 1. An attempt that arrives late does not
-    /// replace a newer one.
+    /// Number of the attempt for this connection, from 1. A late attempt does not replace a newer
+    /// one.
     pub attempt: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Everything that travels between the two ends of a connection, as pure encodings.
+//! Everything that travels between the two ends of a connection, as pure encodings without I/O,
+//! clock or `unsafe`.
 //!
-//! Bytes in, values out. No I/O, no clock, no `unsafe`. The bytes come from a peer, or from a
-//! client that has not shown its token. So every field is checked before it becomes a value, and no
-//! allocation is sized by a number that was read from them.
+//! The bytes come from a peer, or from a client that has not shown its token. So every field is
+//! checked before it becomes a value, and no number in the bytes sizes an allocation.
 //!
 //! - Set-up: `handle` (NCCL's handle), `message` (the handshake), `fields` (parts of messages),
 //!   `codec` (bounded readers).
@@ -25,19 +25,16 @@ pub mod mailbox;
 pub mod message;
 pub mod stream;
 
-/// Protocol version of everything in this module. Two ends with different versions refuse each
-/// other with a clear error.
+/// Protocol version of this module. Two ends with different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = 9;
 
-/// Maximum number of receives in flight on one connection (`NCCL_NET_MAX_REQUESTS` in NCCL's
-/// `nccl_net.h`).
+/// Maximum number of receives in flight on a connection (NCCL's `NCCL_NET_MAX_REQUESTS`).
 pub const SLOTS: usize = 32;
 
-/// Maximum number of sub-receives in one grouped receive, the same as in NCCL's own transport
-/// (`NCCL_NET_IB_MAX_RECVS`).
+/// Maximum number of sub-receives in a grouped receive, as in NCCL (`NCCL_NET_IB_MAX_RECVS`).
 pub const PARTS: usize = 8;
 
-/// Maximum number of rails in one connection, limited by the remote keys that fit into a CTS entry.
+/// Maximum number of rails in one connection. More remote keys do not fit into a CTS entry.
 pub const MAX_RAILS: usize = 8;
 
 /// Rails that one host may list in a handshake.

@@ -2,7 +2,7 @@
 //!
 //! Every frame is [`FRAME_BYTES`] long; the bytes of a chunk follow its data frame. Grants flow
 //! from the receiving to the sending side on the first stream, one for each part of a receive, in
-//! the order of the parts. Each side ends a stream with [`StreamFrame::Bye`].
+//! order. Each side ends a stream with [`StreamFrame::Bye`].
 
 use super::PARTS;
 use super::codec::{Malformed, Reader};
@@ -13,8 +13,8 @@ use super::fields::ranged;
 pub const FRAME_BYTES: usize = 32;
 /// Largest chunk after one data frame.
 pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
-/// Chunks start at multiples of this in their message, so that no LL128 line, whose words are
-/// ordered, is split across chunks.
+/// Chunks start at multiples of this in their message. So no LL128 line, whose words are ordered,
+/// is split across chunks.
 pub const LINE_BYTES: u64 = 128;
 /// Largest number of streams of a connection.
 pub const MAX_STREAMS: usize = 8;
@@ -42,8 +42,8 @@ pub struct Data {
     pub part: u8,
     /// Offset of the chunk in the message, a multiple of [`LINE_BYTES`].
     pub offset: u64,
-    /// Size of the chunk, at most [`MAX_CHUNK_BYTES`]; 0 only for an empty message, which has one
-    /// chunk.
+    /// Size of the chunk, at most [`MAX_CHUNK_BYTES`]; 0 only for the one chunk of an empty
+    /// message.
     pub bytes: u32,
     /// Size of the message, at most [`MAX_RECEIVE_BYTES`].
     pub total: u64,

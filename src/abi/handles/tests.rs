@@ -3,7 +3,6 @@ use crate::abi::guard;
 use crate::abi::types::NcclResult;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A comm without a network. It counts the calls of its `part` function.
 struct Fake {
     parted: Arc<AtomicUsize>,
 }

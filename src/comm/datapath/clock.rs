@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-/// Monotonic clock that counts nanoseconds from its start. Where the kernel lets user space read
-/// the time (vDSO), as on x86-64 and Arm, a reading makes no system call.
+/// Monotonic clock. A reading makes no system call where there is a vDSO, as on x86-64 and Arm.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Instant);
 

@@ -1,5 +1,4 @@
-//! Input of a data path besides its queue pairs. The data path knows nothing else of the process,
-//! of set-up, or of recovery.
+//! Input of a data path besides its queue pairs, and its only access to the rest of the process.
 
 use super::peer::Peer;
 use super::waker::Waker;
@@ -7,8 +6,7 @@ use crate::comm::rail::registration::Registrations;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// State that the data path of one connection shares with the rest of the process. On the fast path
-/// only `peer` is read; the rest is used after something has gone wrong.
+/// State that a data path shares with the process. The fast path reads only `peer`.
 pub struct PathContext {
     /// Process at the other end.
     pub peer: Arc<Peer>,

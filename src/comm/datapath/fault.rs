@@ -59,18 +59,18 @@ impl Fault {
     }
 }
 
-/// Result of a call that could not enter its data path. The service thread may be using the data
-/// path for a moment, or a panic has ended it.
+/// Returns the result of a call that could not enter its data path. The service thread may be using
+/// the data path for a moment, or a panic has ended it.
 ///
 /// # Errors
-/// [`Error::Internal`] after a panic. The panic itself was logged when it happened.
+/// [`Error::Internal`] after a panic, which was logged when it happened.
 #[cold]
 #[inline(never)]
 pub fn not_entered<P>(path: &TryCell<P>) -> Quick<()> {
     if path.is_broken() { Err(broken().into()) } else { Ok(()) }
 }
 
-/// Returns the error of a data path in which a thread panicked. The data path is not used again.
+/// Returns the error of a data path that is not used again, because a thread panicked in it.
 #[cold]
 pub fn broken() -> Error {
     Internal::PathPanicked.into()
@@ -92,8 +92,7 @@ pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registratio
     Argument::Outside { call, addr, bytes, start, end }.into()
 }
 
-/// Returns the error for a send that is larger than its receive (`room`) or than the connection
-/// allows (`most`), in bytes.
+/// Returns the error for a send larger than its receive (`room` bytes) or the limit (`most` bytes).
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {

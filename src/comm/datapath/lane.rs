@@ -23,17 +23,17 @@ pub use crate::flow::recovery::Role;
 /// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection. If
 /// each is a group of eight, the writes beyond this depth wait until earlier ones complete.
 const SENDER_DEPTH: u32 = 128;
-/// Largest write whose bytes travel inside the work request: the NIC saves a PCIe round trip to
-/// fetch them. With this size, a work request on mlx5 takes 192 bytes of the queue.
+/// Largest write whose bytes travel inside the work request, which saves the NIC a PCIe round trip.
+/// With this size, a work request on mlx5 takes 192 bytes of the queue.
 const SENDER_INLINE_BYTES: u32 = 128;
 /// Writes in flight on a receiver's queue pair: one CTS write for each slot, and room for the
-/// unsignaled ones, which are retired by a later completion.
+/// unsignaled ones, which a later completion retires.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
-/// A write is signaled at the latest after this many unsignaled ones, to free their room.
+/// A write is signaled after at most this many unsignaled ones, to free their room.
 const SIGNAL_EVERY: u16 = 16;
 /// Batch size for posting receives again after immediates have used them up.
 const REFILL: u32 = 64;
-/// Receives kept on a receiver's queue pair. An immediate for every part of every slot finds one,
+/// Receives kept on a receiver's queue pair: enough for an immediate for every part of every slot,
 /// even just before the next batch is posted.
 const RECEIVE_DEPTH: u32 = (SLOTS * PARTS) as u32 + REFILL;
 
@@ -47,14 +47,11 @@ pub struct Lane {
     pub path_quality: Arc<PathQuality>,
     /// Remote key of the peer's mailbox on this lane.
     pub peer_mailbox_rkey: u32,
-    /// Device generation that the queue pairs belong to.
     opening: u32,
-    /// Path MTU of the queue pairs; 0 until they are connected.
     path_mtu_bytes: u32,
     /// Empty while the rail is lost.
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
-    /// Present as long as the queue pairs are.
     cq: Option<Cq>,
     /// Queue pairs of a device that was cut off. The device may still read and write memory.
     set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
@@ -257,7 +254,7 @@ impl Lane {
         LaneEnd { qps: self.ends(), mailbox_rkey: self.mailbox_rkey() }
     }
 
-    /// Connects the queue pairs. Receives are posted on a receiver's queue pairs first.
+    /// Connects the queue pairs. Posts receives on a receiver's queue pairs first.
     ///
     /// # Errors
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
@@ -360,10 +357,10 @@ impl Lane {
         self.cq.is_some()
     }
 
-    /// Stops the queue pairs. After that no bytes arrive or leave on them, and earlier completions
-    /// can still be polled. If the device has failed or was cut off, the queue pairs are set aside
-    /// instead ([`Stopped::Not`]). The caller then calls this again until the device has been
-    /// removed, since nothing is certain before.
+    /// Stops the queue pairs: no bytes arrive or leave afterwards, and earlier completions can
+    /// still be polled. If the device has failed or was cut off, sets them aside
+    /// ([`Stopped::Not`]). The caller then repeats the call until the device is removed. Nothing is
+    /// certain before.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
         // A device that does not answer gets no command: the command might not return.
@@ -378,8 +375,7 @@ impl Lane {
                 self.rail.device.record_error(&error, self.opening);
             }
         }
-        // Check again even if no command failed: for a failed device the kernel reports success
-        // without asking the device.
+        // Check again: for a failed device the kernel reports success without asking the device.
         self.set_aside()
     }
 
@@ -439,8 +435,8 @@ impl Lane {
         self.queues.iter().all(|queue| queue.is_flushed)
     }
 
-    /// Destroys the queue pairs, and discards completions that were not polled. If the device does
-    /// not answer, a thread of its own destroys them, which may take as long as the device.
+    /// Destroys the queue pairs, and discards unpolled completions. If the device does not answer,
+    /// a thread of its own destroys them, which may take as long as the device.
     #[cold]
     pub fn close(&mut self) {
         let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.set_aside_queues.take());
@@ -526,8 +522,8 @@ impl Lane {
 }
 
 impl LaneSlot<'_> {
-    /// Posts the write. The bytes of `inline`, at most [`Lane::inline_bytes`], are copied before
-    /// this returns. Otherwise the device reads the local address some time before the completion.
+    /// Posts the write. Copies the bytes of `inline`, at most [`Lane::inline_bytes`], before it
+    /// returns. Otherwise the device reads the local address some time before the completion.
     ///
     /// # Errors
     /// [`Error::Os`] if the device refuses.
@@ -558,13 +554,12 @@ fn receive_id(queue: u8) -> u64 {
     WrId::new(Work::Receive, queue, 0).bits()
 }
 
-/// Returns a random 24-bit packet sequence number, so that a packet of an earlier connection is not
-/// mistaken for one of this connection.
+/// Returns a random 24-bit PSN, so that packets of earlier connections are not taken for new ones.
 fn random_psn() -> Result<u32> {
     Ok(getrandom::u32()? & 0xff_ffff)
 }
 
-/// Text about the lanes of a connection and the bytes that they carried, for messages.
+/// Describes a connection's lanes and the bytes that they carried, for messages.
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {

@@ -19,35 +19,30 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Takes the control frame that has arrived, each one once. Returns `None` if there is no new
-    /// frame, or if it has not arrived completely.
+    /// Takes a control frame that has arrived, only once. Returns `None` if none is complete.
     pub fn take_frame(&self) -> Option<ControlFrame> {
         let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
-        // Acquire: everything done because of the control frame comes after this load. The digest
-        // tells a whole control frame from a torn one, so the order of the NIC's stores does not
-        // matter, nor that of the other loads.
+        // Acquire: everything done because of the frame comes after this load. The digest detects a
+        // torn frame, so the order of the NIC's stores and of the other loads does not matter.
         let (number, heard) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
         if number == 0 && heard == 0 {
             return None;
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
         let frame = ControlFrame::from_words(&words)?;
-        // Clear the frame's first words, so that the same frame shows as new if it arrives again.
-        // This can tear a frame that arrives at this moment; its sender repeats it until it is
-        // acknowledged.
+        // Clear the first words, so that the same frame shows as new if it arrives again. This can
+        // tear a frame that arrives now; its sender repeats it until it is acknowledged.
         inbox[0].store(0, Ordering::Relaxed);
         inbox[1].store(0, Ordering::Relaxed);
         Some(frame)
     }
 
-    /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC that is
-    /// still reading the previous frame sends a torn one, and its receiver detects that by the
-    /// digest.
+    /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC still
+    /// reading the previous frame sends a torn one, which the receiver detects by the digest.
     pub fn put_frame(&self, frame: &ControlFrame) -> u32 {
         let words = frame.to_words();
         for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {
-            // Relaxed: the provider orders these stores before the doorbell that makes the NIC read
-            // them.
+            // Relaxed: the provider orders these stores before the doorbell that starts the read.
             cell.store(*word, Ordering::Relaxed);
         }
         (words.len() * 8) as u32

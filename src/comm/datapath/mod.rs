@@ -1,30 +1,21 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
-//! `send` and `recv` allocate nothing, take no lock, make no system call and format nothing while
-//! messages succeed (`tests/quiet_data_path.rs`). The module `failover` in each handles lost rails.
-//!
-//! - `lane`: one rail of the connection, with its queue pairs; `wr_id`: layout of work request
-//!   numbers.
-//! - `path`: interface between a data path and recovery; `shared`: data path shared by two threads,
-//!   through a `try_cell`; `rails`: lanes, striping and status of a data path.
-//! - `mailbox`: memory that the peer writes; `test_write`: test of new queue pairs.
-//! - `status`, `fault`, `stall`: errors, and requests without progress.
-//! - `parts`, `context`: input from set-up; `peer`: state of the other end; `load`: traffic of
-//!   other connections; `clock`; `waker`: wakes the service thread.
+//! While messages succeed, `send` and `recv` do not allocate, lock, format or make system calls
+//! (`tests/quiet_data_path.rs`). The `failover` module of each handles lost rails.
 //!
 //! # Two threads
 //!
-//! NCCL drives a connection's data path from one thread; `regMr` may come from another. A thread
-//! that finds the `try_cell` taken reports "not yet" to NCCL. After a panic the data path is never
-//! entered again: calls on the connection fail, the service thread gives it up, and closing it
-//! still sends BYE.
+//! NCCL drives a connection's data path from one thread; `regMr` may come from another. The service
+//! thread borrows the data path through a `try_cell`. A thread that finds the cell taken reports
+//! "not yet" to NCCL. After a panic no thread enters the data path again: calls on the connection
+//! fail, the service thread gives the connection up, and closing it still sends BYE.
 //!
 //! # Visibility of bytes
 //!
-//! A NIC writes the ring of CTS entries while the sender reads it. The first word of an entry is
-//! loaded with acquire, and then the entry's digest decides ([`crate::wire::cts`]). Received bytes
-//! are visible once their completion was polled: the NIC writes a completion after its data, and
-//! the provider orders its read of the completion before later loads (`dmb oshld` on Arm).
+//! A NIC writes the ring of CTS entries while the sender reads it. The sender loads the first word
+//! of an entry with acquire, and then checks the entry's digest ([`crate::wire::cts`]). Received
+//! bytes are visible once their completion was polled: the NIC writes a completion after its data,
+//! and the provider orders its read of the completion before later loads (`dmb oshld` on Arm).
 
 #![deny(clippy::disallowed_types)]
 

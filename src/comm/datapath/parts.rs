@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 /// Components of a new data path.
 pub struct PathParts {
-    /// Connected lanes, 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS). Each has the keys of both ends'
-    /// mailboxes.
+    /// 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS) connected lanes, with the keys of both mailboxes.
     pub lanes: Vec<Lane>,
     /// This end's mailbox, which the peer writes into.
     pub region: Arc<Region>,
@@ -19,6 +18,6 @@ pub struct PathParts {
     pub chunk_bytes: u32,
     /// Division of messages over the lanes.
     pub striping: Striping,
-    /// Limit on the bytes that all sends of the process have in flight together, if one is set.
+    /// Process-wide limit on the bytes that all sends have in flight together, if one is set.
     pub bound: Option<Arc<Bound>>,
 }

@@ -1,5 +1,4 @@
-//! The calls that recovery makes on a data path when a rail is lost or returns, and the reaction of
-//! a data path to a fault.
+//! Calls of recovery on a data path when a rail is lost or returns, and reactions to faults.
 
 use super::context::PathContext;
 use super::fault::{Fault, OVERRUN};
@@ -14,39 +13,37 @@ use crate::wire::ids::LaneId;
 
 /// A data path of either direction.
 pub trait DataPath: Send {
-    /// Its lanes, striping and status.
+    /// Returns the lanes, striping and status.
     fn rails(&mut self) -> &mut Rails;
 
-    /// Returns the number of the oldest message that runs, and of the one to begin next.
+    /// Returns the numbers of the oldest running message and of the next one to begin.
     fn span(&self) -> (u64, u64);
 
-    /// Stops the queue pairs of a lost rail, takes in what has come, and closes the lane. Nothing
-    /// goes by the lane from here on, even if its device does not stop yet.
+    /// Stops the queue pairs of a lost rail, processes their completions, and closes the lane. The
+    /// lane is not used from here on, even if its device does not stop yet.
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
 
     /// Returns the progress of all requests, for the detection of stalls.
     fn progress(&self) -> Progress;
 
-    /// Returns the receives that a receiver has; empty for a sender.
+    /// Returns the receives that have arrived; empty for a sender.
     fn received(&self) -> Received;
 
-    /// Sends the missing shares of a lane by other lanes. Both ends have stopped it, and the peer
-    /// has `received`.
+    /// Sends a lane's missing shares over others. Both ends stopped it; the peer has `received`.
     ///
     /// # Errors
     /// [`Error::Usage`] when memory that is still needed was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
-    /// Uses a closed lane again, with new queue pairs. Returns false if the connection has failed;
-    /// `new` is destroyed then.
+    /// Uses a closed lane again, with new queue pairs. If the connection has failed, destroys them
+    /// and returns false.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
-    /// Returns the first epoch whose clear-to-sends have valid keys for a lane. For a receiver with
-    /// `has_new_keys` (the lane's device has returned) that is a new one, and all grants are
-    /// repeated.
+    /// Returns the first epoch whose CTS entries have valid keys for a lane. With `has_new_keys`
+    /// (the lane's device has returned), a receiver begins a new epoch and repeats all grants.
     ///
     /// # Errors
     /// As [`DataPath::recover`].
@@ -55,24 +52,22 @@ pub trait DataPath: Send {
     /// Takes the first epoch of a lane from the receiver's answer. For a sender.
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
-    /// Takes in what has come while NCCL's thread may be asleep. Returns true if something had
-    /// come.
+    /// Processes completions while NCCL's thread may be asleep. Returns true if there were any.
     ///
     /// # Errors
     /// The reason why the connection has failed.
     fn poll(&mut self, context: &PathContext) -> Result<bool>;
 
-    /// True if shares or grants are to be sent again on an open lane, by [`DataPath::poll`].
+    /// Returns true if [`DataPath::poll`] has shares or grants to send again on an open lane.
     fn has_repeats(&mut self) -> bool;
 
-    /// Returns the number of receives, from the first on, that have all their bytes; 0 for a
-    /// sender.
+    /// Returns how many receives, from the first on, have all their bytes; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// Forgets all requests: the connection has failed, and its queue pairs are gone.
+    /// Forgets all requests: the connection has failed, and its queue pairs are destroyed.
     fn ended(&mut self) {}
 
-    /// True while a NIC may read or write buffers that the caller has not got back.
+    /// Returns true while a NIC may read or write buffers that the caller has not got back.
     fn holds_buffers(&self) -> bool;
 }
 
@@ -84,8 +79,7 @@ pub trait Faults {
     /// The reason why the connection has failed.
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()>;
 
-    /// Reacts to an error of a completion queue: its completions are lost. Without a lane on it,
-    /// nothing happens.
+    /// Reacts to a completion queue in error: completions are lost. Ignores a queue without a lane.
     ///
     /// # Errors
     /// The reason why the connection has failed.
@@ -105,8 +99,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let PeerState::Closed { .. } = context.peer.presence() {
-            // A peer that has closed destroys its queue pairs. Its BYE says what it has received,
-            // and the rest, which it did not need, fails.
+            // A closed peer destroys its queue pairs. Its BYE says what it has received. It did not
+            // need the rest, which fails.
             if let Fault::Device(_) = fault {
                 self.rails().close_lane(lane);
             }
@@ -135,9 +129,9 @@ impl<P: DataPath + ?Sized> Faults for P {
             return Ok(());
         };
         let fault = match role {
-            // The receiver knows what has arrived, and says so.
+            // The receiver reports what has arrived.
             Role::Sender => Fault::Rail(OVERRUN.to_owned()),
-            // The sender may have seen lost bytes acknowledged, and does not send them again.
+            // The sender may have seen lost bytes acknowledged. It does not send them again.
             Role::Receiver => Fault::Fatal(OVERRUN.to_owned()),
         };
         self.fault(context, lane, fault)
@@ -168,8 +162,7 @@ impl<P: DataPath + ?Sized> Faults for P {
     }
 }
 
-/// Loses a rail over a request that may be wrong itself. Over one message this must not happen too
-/// often.
+/// Loses a rail over a request that may be wrong. Too many over one message end the connection.
 #[cold]
 fn doubt<P: DataPath + ?Sized>(
     path: &mut P,
@@ -181,10 +174,10 @@ fn doubt<P: DataPath + ?Sized>(
     let (oldest, next) = path.span();
     let Rails { role, lanes, status, .. } = path.rails();
     let most = match (doubt, role) {
-        // A caller of the peer's may have deregistered the buffer.
+        // The peer's application may have deregistered the buffer.
         (Doubt::Key, Role::Sender) => lanes.len() as u8,
-        // A receiver writes by one key alone, of the peer's ring: no caller can have it wrong, and
-        // a device of the peer's may leave and return again and again while one message waits.
+        // A receiver uses only the key of the peer's ring, which no application can get wrong. The
+        // peer's device may leave and return many times while one message waits.
         (Doubt::Key, Role::Receiver) | (Doubt::Request, _) => STRIKES,
     };
     if status.is_struck_out(doubt, oldest, next, most) {
@@ -194,7 +187,6 @@ fn doubt<P: DataPath + ?Sized>(
     Ok(())
 }
 
-/// Cause of an error on a lane that ends the connection.
 #[cold]
 fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: String) -> Box<OnRail> {
     let Lane { rail, peer_rail, .. } = &lanes[lane.index()];

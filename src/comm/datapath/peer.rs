@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Peer {
     /// Host, process and address of the peer, for messages.
     pub name: String,
-    /// 0 while the peer is connected and [`GONE`] after it vanished. After an orderly close, one
-    /// more than the number of receives that the peer had delivered.
+    /// 0 while the peer is connected, [`GONE`] after it vanished. After an orderly close, one more
+    /// than the number of receives that the peer had delivered.
     state: AtomicU64,
 }
 
@@ -38,8 +38,7 @@ impl Peer {
     /// Returns the peer's connection state.
     #[inline(always)]
     pub fn presence(&self) -> PeerState {
-        // Acquire pairs with the release stores below: everything the peer had done before is
-        // visible after this load.
+        // Acquire pairs with the release stores below: what the peer did before is visible now.
         match self.state.load(Ordering::Acquire) {
             0 => PeerState::Here,
             GONE => PeerState::Gone,

@@ -1,7 +1,4 @@
-//! The rails of one connection, in its data path: lanes with the division of messages over them,
-//! queue pairs on trial, losses for recovery, and the error that ended the connection.
-//!
-//! A lane that closes or carries again does so together with its part of the striping, here.
+//! The rails of one connection. A lane closes or returns together with its part of the striping.
 
 use super::lane::{Lane, Role};
 use super::status::Status;
@@ -13,16 +10,16 @@ use crate::wire::ids::LaneId;
 pub struct Rails {
     /// Side of the connection.
     pub role: Role,
-    /// Its lanes, by [`LaneId`].
+    /// Lanes, by [`LaneId`].
     pub lanes: Vec<Lane>,
     /// Division of messages over the lanes.
     pub striping: Striping,
-    /// Losses, queue pairs on trial, and the error of a connection that has failed.
+    /// Losses for recovery, queue pairs under test, and the error that ended the connection.
     pub status: Status,
 }
 
 impl Rails {
-    /// The rails of a new connection.
+    /// Creates the rails of a new connection.
     pub fn new(role: Role, lanes: Vec<Lane>, striping: Striping) -> Self {
         Self { role, lanes, striping, status: Status::default() }
     }
@@ -33,16 +30,14 @@ impl Rails {
         LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
     }
 
-    /// Closes a lane whose completions were taken in. They would count as the rail's pace, so the
-    /// striping loses it afterwards.
+    /// Closes a lane. Process its completions first: they set the rail's pace, which this forgets.
     #[cold]
     pub fn close_lane(&mut self, lane: LaneId) {
         self.lanes[lane.index()].close();
         self.striping.lose(lane);
     }
 
-    /// Uses a closed lane again, with new queue pairs. Returns false if the connection has failed;
-    /// the queue pairs are destroyed then.
+    /// Uses a closed lane again, with new queue pairs. Returns false if the connection has failed.
     #[cold]
     pub fn regain(&mut self, lane: LaneId, new: Lane) -> bool {
         if self.status.has_failed() {
@@ -54,8 +49,8 @@ impl Rails {
         true
     }
 
-    /// Ends the connection: destroys its queue pairs before its caller hears of the error, because
-    /// the caller may use its buffers for something else from then on. Returns the first error.
+    /// Ends the connection and returns its first error. Destroys the queue pairs first, because the
+    /// caller may reuse its buffers once it has the error.
     #[cold]
     pub fn end(&mut self, error: Box<Error>) -> Box<Error> {
         self.lanes.iter_mut().for_each(|lane| _ = lane.stop());

@@ -1,5 +1,4 @@
-//! Receiving half of a connection: `irecv`, and `test` on receives. `recv/failover.rs` reacts to
-//! lost and returning rails.
+//! `irecv`, and `test` on receives. `recv/failover.rs` reacts to lost and returning rails.
 
 mod failover;
 
@@ -44,7 +43,7 @@ pub struct RecvPart<'a> {
 pub struct RecvPath {
     receives: Receives,
     rails: Rails,
-    /// Copy of the CTS ring. Entries that do not fit into a work request are written from here.
+    /// Copy of the CTS ring, the source of entries that do not fit into a work request.
     shadow: Arc<Region>,
     /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
@@ -54,19 +53,17 @@ pub struct RecvPath {
     hot: LaneId,
     /// Lane that was polled last because `hot` had no completions.
     cold: LaneId,
-    /// True if each lane's number is its rail's number on this host, which is so unless a rail is
-    /// left out.
+    /// True if each lane's number is its rail's number, which is so unless a rail is left out.
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     stall: StallTimer,
 }
 
-/// Source of the keys in an entry.
 #[derive(Debug, Clone, Copy, Default)]
 struct Source {
     /// Number of the registration.
     memory: u32,
-    /// True if the keys are those that keep the order of writes, without relaxed ordering.
+    /// True for the keys without relaxed ordering, which keep the order of writes.
     strict: bool,
 }
 
@@ -77,8 +74,7 @@ fn source_of(grant: Grant, part: usize) -> usize {
 }
 
 impl RecvPath {
-    /// Creates a data path over connected lanes. The region holds the copy of the CTS entries that
-    /// are written into the peer's region.
+    /// Creates a data path over connected lanes. The region holds a copy of the peer's CTS ring.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
         Self {
@@ -127,8 +123,7 @@ impl RecvPath {
 
     #[inline(never)]
     fn make_room(&mut self, context: &PathContext, lane: LaneId) -> Quick<bool> {
-        // Poll that lane first: another lane may deliver bytes without end, and its progress alone
-        // would not free this one's room.
+        // Poll this lane first. Another lane may deliver bytes endlessly without freeing room here.
         if self.take_in(context, lane)? == Found::Nothing {
             self.progress(context)?;
         }
@@ -162,7 +157,7 @@ impl RecvPath {
         slot.write(&write, Some(place.into()))
     }
 
-    /// Slower version of [`RecvPath::clear_to_send`]: for a group, for a device whose work requests
+    /// Slower version of [`RecvPath::clear_to_send`]: for groups, for devices whose work requests
     /// have no room for an entry, and for keys that must be put in the order of the lanes.
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
@@ -178,8 +173,7 @@ impl RecvPath {
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
-    /// Writes the entries of a receive from the shadow. A single entry travels inside the work
-    /// request if it fits.
+    /// Writes a receive's entries from the shadow. A single entry is written inline if it fits.
     fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
@@ -201,12 +195,10 @@ impl RecvPath {
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
-    /// Returns true if a receive is finished, after calling `tell` with the index and received
-    /// bytes of each buffer of the group.
+    /// If a receive is finished, calls `tell` with each buffer's index and bytes, and returns true.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such request; otherwise the reason why the connection has
-    /// failed.
+    /// [`Error::Argument`] if there is no such request; otherwise why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
@@ -229,9 +221,9 @@ impl RecvPath {
         Ok(moved)
     }
 
-    /// Processes arrivals, and returns true if there were any. Polls the lane that bytes last
-    /// arrived on. If that has none, polls one other lane, in turn, so that idle rails cost nothing
-    /// while others are busy. If part of a message arrived, polls the remaining lanes for the rest.
+    /// Processes arrivals, and returns true if there were any. Polls the lane of the last arrival.
+    /// If it has none, polls one other lane, in turn, so that idle rails cost nothing while others
+    /// are busy. If part of a message arrived, polls the remaining lanes for the rest.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
@@ -267,7 +259,6 @@ impl RecvPath {
         Ok(())
     }
 
-    /// Returns the next lane in turn.
     #[inline(always)]
     fn after(&self, lane: LaneId) -> LaneId {
         lane.next(self.rails.lanes.len())
@@ -284,7 +275,7 @@ impl RecvPath {
         }
     }
 
-    /// Processes the completions of one lane. Those behind a fault are processed as well.
+    /// Processes the completions of one lane, including those behind a fault.
     #[inline(always)]
     fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
         let (mut found, mut fault) = (Found::Nothing, None);
@@ -358,7 +349,6 @@ enum Found {
     InPart,
 }
 
-/// Processes one successful completion of a receiver's lane.
 #[inline(always)]
 fn arrive(
     lane: &mut Lane,
@@ -417,7 +407,6 @@ fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std
     Ok(Found::Something)
 }
 
-/// Classifies a completion with an error.
 #[cold]
 #[inline(never)]
 fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Box<Fault> {
@@ -426,15 +415,14 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
         lane.flushed(id.queue());
     }
     match (id.work(), completion.blame()) {
-        // Posted receives have no memory. A length error means that the peer sent a message instead
-        // of writing.
+        // Posted receives have no memory, so a length error means that the peer used SEND.
         (Work::Receive, Blame::Request) => without_immediate(context),
         _ => Fault::of_completion(completion),
     }
 }
 
-/// Violation: the peer used SEND instead of RDMA WRITE with immediate data. The posted receive that
-/// this used up would be missing, and nothing identifies the message.
+/// Violation: the peer used SEND instead of RDMA WRITE with immediate data. This uses up a posted
+/// receive, and nothing identifies the message.
 #[cold]
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {

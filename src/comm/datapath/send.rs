@@ -1,5 +1,4 @@
-//! Sending half of a connection: `isend`, and `test` on sends. `send/failover.rs` reacts to lost
-//! and returning rails.
+//! `isend`, and `test` on sends. `send/failover.rs` reacts to lost and returning rails.
 
 mod failover;
 
@@ -41,8 +40,7 @@ pub struct SendPath {
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
-    /// Sizes that may start without reserving in-flight bytes. If the process has a limit on those,
-    /// only empty sends.
+    /// Sizes that may start without reserving in-flight bytes; only 0 if the process limits those.
     fast: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
@@ -50,7 +48,6 @@ pub struct SendPath {
     given_ns: Box<[u64; REQUESTS]>,
 }
 
-/// Size limits for sends.
 #[derive(Clone, Copy, Default)]
 struct Sizes {
     /// Largest send that is a single write on one lane.
@@ -59,7 +56,6 @@ struct Sizes {
     most_bytes: u64,
 }
 
-/// Arguments of `isend`.
 #[derive(Clone, Copy)]
 struct Send<'a> {
     addr: u64,
@@ -75,7 +71,6 @@ impl Send<'_> {
         (self.addr, self.memory.id)
     }
 
-    /// Returns the memory's local key on a lane's rail.
     #[inline(always)]
     fn lkey(&self, lane: &Lane) -> u32 {
         self.memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey)
@@ -105,9 +100,8 @@ impl SendPath {
         }
     }
 
-    /// Starts to send `bytes` at `addr`, and returns the request number. Returns `None` if the
-    /// receiver has not granted a receive for `tag` yet or there is no room; the caller tries
-    /// again.
+    /// Starts to send `bytes` at `addr`, and returns the request number. Returns `None` if no
+    /// receive is granted for `tag` yet or there is no room; the caller tries again.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered. [`Error::Usage`] if the receive is
@@ -122,8 +116,8 @@ impl SendPath {
         memory: &Registration,
     ) -> Quick<Option<u16>> {
         self.rails.status.check()?;
-        // A peer that has closed sends no more CTS entries. Its late confirmation of an earlier
-        // send could also be taken for one of a new send with the same request number.
+        // A closed peer sends no more CTS entries. Its late confirmation of an earlier send could
+        // also be taken for one of a new send with the same request number.
         if !context.peer.is_here() {
             return self.not_now(context, bytes);
         }
@@ -146,16 +140,14 @@ impl SendPath {
         }
     }
 
-    /// Handles a send that cannot start yet, because all requests are in use or the peer is not
-    /// connected. Kept out of the fast path.
+    /// Handles a send that cannot start yet: all requests are in use, or the peer is not connected.
     #[cold]
     #[inline(never)]
     fn not_now(&mut self, context: &PathContext, bytes: usize) -> Quick<Option<u16>> {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// Starts a send to a part of a group, or one that has to reserve in-flight bytes. Rejects a
-    /// send whose size is not allowed.
+    /// Starts a send to a part of a group, or one that reserves in-flight bytes. Checks the size.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -182,7 +174,6 @@ impl SendPath {
         begun
     }
 
-    /// Starts a send whose CTS entry was found by a search.
     fn send_granted(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let open = self.rails.open_lanes();
         let usable = self.sends.lanes_with_keys(open, &head);
@@ -224,8 +215,8 @@ impl SendPath {
         if counted {
             by = self.rails.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
-                // A write that queues behind others is served from the confirmation of the one
-                // before. The last reading of the clock is near enough to that.
+                // A queued write is served from the confirmation of the one before. The last
+                // reading of the clock is near enough to that.
                 if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
@@ -265,7 +256,7 @@ impl SendPath {
         Ok(Some(request))
     }
 
-    /// Starts a small send whose lane has no room, or has no other choice of lane.
+    /// Starts a small send on the given lane, which may have no room.
     #[inline(never)]
     fn send_queued(
         &mut self,
@@ -303,8 +294,7 @@ impl SendPath {
         self.start_shares(context, head, send, &shares, Some(now_ns))
     }
 
-    /// Starts the shares of a send. With `now_ns`, the shares that are large enough are timed. The
-    /// lanes' load counts already include the large shares.
+    /// Starts the shares of a send; large ones, already counted as load, are timed with `now_ns`.
     #[inline(never)]
     fn start_shares(
         &mut self,
@@ -376,8 +366,7 @@ impl SendPath {
     /// Returns the size of a finished send, or `None` while the send runs.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such request; otherwise the reason why the connection has
-    /// failed.
+    /// [`Error::Argument`] if there is no such request; otherwise why the connection has failed.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {
@@ -395,14 +384,13 @@ impl SendPath {
             self.stalled(context, "a posted send", 0)?;
         }
         let known = self.sends.test(request).map_err(not_in_flight)?;
-        // Post what had no room at first. The test of another request may have freed some.
+        // Post the writes that had no room. The test of another request may have freed some.
         if known.is_none() && self.sends.shares_to_post(request) > 0 {
             self.post(context, request);
         }
         Ok(known)
     }
 
-    /// Processes completions, and returns true if there were any.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut moved = false;
@@ -423,8 +411,7 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Processes the completions of one lane, and returns true if there were any. Those behind a
-    /// fault are processed as well.
+    /// Processes the completions of a lane, including those behind a fault. True if there were any.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
@@ -460,9 +447,8 @@ impl SendPath {
         }
     }
 
-    /// Records that nothing can be done now. Every so often, checks that the peer is connected, and
-    /// logs a warning after a long time. If the peer has closed, completes the running sends that
-    /// its BYE confirms.
+    /// Records that nothing can be done now. Now and then, checks that the peer is connected, and
+    /// logs a long wait. If the peer has closed, completes the running sends that its BYE confirms.
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {

@@ -10,20 +10,19 @@ use std::ops::{Deref, DerefMut};
 
 /// A data path that the service thread can borrow from the thread that uses it.
 pub trait SharedPath: Send + Sync {
-    /// Borrows the data path as soon as its user releases it. A call there takes microseconds and
-    /// waits for nothing. Borrowing does not count as a use. Returns `None` after a panic in a
-    /// user: the data path is not used again.
+    /// Borrows the data path as soon as its user releases it: a call there takes microseconds and
+    /// waits for nothing. Borrowing is not a use. Returns `None` after a panic in a user.
     fn borrow(&self) -> Option<PathGuard<'_>>;
 
-    /// True if nobody has used the data path since the last call.
+    /// Returns true if the data path was not used since the last call.
     fn is_unused(&self) -> bool;
 }
 
 /// A borrowed data path, given back when dropped.
 pub enum PathGuard<'a> {
-    /// Of a connection that sends.
+    /// Data path of a sender.
     Send(TryCellGuard<'a, SendPath, UNUSED>),
-    /// Of a connection that receives.
+    /// Data path of a receiver.
     Recv(TryCellGuard<'a, RecvPath, UNUSED>),
 }
 

@@ -1,6 +1,5 @@
-//! Requests without progress: counts them, and ends those whose peer has left. The clock is not
-//! read while requests make progress. The service thread finds the cause of a stall
-//! (`comm::recovery::driver`).
+//! Requests without progress: counts them, and ends those whose peer has left. Reads no clock while
+//! requests make progress. The service thread finds the cause (`comm::recovery::driver`).
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
@@ -13,15 +12,13 @@ use crate::error::Error;
 use crate::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 
-/// Number of idle polls between two readings of the clock. They take some milliseconds, so reading
-/// the clock costs next to nothing.
+/// Idle polls between two clock readings: some milliseconds, so reading costs next to nothing.
 const LOOKS: u64 = 1 << 14;
 
 /// Time without progress after which a request is counted as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
-/// Time for late completions to arrive after the peer has closed or vanished. After it, waiting
-/// requests fail.
+/// Time for late completions after the peer has closed or vanished. Then waiting requests fail.
 const GONE_GRACE: Duration = Duration::from_secs(2);
 
 /// Bit of [`StallTimer::looks`]: `times` belongs to the current period without progress.
@@ -30,13 +27,11 @@ const KNOWN: u64 = 1 << 63;
 /// Counter of idle polls and timer of the period without progress.
 #[derive(Debug, Default)]
 pub struct StallTimer {
-    /// Idle polls since the last progress, with [`KNOWN`]. One word, so that recording progress
-    /// costs one store.
+    /// Idle polls since the last progress, with [`KNOWN`]: one word, so that progress is one store.
     looks: u64,
     times: Times,
 }
 
-/// Times of one period without progress.
 #[derive(Debug, Default)]
 struct Times {
     since: Option<Instant>,
@@ -66,8 +61,7 @@ impl StallTimer {
         self.times().since.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Returns the time that the peer has been away without any progress, measured from the first
-    /// such call in this period.
+    /// Returns the time that the peer has been away, from the first such call in this period.
     #[cold]
     pub fn away(&mut self) -> Duration {
         self.times().missed.get_or_insert_with(Instant::now).elapsed()
@@ -113,8 +107,7 @@ pub struct Stalled {
 }
 
 impl Stalled {
-    /// Logs a request that has waited for `stall_warn`, for TRACE. Fails a request whose peer has
-    /// closed or vanished.
+    /// Logs a stalled request under `NCCL_DEBUG=TRACE`. Fails it if the peer closed or vanished.
     ///
     /// # Errors
     /// [`Error::PeerGone`], with which the caller ends the connection.

@@ -1,16 +1,14 @@
-//! Status of a data path: the rails it lost, the queue pairs under test, and the connection's
-//! failure.
+//! Status of a data path: lost rails, queue pairs under test, and the connection's failure.
 
 use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Number of rails that may be lost because of requests that may be wrong. At the next loss the
-/// request counts as wrong. Twice the number of rails of a Spark, which may all fail at the same
-/// time.
+/// Number of rails that may be lost over requests that may be wrong. At the next loss the request
+/// counts as wrong. Twice the number of rails of a Spark, which may all fail together.
 pub const STRIKES: u8 = 8;
 
-/// Result of a fence: state of a lost lane's NIC.
+/// State of a lost lane's NIC after a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fenced {
     /// The NIC no longer reads or writes the connection's memory.
@@ -43,19 +41,18 @@ pub struct Loss {
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// Lanes that the peer is testing, with their ids. The peer may write into this connection's
-    /// buffers through the lanes' queue pairs before LIVE arrives here, so these queue pairs are
-    /// destroyed when the connection fails.
+    /// Lanes that the peer is testing. Through them the peer may write into this connection's
+    /// buffers before LIVE arrives here. So they are destroyed when the connection fails.
     on_trial: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
 
-/// Count of rails lost because of requests that may be wrong ([`crate::verbs::Blame::Either`]).
+/// Count of rails lost over requests that may be wrong ([`crate::verbs::Blame::Either`]).
 ///
-/// A request that no rail can carry takes down each rail that it is posted on. The rails recover,
-/// so such a request would be retried forever. The losses are therefore counted. The count starts
-/// again once all messages that were running at the first loss have ended.
+/// A request that no rail can carry takes down each rail that it is posted on. Rails recover, so it
+/// would be retried forever without this count. The count starts again once all messages that were
+/// running at the first loss have ended.
 #[derive(Debug, Default)]
 pub struct Strikes {
     count: u8,
@@ -65,7 +62,7 @@ pub struct Strikes {
 
 impl Strikes {
     /// Counts a loss, and returns true if there are more than `most`. `oldest` is the number of the
-    /// oldest running message. `next` is the number of the next message to begin.
+    /// oldest running message, `next` that of the next message to begin.
     #[cold]
     pub fn another(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
@@ -96,17 +93,15 @@ impl Status {
         self.failed.is_some()
     }
 
-    /// Marks the connection as failed, and returns its first error. From here on every call on the
-    /// connection gets that error.
-    /// [`super::rails::Rails::end`] closes the lanes.
+    /// Marks the connection as failed, and returns its first error. Every later call gets that
+    /// error. [`super::rails::Rails::end`] closes the lanes.
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
         self.on_trial.clear();
         self.failed.get_or_insert_with(|| error.into()).clone()
     }
 
-    /// Stores queue pairs that the peer will test. If the connection has failed, stores nothing and
-    /// returns false.
+    /// Stores queue pairs that the peer will test. Returns false if the connection has failed.
     #[cold]
     pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
@@ -115,21 +110,20 @@ impl Status {
         !self.has_failed()
     }
 
-    /// Takes the queue pairs under test for a lane, whose test has ended.
+    /// Takes a lane's queue pairs when their test has ended.
     #[cold]
     pub fn take(&mut self, lane: LaneId) -> Option<Lane> {
         let at = self.on_trial.iter().position(|(of, _)| *of == lane)?;
         Some(self.on_trial.swap_remove(at).1)
     }
 
-    /// Counts a rail lost because of a request that may be wrong; see [`Strikes::another`].
+    /// Counts a rail lost over a request that may be wrong; see [`Strikes::another`].
     #[cold]
     pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
         self.strikes[doubt as usize].another(oldest, next, most)
     }
 
-    /// Clears the count of rails lost because of refused keys: the requests did not cause the
-    /// losses.
+    /// Clears the count of rails lost over refused keys: the requests did not cause the losses.
     #[cold]
     pub fn forgive(&mut self) {
         self.strikes[Doubt::Key as usize] = Strikes::default();
@@ -141,9 +135,9 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// Drops the unreported losses of a lane that is about to carry data again. The peer reported
-    /// the loss first, and the lane was fenced then. If these losses were reported now, recovery
-    /// would take them for losses of the new queue pairs, and consider those stopped.
+    /// Drops the unreported losses of a lane about to carry data again. The peer reported the loss
+    /// first, and the lane was fenced then. Recovery would take them for losses of the new queue
+    /// pairs, and would consider those stopped.
     #[cold]
     pub fn regained(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);

@@ -4,15 +4,15 @@
 //! [`SMALL_BYTES`], which every RoCE path carries. The second is as large as the path MTU.
 //!
 //! - If all writes are acknowledged, the lane carries.
-//! - A switch or port with a smaller MTU on the path passes the first packet and drops the second
-//!   on every retry. [`Backoff`] then keeps [`SMALL_BYTES`] as the largest path MTU of the path.
+//! - A switch or port with a smaller MTU passes the first packet and drops the second on every
+//!   retry. [`Backoff`] then keeps [`SMALL_BYTES`] as the path's largest path MTU.
 //! - If both are lost, the path is silent.
 //!
-//! A path that begins to carry during the test is not mistaken for one with a small MTU, because
-//! the NIC repeats both packets until its retries are used up.
+//! A path that begins to carry during the test is not mistaken for one with a small MTU: the NIC
+//! repeats both packets until its retries are used up.
 //!
-//! The test posts and polls on the lane alone, and records its result with [`Backoff`]. No call
-//! blocks: the owner polls the test until it has a result, at the latest after the time limit.
+//! The test posts and polls on this lane only. No call blocks: the owner polls the test until it
+//! has a result, at the latest after the time limit.
 
 use super::lane::Lane;
 use super::mailbox::Mailboxes;
@@ -35,17 +35,14 @@ pub struct LaneTest {
     mtu_bytes: u32,
     /// Number of acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// Time to write the packets a second time. A later packet makes the NIC repeat a lost one
-    /// immediately, while the queue pair's own timeout (4 s and more at NCCL's default) can be
-    /// longer than the test.
+    /// Time to write the packets again. A later packet makes the NIC repeat a lost one immediately.
+    /// The queue pair's own timeout (4 s and more at NCCL's default) can be longer than the test.
     again: Option<Instant>,
     /// Time after which writes without acknowledgement count as lost.
     until: Instant,
-    /// True if only small packets had been acknowledged when the packets were written a second
-    /// time.
+    /// True if only small packets were acknowledged before the packets were written again.
     was_narrow: bool,
-    /// Right to test the path on behalf of all connections. Held if the path was dead or untested
-    /// before.
+    /// Right to test the path for all connections. Held if the path was dead or untested before.
     _trial: Option<Trial>,
 }
 
@@ -147,7 +144,7 @@ impl LaneTest {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }
 
-    /// Result after the NIC has used up its retries of a lost packet, or after the time limit.
+    /// Returns the result once the NIC has used up its retries or the time limit has passed.
     fn unacknowledged(&self, why: String) -> Tested {
         if self.has_only_small_acknowledged() {
             Tested::Narrow(format!("packets of {} bytes get lost, those of {SMALL_BYTES} bytes arrive", self.mtu_bytes))

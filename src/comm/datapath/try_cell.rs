@@ -1,12 +1,10 @@
 //! Cell whose value one thread at a time can use, without waiting. Holds a connection's data path.
 //!
-//! NCCL drives the data path of a connection from one thread. The service thread may have to answer
-//! a peer meanwhile, because NCCL's thread can be asleep. The two share the path through one
-//! ownership word, which costs the fast path one uncontended swap at entry.
+//! NCCL drives the data path from one thread, which may sleep while the service thread has to
+//! answer a peer. Both share the path through one word, at the cost of one uncontended swap.
 //!
-//! No thread waits for the word: if it is taken, the caller does something else and tries again.
-//! NCCL's interface allows that in every call of the data path, as "no request yet" or "not done
-//! yet".
+//! No thread waits for the word. A caller that finds it taken does something else and tries again:
+//! every data path call of NCCL's interface may return "no request yet" or "not done yet".
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -25,8 +23,7 @@ pub struct TryCell<T> {
 pub const UNUSED: u8 = 0;
 /// Free, and used since the last [`TryCell::is_unused`] call.
 pub const USED: u8 = 1;
-/// Held by a thread. The cell cannot be entered at this value or a larger one, so that entry needs
-/// one comparison.
+/// Held by a thread. Entry fails at this value and above, so that it needs one comparison.
 const TAKEN: u8 = 2;
 /// A holder panicked. The value may be half-changed, and is never used again.
 const BROKEN: u8 = 3;
@@ -36,13 +33,11 @@ const BROKEN: u8 = 3;
 // moves the use of `T` between threads, which `T: Send` allows.
 unsafe impl<T: Send> Sync for TryCell<T> {}
 
-/// Exclusive access to the value, given back when dropped. The word is then set to `AFTER`
-/// ([`USED`] or [`UNUSED`]).
+/// Exclusive access to the value. A drop sets the word to `AFTER` ([`USED`] or [`UNUSED`]).
 ///
 /// The guard is `Send` and `Sync` exactly where `&mut T` is, because threads that share the guard
-/// share the value. With the [`TryCell`] reference alone it would be `Sync` for every `T: Send`,
-/// and safe code could race on a `Cell` in the value. `MutexGuard` had that hole (rust-lang/rust
-/// 41622).
+/// share the value. The [`TryCell`] reference alone would make it `Sync` for every `T: Send`, and
+/// safe code could race on a `Cell` inside. `MutexGuard` had that hole (rust-lang/rust 41622).
 #[derive(Debug)]
 pub struct TryCellGuard<'a, T, const AFTER: u8 = USED>(&'a TryCell<T>, PhantomData<&'a mut T>);
 
@@ -65,8 +60,7 @@ impl<T> TryCell<T> {
 
     #[inline(always)]
     fn take<const AFTER: u8>(&self) -> Option<TryCellGuard<'_, T, AFTER>> {
-        // Acquire: everything that the last holder wrote is visible here. Pairs with the release
-        // store in `TryCellGuard::give_back`.
+        // Acquire pairs with the release in `give_back`: the last holder's writes are visible.
         match self.word.swap(TAKEN, Ordering::Acquire) {
             found @ TAKEN.. => {
                 self.keep_out(found);
@@ -79,8 +73,7 @@ impl<T> TryCell<T> {
     #[cold]
     fn keep_out(&self, found: u8) {
         if found == BROKEN {
-            // Restore the word that the swap has overwritten. Since the swap every other thread has
-            // found it taken, so none can have entered.
+            // Restore the overwritten word. No thread has entered since: each has found it taken.
             self.word.store(BROKEN, Ordering::Relaxed);
         }
     }
@@ -92,8 +85,7 @@ impl<T> TryCell<T> {
         matches!(found, Err(UNUSED | BROKEN))
     }
 
-    /// Returns true if a holder panicked, after which the value is never used again. May briefly
-    /// return false while another thread is finding that out in [`TryCell::enter`].
+    /// Returns true if a holder panicked; briefly false while a thread is in [`TryCell::enter`].
     #[cold]
     pub fn is_broken(&self) -> bool {
         // Relaxed: the state is final, and no other read depends on it.
@@ -102,8 +94,7 @@ impl<T> TryCell<T> {
 }
 
 impl<T, const AFTER: u8> TryCellGuard<'_, T, AFTER> {
-    /// Gives the value back like a drop, without the check for a panic. For code where each
-    /// instruction counts.
+    /// Gives the value back like a drop, but without the check for a panic, to save instructions.
     #[inline(always)]
     pub fn leave(self) {
         self.give_back(AFTER);
@@ -112,7 +103,7 @@ impl<T, const AFTER: u8> TryCellGuard<'_, T, AFTER> {
 
     #[inline(always)]
     fn give_back(&self, word: u8) {
-        // Release: everything that this holder wrote is visible after the next holder's acquire.
+        // Release: the next holder's acquire makes everything visible that this holder wrote.
         self.0.word.store(word, Ordering::Release);
     }
 }
@@ -121,9 +112,8 @@ impl<T, const AFTER: u8> Deref for TryCellGuard<'_, T, AFTER> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this is the only `TryCellGuard`, since the word was taken by a swap and is given
-        // back when the guard is dropped. So no exclusive reference to the value exists elsewhere
-        // while this shared one lives.
+        // SAFETY: this is the only `TryCellGuard`, since a swap took the word and the guard's drop
+        // gives it back. So no exclusive reference to the value exists while this one lives.
         unsafe { &*self.0.value.get() }
     }
 }
@@ -146,9 +136,7 @@ impl<T, const AFTER: u8> Drop for TryCellGuard<'_, T, AFTER> {
 mod tests {
     use super::*;
 
-    /// Compiles only while sharing a [`TryCellGuard`] means sharing its value. Otherwise a guard of
-    /// a value that is not `Sync` would implement both of these traits, and `_` in
-    /// `AmbiguousIfSync<_>` would be ambiguous.
+    /// Fails to compile if a guard is `Sync` but its value is not: `_` would be ambiguous.
     const _: () = {
         trait AmbiguousIfSync<A> {
             const HOLDS: () = ();

@@ -14,13 +14,12 @@ pub enum Work {
         /// True if the time until its completion is used to measure the rail's rate.
         timed: bool,
     },
-    /// A chunk of a share before its last one. Completes only to free room on the queue pair.
+    /// A chunk of a share before its last one. Its completion only frees room on the queue pair.
     #[default]
     Lead,
     /// CTS entries of a receive.
     Cts,
-    /// CTS entries of a receive, written again because the rail that carried them was lost or their
-    /// keys are no longer valid.
+    /// CTS entries written again, because their rail was lost or their keys are no longer valid.
     Repeat {
         /// Slot of the receive.
         slot: Slot,
@@ -29,19 +28,18 @@ pub enum Work {
     Control,
     /// A posted receive, used up by an immediate or flushed.
     Receive,
-    /// A test write, which checks that a rail carries during the handshake and when it returns.
+    /// A write that tests a rail during the handshake and when the rail returns.
     Probe,
 }
 
-/// Work request number: the purpose of the request, its queue pair within the lane, and the number
-/// of requests that its completion retires. The fields stay packed, because a completion handler
-/// usually needs [`WrId::share`] alone.
+/// Work request number: purpose, queue pair within the lane, and number of requests retired. The
+/// fields stay packed, because a completion handler usually needs [`WrId::share`] alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrId(u64);
 
 impl WrId {
-    /// Packs the number of a request on queue pair `queue`. `retires` counts the work requests that
-    /// are done when this one completes: itself and the unsignaled ones before it.
+    /// Packs the number of a request on queue pair `queue`. `retires` counts the requests that its
+    /// completion retires: itself and the unsignaled ones before it.
     #[inline(always)]
     pub fn new(work: Work, queue: u8, retires: u16) -> Self {
         let (kind, share, request) = match work {
@@ -57,8 +55,7 @@ impl WrId {
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
-    /// Unpacks the number from a completion. Any value is accepted, because only numbers made by
-    /// [`WrId::new`] are ever posted.
+    /// Unpacks a completion's number. Any value is valid: only numbers of [`WrId::new`] are posted.
     #[inline(always)]
     pub fn of(bits: u64) -> Self {
         Self(bits)
@@ -76,7 +73,7 @@ impl WrId {
         (self.0 >> 8) as u8
     }
 
-    /// Returns the number of work requests that are done when this one completes.
+    /// Returns the number of work requests that this one's completion retires.
     #[inline(always)]
     pub fn retires(self) -> u16 {
         (self.0 >> 16) as u16

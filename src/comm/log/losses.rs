@@ -2,8 +2,8 @@
 //!
 //! A short-lived thread reads the counters when the first connection starts, every second while
 //! there are connections, and when a communicator ends. It writes one WARN for a process that loses
-//! much. Messages about stalls and lost rails use the newest values, which are about a second old.
-//! The counters are the port's: packets of other jobs count as well.
+//! much. Messages about stalls and lost rails use the newest values, about a second old. The
+//! counters are the port's: packets of other jobs count as well.
 
 use crate::comm::threads;
 use crate::counters::nic::{self, PortCounters};
@@ -12,12 +12,11 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for the last reading. A driver that recovers can block a reading for longer.
+/// Longest wait for the last reading: a driver that recovers can block one for longer.
 const LAST: Duration = Duration::from_millis(500);
 
-/// The counters of the ports of a process's rails.
+/// The port counters of a process's rails.
 #[derive(Debug)]
 pub struct Losses {
     sysfs: PathBuf,
@@ -38,18 +37,15 @@ pub struct Port {
 struct State {
     /// Values at the start and now, in the order of the ports; empty before the first reading.
     values: Vec<(PortCounters, PortCounters)>,
-    /// Time at which the next reading is due.
     due: Option<Instant>,
-    /// True while a thread reads.
     is_reading: bool,
-    /// True once the WARN was written.
     has_warned: bool,
-    /// Waits of [`Losses::end`] for a reading that begins after them.
+    /// Calls of [`Losses::end`] that wait for a reading that begins after them.
     waiting: Vec<SyncSender<()>>,
 }
 
 impl Losses {
-    /// Creates a record of these ports. `sysfs` is the mount point of sysfs.
+    /// Creates the record of these ports. `sysfs` is the mount point of sysfs.
     pub fn new(sysfs: impl Into<PathBuf>, ports: Vec<Port>) -> Arc<Self> {
         Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
     }
@@ -67,8 +63,7 @@ impl Losses {
         }
     }
 
-    /// Reads for the last time, and returns the text about counters that have grown on any rail.
-    /// Waits half a second at most.
+    /// Reads for the last time, within half a second. Returns the text about grown counters.
     pub fn end(self: &Arc<Self>) -> Option<String> {
         if self.ports.is_empty() {
             return None;
@@ -82,9 +77,8 @@ impl Losses {
         self.text(|_| true)
     }
 
-    /// Returns the counters that have grown on one device, or on all, as the end of a message: ";
-    /// since the start: 4,830 packet_seq_err on rocep1s0f0". The text is empty without any. Does
-    /// not wait for a driver.
+    /// Returns the grown counters of one device, or of all, as the end of a message: "; since the
+    /// start: 4,830 packet_seq_err on rocep1s0f0". Empty if none. Does not wait for a driver.
     pub fn grown(&self, device: Option<&str>) -> String {
         self.text(|port| device.is_none_or(|device| port.device == device))
             .map(|text| format!("; {text}"))
@@ -101,7 +95,6 @@ impl Losses {
         (!texts.is_empty()).then(|| format!("since the start: {}", texts.join("; ")))
     }
 
-    /// Starts a thread that reads, unless one does.
     fn read_soon(self: &Arc<Self>) {
         let mut state = self.state();
         if self.ports.is_empty() || std::mem::replace(&mut state.is_reading, true) {
@@ -119,7 +112,7 @@ impl Losses {
             let now: Vec<PortCounters> = self.ports.iter().map(read).collect();
             let mut state = self.state();
             self.take(&mut state, now);
-            // A wait that has ended needs no word.
+            // The receiver may have stopped waiting.
             waiting.iter().for_each(|done| _ = done.try_send(()));
             if state.waiting.is_empty() {
                 state.is_reading = false;
@@ -197,7 +190,6 @@ mod tests {
         std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();
         let text = losses.end().unwrap();
         assert_eq!(text, "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1");
-        // The next communicator.
         losses.start();
         assert_eq!(losses.end(), None);
     }
@@ -216,7 +208,6 @@ mod tests {
         losses.tick(later);
         losses.tick(later);
         assert_eq!((losses.end(), losses.state().is_reading), (None, true));
-        // The reading ends, and the one that `end` asked for with it.
         std::fs::write(&file, "1\n").unwrap();
         std::fs::remove_file(&file).unwrap();
     }

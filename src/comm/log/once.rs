@@ -1,25 +1,25 @@
 //! Logs once what all connections with a peer would report.
 //!
-//! Called while connections are made, by the service thread, and by a request that has not
-//! progressed for a minute, but never while messages run normally. Takes a lock.
+//! Takes a lock. Called while connections are made, by the service thread, and by a request without
+//! progress for a minute, but never while messages run normally.
 
 pub use crate::counters::layout::Direction;
 use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Subjects already logged about the peers that this process is connected with.
+/// Subjects already logged about the connected peers.
 #[derive(Debug, Default)]
 pub struct LogOnce(Mutex<Vec<About>>);
 
 /// A subject that is logged once for all connections with a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// The connection is ready. Holds the log line.
+    /// The connection is ready. Contains the log line.
     Connected(String),
-    /// No rail has carried yet, this number of seconds after the handshake.
+    /// No rail has carried this number of seconds after the handshake.
     NoRailYet(u64),
-    /// Packets of the ports' MTU get lost on a rail of this host, so it uses a smaller path MTU.
+    /// A rail of this host loses packets of the ports' MTU, so it uses a smaller path MTU.
     SmallPathMtu(RailId),
     /// A rail of this host is not used.
     NotUsed(RailId),
@@ -55,8 +55,7 @@ impl LogOnce {
         })
     }
 
-    /// Warns once that packets of the ports' MTU get lost on a rail of this host (reason `why`), so
-    /// it uses a smaller path MTU.
+    /// Warns once that a rail uses a smaller path MTU because it loses packets of the ports' MTU.
     pub fn warn_of_small_packets(&self, peer: &str, (id, rail): (RailId, &str), peer_rail: &str, why: &str) {
         if self.is_first(peer, Subject::SmallPathMtu(id)) {
             tracing::warn!(

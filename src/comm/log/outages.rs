@@ -4,17 +4,14 @@
 //! cable affects all of them. The user has one problem to solve, so there is one line.
 //!
 //! [`RailOutages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
-//! - The first connection that loses the rail writes a WARN. The other connections in the same
-//!   outage write DEBUG lines.
-//! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
-//!   one wrote it, it would be untrue for the others, and a connection that never recovers the rail
-//!   would not be visible.
-//! - If some connections recover the rail and others do not, a WARN reports it [`SETTLED`] after
-//!   the last recovery. A later loss is a new outage, with a WARN of its own.
+//! - The first connection that loses the rail writes a WARN. The others write DEBUG lines.
+//! - The last connection that recovers the rail writes the WARN that ends the outage. A WARN by the
+//!   first would be untrue for the others, and would hide one that never recovers the rail.
+//! - If only some connections recover the rail, a WARN reports it [`SETTLED`] after the last
+//!   recovery. A later loss is a new outage, with a WARN of its own.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
-//! Called while connections are made and by the service thread, but never while messages run
-//! normally. Takes a lock.
+//! Takes a lock. Called during set-up and by the service thread, never while messages run normally.
 
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,14 +40,12 @@ struct RailPair {
 #[derive(Debug)]
 struct Outage {
     path: RailPair,
-    /// Name of the peer in the connection that lost the rail first.
     peer: String,
     since: Instant,
-    /// Connections that have lost the rail and not recovered it.
     without: Vec<u64>,
     recovered: Vec<u64>,
     last_recovery: Instant,
-    /// True once a line has said that only some connections have recovered.
+    /// True once a line has reported that only some connections have recovered.
     is_settled: bool,
 }
 
@@ -94,7 +89,7 @@ impl Outage {
         Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, is_settled }
     }
 
-    /// Adds a connection that has lost the rail. Returns true if that starts a new outage.
+    /// Adds a connection that has lost the rail. Returns true if this is a new outage.
     fn lost_by(&mut self, connection: u64, now: Instant) -> bool {
         self.recovered.retain(|other| *other != connection);
         if !self.without.contains(&connection) {
@@ -136,8 +131,7 @@ impl ConnectionOutages {
         Self { outages: Arc::clone(outages), id, peer, paths, loss_timeout, is_without_one: false }
     }
 
-    /// Records that the connection has lost a rail. `next` describes the next step for the log
-    /// line.
+    /// Records the loss of a rail. `next` describes the next step for the log line.
     pub fn lost(&mut self, lane: LaneId, why: &str, next: &str, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
@@ -200,8 +194,7 @@ impl ConnectionOutages {
         );
     }
 
-    /// Records that the connection uses no rails any longer: it has failed or was closed, or its
-    /// peer has ended.
+    /// Records that the connection has failed or was closed, or that its peer has ended.
     pub fn ended(&mut self) {
         if !std::mem::take(&mut self.is_without_one) {
             return;
@@ -223,8 +216,6 @@ impl ConnectionOutages {
         }
     }
 
-    /// Returns the number of rails that this connection has not lost. Outages of other connections
-    /// do not count.
     fn in_use(&self, open: &[Outage]) -> usize {
         let is_lost = |path: &RailPair| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
         self.paths.iter().filter(|path| !is_lost(path)).count()

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for other connections to report their causes, too. Service threads sample every connection
-/// in half of it.
+/// Time for other connections to report their causes: twice the service threads' sample interval.
 pub const SETTLED: Duration = Duration::from_secs(1);
 
 /// The present stalls of this process's connections.
@@ -25,12 +24,10 @@ pub struct Stalls {
     members: AtomicU64,
 }
 
-/// The stalled connections with one peer.
 #[derive(Debug)]
 struct OfPeer {
     peer: String,
     stalled: Vec<Stalled>,
-    /// Earliest time for a line.
     due: Instant,
     /// Cause in the last line about the present stall.
     logged: Option<Cause>,
@@ -149,7 +146,7 @@ mod tests {
         stalls.tick(WINDOW, now + WINDOW + SECOND, String::new);
         assert_eq!(logged(&stalls), [(3, Some(Cause::NoAnswer))]);
         members.iter_mut().for_each(ConnectionStall::ended);
-        // A new stall within the window waits for its end, and is logged again.
+        // A new stall waits for the end of the window, and is logged again.
         let now = now + WINDOW + 2 * SECOND;
         members[0].stalled(Cause::NoAnswer, why(), now, now);
         stalls.tick(WINDOW, now + 2 * SECOND, String::new);

@@ -1,12 +1,11 @@
-//! One log line for the loss of the bootstrap's TCP connections to a peer and one for their return,
-//! regardless of the number of connections that lose them.
+//! One log line for the loss of a peer's bootstrap TCP connections and one for their return,
+//! regardless of the number of connections.
 //!
 //! [`TcpOutages`] guarantees for each peer:
-//! - The first connection that is without TCP for [`LASTING`] writes a line; the other connections
-//!   in the same outage write DEBUG lines. If TCP is redialled sooner, there are only DEBUG lines.
+//! - The first connection that is without TCP for [`LASTING`] writes a line. The others write DEBUG
+//!   lines. If TCP is redialled sooner, there are only DEBUG lines.
 //! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
-//!   before that belongs to the same outage: a network that breaks connections one after another is
-//!   one event.
+//!   before that belongs to the same outage: connections that break in turn are one event.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
 //! Called only by the service thread. Takes a lock.
@@ -15,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time without TCP until a line is written. Longer than the time that a peer has to answer after
-/// its TCP connection was closed: until then it is not known if the connections continue.
+/// Time without TCP until a line is written. Longer than a peer has to answer after its TCP
+/// connection was closed: before that, the connections may still end.
 pub const LASTING: Duration = Duration::from_secs(3);
 /// Time that all connections must have TCP again before a line reports it. Longer than the pauses
 /// between attempts in the first ten seconds.
@@ -33,11 +32,8 @@ pub struct TcpOutages {
 struct TcpOutage {
     peer: String,
     since: Instant,
-    /// The connections without TCP.
     without: Vec<Without>,
-    /// Time of the last return of TCP to a connection.
     last_return: Option<Instant>,
-    /// True once a line has reported the loss.
     was_logged: bool,
 }
 
@@ -86,7 +82,7 @@ impl TcpOutage {
         }
     }
 
-    /// Returns true if the outage has ended, after logging that.
+    /// Returns true if the outage has ended, after logging the end.
     fn is_over(&self, now: Instant) -> bool {
         let Some(last) = self.last_return else { return self.without.is_empty() };
         if !self.without.is_empty() || now.saturating_duration_since(last) < SETTLED {
@@ -145,8 +141,7 @@ impl ConnectionTcpOutages {
         }
     }
 
-    /// Records that the connection no longer needs TCP: it has failed or was closed, or its peer is
-    /// gone.
+    /// Records that the connection has failed or was closed, or that its peer has ended.
     pub fn ended(&mut self) {
         let mut open = self.outages.lock();
         open.iter_mut().filter(|outage| outage.peer == self.peer).for_each(|outage| _ = outage.forget(self.id));
@@ -173,7 +168,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns the number of connections without TCP in a peer's outage, and if it was logged.
+    /// Returns the number of connections without TCP in a peer's outage, and true if it was logged.
     fn open(outages: &TcpOutages, peer: &str) -> Option<(usize, bool)> {
         let open = outages.lock();
         open.iter().find(|outage| outage.peer == peer).map(|outage| (outage.without.len(), outage.was_logged))
@@ -197,14 +192,13 @@ mod tests {
         assert_eq!(open(&outages, "a:1"), Some((2, true)));
         members[0].ended();
         members[2].ended();
-        // The outage is not over yet: another connection may still break.
+        // Not over yet: another connection may still break.
         outages.tick(now + SETTLED - SECOND);
         assert_eq!(open(&outages, "a:1"), Some((0, true)));
         outages.tick(now + SETTLED);
         assert_eq!((open(&outages, "a:1"), open(&outages, "b:1")), (None, Some((1, true))));
         drop(other);
         assert!(outages.lock().is_empty());
-        // The last member that is dropped ends the outage.
         members[0].lost("away", now);
         members[0].returned(now);
         assert_eq!(open(&outages, "a:1"), Some((0, false)));

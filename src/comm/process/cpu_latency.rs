@@ -1,14 +1,12 @@
-//! CPU wake-up latency request to the kernel, which keeps processors out of deep sleep:
-//! `NCCL_SPARK_CPU_LATENCY_US`.
+//! CPU wake-up latency request (`NCCL_SPARK_CPU_LATENCY_US`): keeps processors out of deep sleep.
 //!
-//! A process opens `/dev/cpu_dma_latency` and writes a 32-bit integer in machine byte order. While
-//! the descriptor is open, it asks the kernel that no processor take longer than that many
-//! microseconds to wake up. The request ends when the descriptor closes, however the process ends
-//! (Linux, Documentation/power/pm_qos_interface.rst). It applies to the whole machine and costs
-//! power.
+//! A process opens `/dev/cpu_dma_latency` and writes a 32-bit integer in machine byte order: the
+//! most microseconds that any processor may take to wake up. The request applies to the whole
+//! machine and costs power. It ends when the descriptor closes, however the process ends (Linux,
+//! Documentation/power/pm_qos_interface.rst).
 //!
-//! The request is held while this process has a connection, which is known without a check for each
-//! message. A refusal is logged once in a process and not retried.
+//! This process holds the request while it has a connection, without a check for each message. A
+//! refusal is logged once in a process and not retried.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -24,11 +22,7 @@ pub enum CpuLatency {
     /// Wanted, but there is no connection.
     Wanted(Wish),
     /// In effect until the descriptor is closed.
-    Held {
-        wish: Wish,
-        /// Kept only to be closed later.
-        _descriptor: File,
-    },
+    Held { wish: Wish, _descriptor: File },
     /// Refused by the kernel, which was logged.
     Refused,
 }
@@ -46,7 +40,6 @@ impl CpuLatency {
         Self::of(PathBuf::from(DEVICE), latency_us)
     }
 
-    /// Like [`CpuLatency::new`], for another device.
     pub(super) fn of(device: PathBuf, latency_us: Option<u32>) -> Self {
         latency_us.map_or(Self::NotWanted, |latency_us| Self::Wanted(Wish { device, latency_us }))
     }
@@ -79,12 +72,10 @@ impl CpuLatency {
 }
 
 impl Wish {
-    /// Makes the request. Programs started by this process do not inherit the descriptor: the
-    /// standard library opens every file with `O_CLOEXEC`.
+    /// Makes the request. Child processes do not inherit the file: std opens it with `O_CLOEXEC`.
     fn ask(&self) -> std::io::Result<File> {
         let mut file = OpenOptions::new().write(true).open(&self.device)?;
-        // One write: the kernel takes four bytes as a number, and any other length as text
-        // (kernel/power/qos.c).
+        // One write: the kernel takes four bytes as a number, others as text (kernel/power/qos.c).
         let written = file.write(&self.latency_us.to_ne_bytes())?;
         if written == size_of::<u32>() { Ok(file) } else { Err(std::io::ErrorKind::WriteZero.into()) }
     }
@@ -95,7 +86,6 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// Creates a file in place of the device.
     fn stand_in() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let device = folder.path().join("cpu_dma_latency");

@@ -1,25 +1,21 @@
-//! Back-off for dead paths: the findings about paths that all connections of this process share, so
-//! that not every connection has to make them itself.
+//! Back-off for dead paths: findings about paths, shared by all connections of this process.
 //!
 //! A path leads from one rail of this host to one address of a peer. With both ports up it can be
 //! dead in two ways. Either the address does not resolve, which takes the kernel a second in
 //! `ibv_modify_qp`; or it resolves, and packets are not acknowledged. The result of an attempt
-//! counts for every connection, new ones (`comm/setup`) and those that ask for a lost rail
-//! (`comm/recovery`), in either role:
+//! counts for new connections (`comm/setup`) and for lost rails (`comm/recovery`), in either role:
 //!
-//! - A dead path is left alone for a while, with the reason of the attempt that found it dead. Each
-//!   failed attempt doubles that while.
-//! - After that, one connection tries the path for all. The same holds for new connections over a
-//!   path without any finding: one has the [`Trial`], and the others ask again later
-//!   ([`Advice::Wait`]), so that no call blocks. A trial ends when it is dropped, or at its limit,
-//!   so that an abandoned connection delays no other.
+//! - A dead path is not used for a while, with the reason of the attempt that found it dead. Each
+//!   failed attempt doubles the pause.
+//! - After the pause, one connection tries the path for all. New connections do the same on a path
+//!   without a finding: one has the [`Trial`], and the others ask again later ([`Advice::Wait`]),
+//!   so that no call blocks. A trial ends when it is dropped or at its limit, so an abandoned
+//!   connection delays no other.
 //! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends the back-off.
 //!
-//! A path that carries small packets alone has a largest path MTU, which counts for every
-//! connection until the port comes up again.
+//! A path that carries only small packets gets a largest path MTU until the port comes up again.
 //!
-//! This module only records what its callers report. It touches no queue pair, starts no thread,
-//! and reads no clock.
+//! This module only records reports. It touches no queue pair, starts no thread, reads no clock.
 
 use super::Rail;
 use crate::error::{Error, Network, Result};
@@ -30,20 +26,19 @@ use std::time::{Duration, Instant};
 /// Time that the kernel searches for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to
 /// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 pub const SEARCH: Duration = Duration::from_secs(1);
-/// First pause for a dead path: a switch may not forward the frames of a port that has just come
-/// up. Each failed attempt doubles the pause.
+/// First pause for a dead path: a switch may not forward the frames of a port that just came up.
 const FIRST: Duration = Duration::from_secs(2);
-/// Longest pause for a dead path, which bounds the time to detect that it works again. (An attempt
-/// costs a second of a thread, or some packets.)
+/// Longest pause for a dead path, which bounds the time to detect that it works again. An attempt
+/// costs a second of a thread, or some packets.
 const LONGEST: Duration = Duration::from_secs(15);
 /// Time for which a successful attempt shows that the next one will not block. The kernel keeps a
-/// neighbour that has answered for at least 15 s (half of `base_reachable_time`, 30 s:
+/// neighbour that answered for at least 15 s (half of `base_reachable_time`, 30 s:
 /// net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
 /// Largest number of paths kept. A host has fewer, but peers choose the addresses.
 const MOST_PATHS: usize = 256;
 
-/// A path: from one rail of this host to an address of a peer.
+/// A path from one rail of this host to an address of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathId {
     /// This host's rail.
@@ -55,8 +50,7 @@ pub struct PathId {
 /// Finding that a new connection needs about a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
-    /// The peer's address resolves. Enough for the connecting side, which only connects its queue
-    /// pairs.
+    /// The peer's address resolves. The connecting side needs only this.
     Address,
     /// A test write is acknowledged. The accepting side needs this.
     Acknowledgement,
@@ -75,7 +69,6 @@ pub enum Advice {
     LeaveOut(String),
 }
 
-/// Kind of a dead path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
     /// The address does not resolve.
@@ -84,13 +77,10 @@ enum Death {
     Silent,
 }
 
-/// Result of the last attempt on a path.
 #[derive(Debug)]
 enum Finding {
     Nothing,
-    /// The address resolved at this time.
     Resolved(Instant),
-    /// A test write was acknowledged at this time.
     Carried(Instant),
     Dead(Dead),
 }
@@ -120,12 +110,11 @@ struct KnownPaths {
     trials: u64,
 }
 
-/// Findings about paths, shared by all connections. Each call locks: it serves connection set-up
-/// and the service thread, never a message.
+/// Findings about paths. Each call locks, so only for set-up and the service thread.
 #[derive(Debug, Default)]
 pub struct Backoff(Arc<Mutex<KnownPaths>>);
 
-/// Right of one connection to try a path while the others wait. Dropping it lets the others go on.
+/// Right of one connection to try a path while the others wait. A drop lets the others go on.
 #[derive(Debug)]
 pub struct Trial {
     known: Arc<Mutex<KnownPaths>>,
@@ -153,7 +142,7 @@ impl Backoff {
         Advice::Try(self.begin(&mut known, id, limit, now))
     }
 
-    /// The reason to leave a path out of a new connection, if there is one.
+    /// Returns the reason to leave a path out of a new connection, if there is one.
     pub fn dead(&self, id: PathId, now: Instant) -> Option<String> {
         lock(&self.0).dead(id).filter(|dead| now < dead.until).map(|dead| dead.text(now))
     }
@@ -173,7 +162,7 @@ impl Backoff {
         }
     }
 
-    /// As [`Self::is_due`]. Where the path was dead until now, also returns the right to try it for
+    /// As [`Self::is_due`]. If the path was dead until now, also returns the right to try it for
     /// all. (Otherwise all lost rails return together.)
     ///
     /// # Errors
@@ -185,8 +174,7 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Records that queue pairs were connected, or failed to because the address does not resolve.
-    /// Other failures are not the path's.
+    /// Records that queue pairs were connected, or the error. Only address errors count.
     pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
         lock(&self.0).connected(id, error, now);
     }
@@ -209,7 +197,7 @@ impl Backoff {
         (path.largest_mtu, path.finding) = (Some(bytes), Finding::Resolved(now));
     }
 
-    /// Largest path MTU in bytes of a path, where larger packets were seen to get lost.
+    /// Returns the largest path MTU in bytes, if larger packets were seen to get lost.
     pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
         lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
     }
@@ -246,7 +234,7 @@ impl Drop for Trial {
 }
 
 impl KnownPaths {
-    /// Returns a path's entry, which is empty where no connection has asked for a long time.
+    /// Returns a path's entry, which may be new.
     fn path(&mut self, id: PathId, now: Instant) -> &mut KnownPath {
         self.paths.retain(|path| path.id == id || path.is_worth_keeping(now));
         let at = self.paths.iter().position(|path| path.id == id).unwrap_or_else(|| {
@@ -274,11 +262,11 @@ impl KnownPaths {
                     _ => path.finding = Finding::Resolved(now),
                 }
             }
-            // (`EHOSTUNREACH` is the neighbour table's error for the same failure.)
+            // `EHOSTUNREACH` is the neighbour table's error for the same failure.
             Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
             }
-            // Other failures are immediate, and no fault of the path.
+            // Other failures are immediate, and not the path's.
             Some(_) => {}
         }
     }
@@ -286,7 +274,7 @@ impl KnownPaths {
     fn died(&mut self, id: PathId, how: Death, why: String, now: Instant) {
         let path = self.path(id, now);
         let vain = match &path.finding {
-            // Another connection, under way at the same time, has found the same.
+            // A simultaneous attempt of another connection has found the same.
             Finding::Dead(dead) if now < dead.until => return,
             Finding::Dead(dead) => dead.vain + 1,
             _ => 0,
@@ -301,7 +289,6 @@ impl KnownPath {
         if let Finding::Dead(dead) = &self.finding { Some(dead) } else { None }
     }
 
-    /// True if the last attempt failed.
     fn is_suspect(&self) -> bool {
         self.death().is_some()
     }

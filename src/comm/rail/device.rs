@@ -3,49 +3,48 @@
 //! # Removal
 //!
 //! Linux removes a device in two steps. First it cuts programs off: verbs return `EIO`, while the
-//! NIC may still read and write memory. Then it destroys the programs' objects, after which the NIC
-//! touches no memory. The second step ends when the device's entry leaves `/sys/class/infiniband`
-//! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c), so only a missing or new
+//! NIC may still access memory. Then it destroys the programs' objects, which ends the access. The
+//! second step ends when the device's entry leaves `/sys/class/infiniband`
+//! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c). So only a missing or new
 //! entry proves that buffers are safe.
 //!
 //! Linux raises `IBV_EVENT_DEVICE_FATAL` a moment before that (`uverbs_async_event_destroy_uobj` in
 //! uverbs_std_types_async_fd.c). mlx5 raises the same event earlier, when its firmware fails
 //! (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read either one late. So the event counts only
-//! for a device that has no entry in sysfs at all.
+//! for a device without any entry in sysfs.
 //!
 //! A device whose firmware has failed keeps its entry. The kernel returns `ENOLINK` for it, or
 //! moves queue pairs to the error state and destroys them without the firmware. Neither proves that
-//! the NIC is still. Such a device is removed next, so its removal is awaited.
+//! the NIC is still. The kernel removes such a device next, so its removal is awaited.
 //!
 //! # Questions
 //!
 //! A port query or a read of the GID table is a command to the firmware. It may take minutes, for
-//! example while the kernel recovers from a PCIe error. So each question runs on a thread of its
-//! own, `spark-device`, which ends with the answer, and a device has one question at a time. A
-//! device without an answer after 3 s is stuck, and a WARN names it. Until the late answer comes,
-//! it gets no further command, its rails count as lost, and its queue pairs are put aside as those
-//! of a device that was cut off.
+//! example while the kernel recovers from a PCIe error. So each question runs on its own thread,
+//! `spark-device`, one at a time for a device. A device without an answer after 3 s is stuck, and a
+//! WARN names it. Until it answers, it gets no further command, its rails count as lost, and its
+//! queue pairs are set aside as if it was cut off.
 //!
-//! The service thread asks, and takes the answer in a later round ([`RailDevice::ask`]).
-//! [`RailDevice::query`] waits for the answer up to that limit, and not at all for a stuck device.
+//! The service thread takes the answer in a later round ([`RailDevice::ask`]).
+//! [`RailDevice::query`] waits for it up to that limit, and not at all for a stuck device.
 //!
 //! # Calls of attempts
 //!
-//! An attempt to reconnect a rail creates and connects queue pairs on a thread of its own. Those
-//! calls may hang in the device too, even while it answers questions. An attempt whose call takes
-//! too long is given up, and its thread stays. Until that thread has returned from the call, no
-//! other attempt of any connection may begin one on the device ([`RailDevice::begin_call`]).
+//! An attempt to reconnect a rail creates and connects queue pairs on its own thread. These calls
+//! may hang too, even while the device answers questions, and the attempt is then given up. Until
+//! its call has returned, no attempt of any connection may begin another
+//! ([`RailDevice::begin_call`]).
 //!
 //! # Return
 //!
 //! A device that returns is a new one of the same name, with other keys.
-//! [`RailDevice::look_for_return`] opens it, then has all memory in use registered there
-//! ([`Registrations::renew`](super::registration::Registrations::renew)), and only then
-//! [`RailDevice::opened`] gives it out, so lanes can be made on it. A registration that is made
-//! meanwhile looks for the device again at its end.
+//! [`RailDevice::look_for_return`] opens it and registers all memory in use with it
+//! ([`Registrations::renew`](super::registration::Registrations::renew)). Only then
+//! [`RailDevice::opened`] returns it, so lanes can be made on it. A registration made meanwhile
+//! checks for the device again at its end.
 //!
-//! Each opening has a number. A queue pair or key of an earlier opening belongs to a device that is
-//! gone, whatever state the new one is in.
+//! Each opening has a number. A queue pair or key of an earlier opening belongs to a device that
+//! was removed, whatever state the new one is in.
 
 use crate::comm::threads;
 use crate::error::{Error, Missing, Result};
@@ -57,8 +56,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The device of a rail. Not for the data path: its methods lock, and some send commands to the
-/// kernel.
+/// The device of a rail. Not for the data path: its methods lock, and some call the kernel.
 pub struct RailDevice {
     name: String,
     /// The device's entry in sysfs.
@@ -71,32 +69,29 @@ pub struct RailDevice {
     given_up: Mutex<GivenUpCalls>,
     /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
-    /// Time of the last search for a device with this name, and the number of failures to use one
-    /// since.
+    /// Time of the last search for a device with this name, and failures to use one since.
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
 enum DeviceState {
     Here(Opening),
-    /// A question has no answer, and may never get one. The device may still access memory.
+    /// A question has no answer yet. The device may still access memory.
     Stuck(Opening),
     /// The device answers again, but lacks registrations made in the meantime.
     Behind(Opening),
-    /// The device's firmware has failed, and the kernel answers in its place.
+    /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening),
     /// Removed from programs, but kept open for its last event.
     CutOff(Opening),
     /// Removed. Holds the number of the last opening.
     Gone(u32),
-    /// Opened again, and being given its registrations.
+    /// Opened again, and getting its registrations.
     Returning(Opening),
 }
 
-/// One opening of the device.
 #[derive(Clone)]
 struct Opening {
     pd: Arc<Pd>,
-    /// Number of the opening.
     number: u32,
     /// Inode of the device's entry in sysfs, if it had one.
     entry: Option<u64>,
@@ -109,27 +104,25 @@ struct DeviceQuery {
     doubts: u64,
 }
 
-/// DevicePresence of a device.
+/// Presence of a device on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DevicePresence {
-    /// The device is on the bus, by the last answer.
+    /// The device is on the bus, by its last answer.
     Here,
-    /// Calls get no answer, or the kernel answers in the device's place. The device may still
-    /// access memory.
+    /// The device itself does not answer. It may still access memory.
     CutOff,
     /// The device no longer accesses memory.
     Gone,
 }
 
-/// Time limit for an answer. (Firmware answers within milliseconds, but a busy host may take longer
-/// to run the thread.)
+/// Time limit for an answer. Firmware takes milliseconds, but a busy host may run the thread late.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Interval between searches for a removed device.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Largest number of doublings of [`LOOK_EVERY`], one for each failure to use a device that was
-/// found: up to half a minute, because each attempt registers all memory.
+/// Largest number of doublings of [`LOOK_EVERY`], one for each failure to use a device: up to half
+/// a minute, because each attempt registers all memory.
 const DOUBLED_AT_MOST: u32 = 6;
-/// Interval between questions to a present device: each one is a command to its firmware.
+/// Interval between questions to a present device: each is a command to its firmware.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl RailDevice {
@@ -183,8 +176,7 @@ impl RailDevice {
         matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
-    /// Like [`RailDevice::opened`], for registrations. A returning device gets them before its
-    /// first use.
+    /// Like [`RailDevice::opened`], for registrations, which a returning device gets before use.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
             DeviceState::Here(it) | DeviceState::Behind(it) | DeviceState::Returning(it) => {
@@ -194,7 +186,7 @@ impl RailDevice {
         }
     }
 
-    /// Returns the protection domain as the source of events, or `None` once the device is removed.
+    /// Returns the protection domain as a source of events, or `None` once the device is removed.
     pub fn source_of_events(&self) -> Option<Arc<Pd>> {
         match &*self.lock() {
             DeviceState::Gone(_) | DeviceState::Returning(_) => None,
@@ -211,8 +203,7 @@ impl RailDevice {
         self.lock().presence()
     }
 
-    /// Returns the presence of the device of one opening. A returned device belongs to a later
-    /// opening.
+    /// Returns the presence of the device of one opening: gone if it has a later one.
     pub fn presence_of(&self, opening: u32) -> DevicePresence {
         let state = self.lock();
         if state.number() == opening { state.presence() } else { DevicePresence::Gone }
@@ -236,7 +227,7 @@ impl RailDevice {
             {
                 *state = DeviceState::CutOff(it.clone());
             }
-            // It only has registrations, which no peer knows.
+            // No peer knows the device's registrations yet.
             DeviceState::Returning(opening) => *state = DeviceState::Gone(opening.number),
             _ => {}
         }
@@ -267,16 +258,14 @@ impl RailDevice {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// Queries the state of a port, waits for the answer as [`Self::query`] does, and returns the
-    /// resulting presence.
+    /// Queries a port as [`Self::query`] does, and returns the resulting presence.
     pub fn query_presence(self: &Arc<Self>, port: u8) -> DevicePresence {
-        // Only the change of state by the answer is of interest.
+        // Only the change of state is of interest.
         drop(self.query(move |context| context.port(port)));
         self.presence()
     }
 
-    /// Returns the protection domain to question, and the present state, to compare with later.
-    /// `None` for a removed device.
+    /// Returns the protection domain to question and the present state; `None` if removed.
     fn to_be_asked(&self) -> Option<(Arc<Pd>, DeviceQuery)> {
         match &*self.lock() {
             DeviceState::Here(it)
@@ -303,9 +292,8 @@ impl RailDevice {
             DeviceState::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = DeviceState::Gone(*number);
             }
-            // A device that has failed or was cut off stays so. If it answers, it had not failed:
-            // its firmware had only refused one command. An answer to a question older than the
-            // last such error proves nothing.
+            // A failed or cut-off device stays so. If it answers, its firmware had only refused one
+            // command. An answer to a question older than the last such error proves nothing.
             DeviceState::Stuck(it) | DeviceState::Failed(it) | DeviceState::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
@@ -339,7 +327,7 @@ impl RailDevice {
 
     /// Opens a new device of the same name if this one was removed, or resumes this one if it
     /// answers again. Does nothing if the last attempt was too recent. `register` registers memory
-    /// with the device before it is used. Returns true if the device is back.
+    /// with the device before its use. Returns true if the device is back.
     ///
     /// # Errors
     /// The reason why the device cannot be used.
@@ -379,7 +367,7 @@ impl RailDevice {
         Ok(true)
     }
 
-    /// Opens the device that has the name now, or returns `None` if there is none.
+    /// Opens the device that has the name now, if there is one.
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
@@ -394,10 +382,9 @@ impl RailDevice {
     }
 }
 
-/// The open question to a device, if any.
 #[derive(Default)]
 struct Questions {
-    /// Time at which the question was asked.
+    /// Time of the open question, if any.
     since: Mutex<Option<Instant>>,
     answered: Condvar,
 }
@@ -410,8 +397,7 @@ impl Questions {
 }
 
 impl RailDevice {
-    /// Queries the state of a port without waiting. `None` for a removed device, and while another
-    /// question is open.
+    /// Queries a port without waiting. `None` for a removed device, and while a question is open.
     pub fn ask(self: &Arc<Self>, port: u8, now: Instant) -> Option<Receiver<Result<PortInfo>>> {
         let since = self.questions.lock();
         if since.is_some() {
@@ -424,8 +410,7 @@ impl RailDevice {
     /// Asks the device a question and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Missing`] for a device that was removed or does not answer, or the question's own
-    /// error.
+    /// [`Error::Missing`] for a device that was removed or is silent, or the question's own error.
     pub fn query<T: Send + 'static>(
         self: &Arc<Self>,
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
@@ -486,35 +471,32 @@ impl RailDevice {
             *since = None;
             drop(since);
             device.questions.answered.notify_all();
-            // The state has been updated, so the answer is not lost if the asker no longer waits.
+            // The state is updated, so the answer is not lost if the asker no longer waits.
             drop(tell.send(found));
         });
         Some(answer)
     }
 }
 
-/// Calls of attempts that were given up. The thread that makes a call keeps it alive.
+/// Calls of given-up attempts. The thread that makes a call keeps it alive.
 #[derive(Default)]
 struct GivenUpCalls {
     calls: Vec<Weak<Call>>,
-    /// True once a warning has reported them.
     was_reported: bool,
 }
 
-/// A call that creates or connects queue pairs for an attempt. The thread that makes the call drops
-/// this when the call has returned.
+/// A call that creates or connects queue pairs for an attempt. Dropped when the call has returned.
 #[derive(Debug)]
 pub struct Call {
     began: Instant,
 }
 
 impl RailDevice {
-    /// Begins a call that creates or connects queue pairs for an attempt. Logs a WARN, once, if a
-    /// call of an earlier attempt hangs.
+    /// Begins a call that creates or connects queue pairs for an attempt. Logs one WARN if an
+    /// earlier attempt's call hangs.
     ///
     /// # Errors
-    /// [`Error::Missing`] while a call of an attempt that was given up has not returned. Another
-    /// thread would probably hang too.
+    /// [`Error::Missing`] while a call of a given-up attempt hangs: another would likely hang too.
     pub fn begin_call(&self, now: Instant) -> Result<Arc<Call>> {
         let mut given_up = self.given_up();
         let Some(first) = given_up.calls.iter().find_map(Weak::upgrade) else {
@@ -534,7 +516,7 @@ impl RailDevice {
         Err(Missing::Silent(self.name.clone()).into())
     }
 
-    /// Records that the attempt of a call was given up. A call that has returned changes nothing.
+    /// Records that the attempt of a call was given up. Ignores a call that has returned.
     pub fn give_up_call(&self, call: &Weak<Call>) {
         if call.strong_count() > 0 {
             self.given_up().calls.push(Weak::clone(call));
@@ -572,7 +554,7 @@ impl DeviceState {
     }
 }
 
-/// True if the next search is due, after the last one (if any) and the failures since.
+/// Returns true if the next search is due, after the last one and the failures since.
 fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant) -> bool {
     let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
     // A device that answers again need not be searched for.
@@ -580,7 +562,7 @@ fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant
     !(needs_pause && last.is_some_and(|then| now.saturating_duration_since(then) < pause))
 }
 
-/// Inode of the entry itself, which is a symbolic link.
+/// Returns the inode of the entry itself, which is a symbolic link.
 fn inode(entry: &Path) -> Option<u64> {
     entry.symlink_metadata().ok().map(|found| found.ino())
 }

@@ -37,9 +37,8 @@ pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     Ok(found)
 }
 
-/// Chooses the address on which the bootstrap listens: the first one that the settings admit, on an
-/// interface with a carrier. As in NCCL, container bridges and the loopback are chosen only if
-/// there is nothing else or they were named explicitly.
+/// Chooses the bootstrap's listening address: the first that the settings admit, on an interface
+/// with a carrier. As in NCCL, container bridges and the loopback come last unless they were named.
 ///
 /// # Errors
 /// [`Error::Missing`] with a list of the interfaces.

@@ -1,13 +1,11 @@
-//! The hardware address to which this host sends for a peer's IP address, compared with the peer's
-//! rails. Part of the message about a path that does not carry.
+//! Compares the hardware address that this host uses for a peer's IP address with the peer's rails,
+//! for the message about a path that does not carry. Used in set-up, after an error.
 //!
 //! The kernel looks up the address when a queue pair is connected, and the NIC sends there from
-//! then on. If twin functions of the peer answer ARP for each other, it is the wrong one's address.
-//! The source is the kernel's present table (`/proc/net/arp`, `proc(5)`), which any user may read;
-//! it contains only IPv4. A rail's own hardware address follows from its link-local GID if that was
-//! derived from it (EUI-64, RFC 4291 appendix A); other link-local addresses do not contain it.
-//!
-//! Called during connection set-up, after an error.
+//! then on. If twin functions of the peer answer ARP for each other, the address is the wrong
+//! twin's. The source is the kernel's present table (`/proc/net/arp`, `proc(5)`), which any user
+//! may read and which contains only IPv4. A rail's own hardware address follows from a link-local
+//! GID derived from it (EUI-64, RFC 4291 appendix A); other link-local addresses do not contain it.
 
 use crate::interfaces::ARP_CURE;
 use crate::wire::fields::RailAdvert;
@@ -18,9 +16,9 @@ use std::path::Path;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HardwareAddress([u8; 6]);
 
-/// Returns a text to append to the reason why the path to an address of the peer does not carry, or
-/// nothing if nothing is known. `netdev` is this host's interface, `theirs` are the peer's rails,
-/// and `rail` is the index of the intended one.
+/// Returns text for the reason why the path to an address of the peer does not carry; may be empty.
+/// `netdev` is this host's interface, `theirs` are the peer's rails, `rail` the intended one's
+/// index.
 pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
     let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else { return String::new() };
     let table = Path::new("/proc/net/arp");
@@ -35,11 +33,9 @@ pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], 
     }
 }
 
-/// Returns the hardware address of `ip` in the text of `/proc/net/arp`, if it is resolved on that
-/// interface.
+/// Returns the hardware address of `ip` in the text of `/proc/net/arp`, if resolved on `netdev`.
 fn in_table(table: &str, ip: Ipv4Addr, netdev: Option<&str>) -> Option<HardwareAddress> {
-    /// Flag of entries that have a hardware address (`ATF_COM` in Linux'
-    /// `include/uapi/linux/if_arp.h`).
+    /// Flag of entries with a hardware address (`ATF_COM`, Linux' `include/uapi/linux/if_arp.h`).
     const COMPLETE: u32 = 0x2;
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -75,7 +71,7 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
 }
 
 impl HardwareAddress {
-    /// Derives the hardware address of a peer's rail from a link-local GID that was made from it.
+    /// Derives a rail's hardware address from a link-local GID that was made from it.
     fn of(advert: &RailAdvert) -> Option<Self> {
         advert.addresses.iter().find_map(|address| match address.gid {
             [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => Some(Self([a ^ 2, b, c, d, e, f])),
@@ -164,7 +160,7 @@ IP address       HW type     Flags       HW address            Mask     Device
         let begin = "; 192.168.100.2 resolves to 4c:bb:47:00:00:05, which is the address of P2f0:1 and not of f0:1 (its own address is \
                      4c:bb:47:00:00:01): they answer ARP for each other; run sysctl -w";
         assert!(line.starts_with(begin) && line.ends_with(" on spark-2"), "{line}");
-        // The rail's own address does not contain it (stable-privacy), but the other rail's does.
+        // The rail's own GID does not contain the address (stable-privacy); the other rail's does.
         let mut theirs = twins();
         theirs[0].addresses[1] = rail("", &["fe80::9a1c:77d2:41f0:5b3e"]).addresses[0];
         let line = said([192, 168, 100, 2], "enP2p1s0f0np0", &theirs, 0);

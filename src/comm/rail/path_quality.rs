@@ -1,12 +1,11 @@
-//! Measurements of a path, from one rail of this host to one port of a peer, shared by all
+//! Measurements of a path from one rail of this host to one port of a peer, shared by all
 //! connections of this process.
 //!
-//! A single connection only sees the bandwidth that the others leave it at that moment. If each
-//! planned by its own measurements, the connections would divide the rails among themselves and
-//! keep their parts, and a rail would idle whenever its connection has nothing to send. Their
-//! combined measurements show the rail's real bandwidth. (Four connections over four equal rails, 2
-//! to 8 MiB both ways, 0.56 GB/s in total: 0.47 to 0.54 GB/s with separate measurements, 0.54 to
-//! 0.55 with shared ones; rung 3.)
+//! A single connection only sees the bandwidth that the others leave it. If each planned by its own
+//! measurements, the connections would divide the rails among themselves, and a rail would idle
+//! whenever its connection has nothing to send. Combined measurements show the rail's real
+//! bandwidth. (Four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s in total:
+//! 0.47 to 0.54 GB/s with separate measurements, 0.54 to 0.55 with shared ones; rung 3.)
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,8 +18,8 @@ const ONE: f64 = 1e6;
 const LEAST: f64 = 1e-3;
 
 /// Fraction of its expected rate that a path achieves, relative to the best path of the same
-/// connection. Any thread may read and write it. It is a hint for the choice of a rail, and no
-/// other memory depends on it, so all orderings are relaxed, and a race may lose a sample.
+/// connection. Any thread may read and write it. All orderings are relaxed, and a race may lose a
+/// sample: it is a hint for the choice of a rail, and no other memory depends on it.
 #[derive(Debug, Default)]
 pub struct PathQuality {
     /// The fraction in millionths; 0 without a sample.
@@ -51,8 +50,7 @@ impl PathQuality {
         self.carried_bytes.load(Ordering::Relaxed)
     }
 
-    /// Scales `bytes` by the path's quality: returns the bytes that a path at its expected rate
-    /// would carry in the same time.
+    /// Scales `bytes` to the bytes that a path at its expected rate carries in the same time.
     #[inline]
     pub fn weigh(&self, bytes: u64) -> u64 {
         match self.kept.load(Ordering::Relaxed) {
@@ -62,8 +60,7 @@ impl PathQuality {
     }
 }
 
-/// The paths from a rail that have open connections, by the peer's address. Takes a lock, so only
-/// for connection set-up.
+/// Paths from a rail with open connections, by the peer's address. Locks, so only for set-up.
 #[derive(Debug, Default)]
 pub struct PathQualities(Mutex<Vec<([u8; 16], Weak<PathQuality>)>>);
 

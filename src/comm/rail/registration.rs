@@ -5,12 +5,13 @@
 //! rail, which no peer may write to. Memory for receives has a second one if the device supports
 //! relaxed PCIe ordering.
 //!
-//! A send reads its keys from the registration that it was given. The lock here is for registering,
-//! and for a send that moves to another lane when a rail is lost. That send holds the data path
-//! meanwhile, so no thread registers or deregisters under the lock: gigabytes take seconds.
+//! A send reads its keys from its own registration. The lock here is for registering, and for a
+//! send that moves to another lane because a rail was lost. Such a send holds the data path
+//! meanwhile. Registering gigabytes takes seconds, so no thread registers or deregisters under the
+//! lock.
 //!
-//! Memory is registered with NCCL's byte bounds, which the NIC enforces. If they were rounded to
-//! pages, a peer could access neighbouring memory on the heap.
+//! Memory is registered with NCCL's byte bounds, which the NIC enforces. Bounds rounded to pages
+//! would let a peer access neighbouring memory on the heap.
 
 use super::Rail;
 use super::device::DevicePresence;
@@ -35,10 +36,9 @@ pub struct Registration {
     /// Remote keys of the first rails, in the form of a CTS entry.
     strict: [AtomicU64; PACKED],
     relaxed: [AtomicU64; PACKED],
-    /// The memory regions behind the keys, by rail; deregistered with the last user. Locked while
-    /// they are renewed.
+    /// Regions behind the keys, by rail, deregistered with the last user. Locked during a renewal.
     regions: Mutex<Vec<Option<Regions>>>,
-    /// Locked while a returned device gets its registrations. Deregistering waits for that.
+    /// Locked while a returned device gets its registrations. Deregistering waits for this lock.
     renewal: Arc<Mutex<()>>,
 }
 
@@ -46,7 +46,7 @@ pub struct Registration {
 const PACKED: usize = MAX_RAILS / 2;
 
 /// Keys on one rail. They change when a device returns, and are stored before its rail is used
-/// again. Other threads learn of that through the lock of a data path, so all accesses are relaxed.
+/// again. Other threads see the change through a data path's lock, so all accesses are relaxed.
 #[derive(Default)]
 struct RailKeys {
     lkey: AtomicU32,
@@ -54,9 +54,8 @@ struct RailKeys {
     strict_rkey: AtomicU32,
 }
 
-/// Memory regions on one rail.
 struct Regions {
-    /// Number of the device's opening that they belong to.
+    /// Generation of the device that the regions belong to.
     opening: u32,
     first: Mr,
     relaxed: Option<Mr>,
@@ -91,8 +90,7 @@ impl Registration {
         Self { id, memory, purpose, writable_bytes, keys, strict, relaxed, regions, renewal }
     }
 
-    /// Returns true if `bytes` at `addr` lie within the registration. An empty range is always
-    /// inside.
+    /// Returns true if `bytes` at `addr` lie within the registration, or are an empty range.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset above every length.
@@ -100,7 +98,7 @@ impl Registration {
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
-    /// Returns true if a peer may write to `bytes` at `addr`. Always true for an empty range.
+    /// Returns true if a peer may write to `bytes` at `addr`, or if that is an empty range.
     #[inline(always)]
     pub fn takes(&self, addr: u64, bytes: usize) -> bool {
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
@@ -113,20 +111,18 @@ impl Registration {
         self.purpose == Purpose::Receive
     }
 
-    /// Returns a range of the memory for this process to read, or `None` if it is not inside.
+    /// Returns a range for this process to read, or `None` if it is not inside.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         self.memory.readable(addr, bytes)
     }
 
-    /// Returns a range that this process may read until it is deregistered, or `None` if it is not
-    /// inside.
+    /// Returns a range that may be read until it is deregistered, or `None` if it is not inside.
     pub fn source(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes)
     }
 
-    /// Returns a range that this process may write until it is deregistered. `None` if it is not
-    /// inside, or if the memory is only for sends.
+    /// Returns a range that may be written until it is deregistered, if [`Self::takes`] allows it.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes).filter(|_| self.takes(addr, bytes))
     }
@@ -154,7 +150,7 @@ impl Registration {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// Drops one reference. Afterwards only actual users still have references.
+    /// Drops one reference. Waits for a renewal, so that afterwards only users have references.
     pub fn release(self: Arc<Self>) {
         let renewal = Arc::clone(&self.renewal);
         drop(self);
@@ -176,12 +172,10 @@ impl Registration {
             let (first, relaxed) = match register() {
                 Err(error) if rail.device.record_error(&error, opening) => {
                     if rail.device.query_presence(rail.info.port) != DevicePresence::Here {
-                        // The memory has no valid key there until the device is back, and the rail
-                        // is not used meanwhile.
+                        // The rail is not used until its device returns, so it needs no key yet.
                         continue;
                     }
-                    // The device is present after all. No later step registers the memory, so it
-                    // must succeed now.
+                    // The device is present, and no later step registers the memory.
                     register()?
                 }
                 made => made?,
@@ -237,8 +231,8 @@ pub struct Registrations {
     made: AtomicU32,
 }
 
-/// A registration with its search keys. The search holds no reference to others under the lock: one
-/// of them could turn out to be the last.
+/// A registration with its search keys. The search takes no reference to other registrations under
+/// the lock: its drop could be the last.
 struct CacheEntry {
     id: u32,
     range: Range<usize>,
@@ -249,10 +243,9 @@ struct CacheEntry {
 
 impl Registrations {
     /// Registers memory on all `rails`, or shares a registration of the same bytes. A send may
-    /// share a registration for receives. (A larger registration is not shared: it would outlive
-    /// its own owner's deregistration, and keep old pages if the range is mapped again.) A
-    /// registration ends exactly where the memory does, so the NIC refuses a peer's access to
-    /// neighbouring bytes.
+    /// share a registration for receives. A larger registration is not shared: it would outlive its
+    /// owner's deregistration, and keep old pages if the range is mapped again. A registration ends
+    /// exactly where the memory does, so the NIC refuses a peer's access to neighbouring bytes.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
@@ -264,8 +257,7 @@ impl Registrations {
             let made = Registration::new(id, memory, purpose, rails.len());
             made.complete(rails).map(|()| made)
         })?;
-        // Covers a device that returned in the meantime and was given its registrations before this
-        // one was listed.
+        // For a device that returned meanwhile, and was renewed before this was listed.
         registration.complete(rails)?;
         Ok(registration)
     }
@@ -303,8 +295,7 @@ impl Registrations {
             list.push(CacheEntry { id: made.id, range, purpose, held, renewal });
         }
         drop(list);
-        // If another thread has registered the same bytes in the meantime, its registration is
-        // shared and this one is deregistered.
+        // If another thread registered the same bytes meanwhile, its registration is shared.
         Ok(first.unwrap_or(made))
     }
 
@@ -325,19 +316,17 @@ impl Registrations {
 }
 
 impl CacheEntry {
-    /// Returns the registration if it has this range, serves this purpose and is in use.
+    /// Returns the registration if it is in use for this range and can serve this purpose.
     fn of(&self, range: &Range<usize>, purpose: Purpose) -> Option<Arc<Registration>> {
         let serves = self.purpose == Purpose::Receive || purpose == Purpose::Send;
         if self.range == *range && serves { self.held.upgrade() } else { None }
     }
 }
 
-/// Registers memory for sends, for which this host's NIC only needs read access. Every registration
-/// grants that.
+/// Registers memory for sends, with read access only, which every registration grants.
 ///
-/// NCCL's own transport always requests local write access as well, so a driver's memory may never
-/// have been registered without it. If the device refuses, the memory is registered with local
-/// write access. Peers never get any access.
+/// NCCL's own transport always requests local write access too, so a driver's memory may never have
+/// been registered without it. If the device refuses, this adds it. Peers never get any access.
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
     match Mr::register(pd, memory, access) {
@@ -378,7 +367,6 @@ mod tests {
     use super::*;
     use crate::error::Missing;
 
-    /// Creates a registration without rails.
     fn registration(id: u32, range: &Range<usize>) -> Registration {
         Registration::new(id, HostMemory::of_nobody(range), Purpose::Receive, 0)
     }

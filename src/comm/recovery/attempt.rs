@@ -37,8 +37,8 @@ pub struct ManagedRail {
     pub stage: Stage,
     /// Failed attempts of a rail that this connection has never used.
     pub tries: Vec<Tries>,
-    /// Connecting side: new queue pairs of the current attempt. Those of the accepting side are in
-    /// the data path ([`crate::comm::datapath::status::Status::keep`]).
+    /// Connecting side: new queue pairs of the current attempt. On the accepting side, the data
+    /// path has them ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
 }
 
@@ -52,8 +52,8 @@ pub enum Attempt {
     Testing(Box<LaneTest>),
 }
 
-/// The thread of an attempt, from its start until its result is taken. Dropping this value gives
-/// the attempt up. The device then counts the thread's call among those that may hang.
+/// The thread of an attempt, until its result is taken. Dropping this value gives the attempt up:
+/// the device then counts the thread's call among those that may hang.
 pub struct Worker {
     result: Receiver<Done>,
     device: Arc<RailDevice>,
@@ -69,8 +69,7 @@ impl Worker {
     /// Takes the result.
     ///
     /// # Errors
-    /// [`TryRecvError::Empty`] while the thread works, [`TryRecvError::Disconnected`] if it
-    /// panicked.
+    /// [`TryRecvError::Empty`] while it works, [`TryRecvError::Disconnected`] if it panicked.
     pub fn take(&mut self) -> std::result::Result<Done, TryRecvError> {
         let done = self.result.try_recv()?;
         // The call has returned, even if its thread has not dropped it yet.
@@ -89,8 +88,7 @@ impl Drop for Worker {
 pub enum Done {
     /// Connecting side: the queue pairs were created.
     Opened(Result<Box<Asked>>),
-    /// Accepting side: no queue pairs were created, because back-off does not allow an attempt on
-    /// the path now.
+    /// Accepting side: no queue pairs, because back-off does not allow an attempt on the path now.
     PutOff {
         /// Path of the attempt.
         way: Way,
@@ -101,18 +99,18 @@ pub enum Done {
     Answered {
         /// Path of the attempt; `None` if the two ends share no subnet.
         way: Option<Way>,
-        /// Right to test the path on behalf of all connections. Held if the path was dead before.
+        /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// The queue pairs, and the answer for the peer.
         outcome: Result<Box<(Lane, Answer)>>,
     },
-    /// Connecting side: `outcome` says whether the queue pairs are connected to those of the peer.
+    /// Connecting side: the thread has tried to connect the queue pairs to those of the peer.
     Connected {
         /// The queue pairs.
         lane: Box<Lane>,
         /// Path of the attempt.
         way: Way,
-        /// Right to test the path on behalf of all connections. Held if the path was dead before.
+        /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// Result of `ibv_modify_qp`.
         outcome: Result<()>,
@@ -143,15 +141,14 @@ pub enum Stage {
 /// Failed attempts on one path.
 #[derive(Debug, Clone)]
 pub struct Tries {
-    /// Path of the attempts; `None` if they ended before it was chosen.
+    /// `None` if the attempts ended before the path was chosen.
     way: Option<Way>,
     count: u32,
     /// Reason for the first failure.
     why: String,
 }
 
-/// Largest number of paths in a message. A rail rarely has more combinations of address and path
-/// MTU.
+/// Largest number of paths in a message. Rails rarely have more pairs of address and path MTU.
 const MOST_TRIES: usize = 6;
 
 /// New queue pairs, with the data to connect them.
@@ -165,14 +162,13 @@ pub struct Asked {
 }
 
 impl ManagedRail {
-    /// Returns the state for a lane of a new connection, which has `queue_count` queue pairs on it
-    /// now or later.
+    /// Returns the state for a lane with `queue_count` queue pairs, now or later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
         // The first CTS entries will carry the keys of the devices that are present now.
         let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
-        // A rail that does not carry has had its first attempt in the handshake.
+        // The handshake was the first attempt of a rail that does not carry.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
         let (ways, stage, tries, attempt) = Default::default();
@@ -184,8 +180,7 @@ impl ManagedRail {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
-    /// Returns true if the device of the rail's queue pairs is away, or has been since they were
-    /// created.
+    /// Returns true if the device of the rail's queue pairs is away or was since their creation.
     pub fn is_away(&self) -> bool {
         self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != DevicePresence::Here)
     }

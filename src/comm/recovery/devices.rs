@@ -1,9 +1,9 @@
 //! This host's devices, as seen by the service thread: events, queries, and returning devices.
 //!
-//! No round of the service thread waits for a device. The answer to a query is processed in the
-//! round that finds it; [`crate::comm::rail::device`] handles a device that never answers. An event
-//! does not show the current state, so a query sent after the event decides. A returning device is
-//! opened by a thread of its own, which also registers the memory there.
+//! No round of the service thread waits for a device. A round processes the answers that have
+//! arrived, and [`crate::comm::rail::device`] handles a device that never answers. An event does
+//! not show the current state, so a query sent after the event decides. A thread of its own opens a
+//! returning device and registers the memory there.
 
 use super::driver::PortChange;
 use crate::comm::process::Process;
@@ -28,19 +28,16 @@ pub enum News {
     CompletionsLost(usize),
 }
 
-/// State of one rail's device.
 struct Watch {
     rail: Arc<Rail>,
     was_there: bool,
-    /// Events that the next query settles.
     events: Events,
     /// The query in progress, and the events that it settles.
     question: Option<(Events, Receiver<Result<PortInfo>>)>,
-    /// The attempt in progress to open a device that was removed.
     returning: Option<Receiver<bool>>,
 }
 
-/// Events of a port. The state that they report may have passed when they are read.
+/// Events of a port. The reported state may be out of date.
 #[derive(Clone, Copy, Default)]
 struct Events {
     port_error: bool,
@@ -67,8 +64,8 @@ impl Devices {
         self.0.iter().any(|watch| watch.question.is_some() && watch.was_there)
     }
 
-    /// Returns the event sources to poll. A device that was cut off is left out, because its event
-    /// source is always readable; each round reads its events anyway.
+    /// Returns the event sources to poll, except for devices that were cut off: theirs are always
+    /// readable, and each round reads their events anyway.
     pub fn event_sources(&self) -> Vec<Arc<Pd>> {
         let here = self.one_of_each().filter(|rail| rail.device.presence() == DevicePresence::Here);
         here.filter_map(|rail| rail.device.source_of_events()).collect()
@@ -128,7 +125,6 @@ impl Watch {
         Self { rail: Arc::clone(rail), was_there, events, question, returning }
     }
 
-    /// Processes an answer, and sends a query if one is due.
     fn go_on(&mut self, now: Instant) -> Option<PortChange> {
         let device = &self.rail.device;
         device.check_patience(now);
@@ -154,8 +150,7 @@ impl Watch {
         settled.flatten()
     }
 
-    /// Starts to open a device that was away and is back, and returns the result of the last
-    /// attempt.
+    /// Starts to open a device that has returned, and returns the result of the last attempt.
     fn look_for_return(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
         if let Some(returning) = &self.returning {
             let is_back = match returning.try_recv() {
@@ -183,8 +178,8 @@ impl Events {
         self.port_error || self.device_fatal
     }
 
-    /// Returns the change that the events and the answer to a later query amount to. A refused
-    /// query (`None`) says nothing about the port; the events decide then.
+    /// Returns the change that the events and a later query amount to. A refused query (`None`)
+    /// does not show the port's state; the events decide then.
     fn settle(self, port: Option<PortState>) -> Option<PortChange> {
         let is_down = match port {
             Some(state) => state != PortState::Active,

@@ -4,8 +4,8 @@
 //! queue pairs, creates, connects and tests new ones, and sends control frames. On the connecting
 //! side it owns new queue pairs until they carry.
 //!
-//! All of it runs on the service thread, which borrows the data path for moments ([`DataPath`]).
-//! Calls that may block have their own threads (`reconnect`).
+//! It runs on the service thread, which borrows the data path for moments ([`DataPath`]). Calls
+//! that may block have their own threads (`reconnect`).
 
 mod failure;
 mod first_rail;
@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 
 /// Rounds in which a closing data path takes in arrivals: more than its receives could need.
 const MOST_ROUNDS: usize = 256;
-/// Largest number of control frames taken from the mailbox at a time.
 const FRAMES: usize = 4;
 
 /// Change of a port of this host.
@@ -75,17 +74,14 @@ pub struct Driver {
     recovery: Recovery,
     /// Zero of recovery's clock: the time of the first event.
     origin: Option<Instant>,
-    /// Membership in the log lines about rail outages: one line for each outage.
+    /// Membership in the log lines about rail outages, and in those about lost TCP.
     outages: ConnectionOutages,
-    /// Membership in the log lines about lost TCP.
     tcp: tcp::ConnectionTcpOutages,
-    /// Detection of requests without progress.
     stall: Stall,
     /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
     has_repeats: bool,
-    /// Number of warnings so far that the connection has no rail yet.
     warnings: u32,
-    /// Time of NCCL's last call for a connection that has no rail yet, on recovery's clock.
+    /// Time of NCCL's last call for a connection without a first rail, on recovery's clock.
     asked_at: u64,
 }
 
@@ -171,7 +167,7 @@ impl Driver {
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Takes in what has arrived, and sends BYE.
+    /// Takes in arrivals, and sends BYE.
     pub fn close(&mut self) {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
@@ -221,7 +217,7 @@ impl Driver {
         self.tcp.lost(why, now);
     }
 
-    /// Returns how urgently TCP is needed. `is_open`: there is a connection that has not failed.
+    /// Returns the need for TCP. `is_open` is true if the current connection has not failed.
     pub fn channel_need(&mut self, is_open: bool, now: Instant) -> Need {
         let at = self.clock(now);
         self.recovery.bootstrap_need(is_open, at)
@@ -250,23 +246,23 @@ impl Driver {
         self.act(now);
     }
 
-    /// Handles an error of a completion queue of this process. If it belongs to this connection, a
-    /// rail is lost or the connection fails.
+    /// Handles an error of a completion queue of this process. A connection that uses the queue
+    /// loses a rail or fails.
     pub fn completions_lost(&mut self, cq: usize, now: Instant) {
-        // An error that ends the connection is handled in `take_losses`.
+        // `take_losses` handles an error that ends the connection.
         self.on_path(|path, context| _ = path.lose_completions(context, cq));
         self.take_losses(now);
     }
 
     /// Does one round of work. Writes control frames into the peer's mailbox, and gives those for
-    /// TCP to `send`, which returns false if there is none. A data path in use is left alone unless
-    /// `has_news` or work is in progress, because it wakes the service thread when it loses a rail.
+    /// TCP to `send`, which returns false without TCP. Skips a data path in use unless `has_news`
+    /// or work is in progress: it wakes the service thread when it loses a rail.
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.hear(&frame, now);
             if frame.asks {
-                // The rail of this frame carries, so the answer goes over the rails too.
+                // The rail of this frame carries, so the answer also uses the rails.
                 self.mail(&self.recovery.frame());
             }
         }
@@ -305,8 +301,7 @@ impl Driver {
     /// Handles a control frame from the peer.
     pub fn hear(&mut self, frame: &ControlFrame, now: Instant) {
         // Sends that have begun, which limits the receives that the peer can claim; 0 on a
-        // receiver. No limit if the data path is broken: it is not used again, so no claim can harm
-        // it.
+        // receiver. A broken data path is not used again, so no claim can harm it: no limit.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
             && frame.asks
@@ -319,7 +314,6 @@ impl Driver {
         self.act(now);
     }
 
-    /// Writes a control frame into the peer's mailbox over every rail that carries.
     fn mail(&mut self, frame: &ControlFrame) {
         let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
         let up: Vec<_> = self.recovery.rails_up().collect();
@@ -369,7 +363,6 @@ impl Driver {
         moved
     }
 
-    /// Executes the actions that recovery requests.
     fn act(&mut self, now: Instant) {
         let at = self.clock(now);
         while let Some(action) = self.recovery.poll_action() {
@@ -397,8 +390,7 @@ impl Driver {
                 }
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
-                    // Before `said_bye`, so that NCCL's thread sees the reason before it sees the
-                    // peer leave.
+                    // Before `said_bye`, so that NCCL's thread sees the reason first.
                     self.ends_without_rail();
                     self.context.peer.said_bye(delivered);
                 }
@@ -417,7 +409,7 @@ impl Driver {
         }
     }
 
-    /// Stops a rail. If its device was cut off, this must be called again.
+    /// Stops a rail. Must be called again if its device was cut off.
     fn fence(&mut self, lane: LaneId, at: u64) {
         let fenced = self.on_path(|path, context| match path.lose(context, lane) {
             Fenced::Now => Some(path.received()),
@@ -429,14 +421,14 @@ impl Driver {
         }
     }
 
-    /// Detects a device that was removed, and perhaps has returned, without an event.
+    /// Detects devices that were removed, and perhaps have returned, without an event.
     fn look_at_devices(&mut self, at: u64) {
         for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
             self.recovery.rail_down(lane, managed.rail.device.why_away(), at);
         }
     }
 
-    /// Fences again the rails whose devices were cut off, which succeeds once a device was removed.
+    /// Fences again the rails whose devices were cut off. Succeeds once a device was removed.
     fn fence_what_was_cut_off(&mut self, at: u64) {
         for lane in self.lanes() {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -451,10 +443,10 @@ impl Driver {
         }
     }
 
-    /// Uses a rail from now on, with its new queue pairs.
+    /// Starts to use a rail's new queue pairs.
     fn activate(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         let has_failed = || "the connection has failed".to_owned();
-        // A data path that has failed has destroyed its new queue pairs.
+        // A failed data path has destroyed its new queue pairs.
         let new = self.take_new(lane).ok_or_else(has_failed)?;
         let opening = new.opening();
         match self.on_path(|path, context| path.regain(context, lane, new)) {
@@ -469,13 +461,13 @@ impl Driver {
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
         if let Some(way) = managed.ways[0] {
-            // The accepting side learns that the path carries from LIVE.
+            // LIVE informs the accepting side that the path carries.
             self.process.backoff.carried(managed.path(way), now);
         }
         Ok(())
     }
 
-    /// Logs and counts a change of a rail's state. All such lines and counts are made here.
+    /// Logs and counts a change of a rail's state. No other function does.
     fn changed(&mut self, Changed { lane, from, to, cause, at }: Changed, now: Instant) {
         let (peer, name) = (Arc::clone(&self.context.peer), self.rails[lane.index()].rail.name());
         tracing::trace!("rail {name} to {}: {from:?}, then {to:?}, {cause}", peer.name);
@@ -505,7 +497,7 @@ impl Driver {
 
     fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
         let managed = &mut self.rails[lane.index()];
-        // If the port went down during the test, its event has already been consumed.
+        // The event of a port that went down during the test has already been consumed.
         managed.rail.device.ask_soon();
         if managed.is_away() {
             let why = managed.rail.device.why_away();
@@ -549,7 +541,6 @@ impl Driver {
         LaneId::all(self.rails.len())
     }
 
-    /// Converts a time to recovery's clock.
     fn clock(&mut self, now: Instant) -> u64 {
         nanos(now.saturating_duration_since(*self.origin.get_or_insert(now)))
     }

@@ -1,11 +1,10 @@
-//! Recovery of lost rails and of lost TCP connections. [`crate::flow::recovery`] contains the
-//! protocol and decides; this room executes.
+//! Recovery of lost rails and TCP connections, by the decisions of [`crate::flow::recovery`].
 //!
-//! - `service`: the thread that watches over all connections.
-//! - `driver`: executes the decisions for one connection; `attempt`: state of a rail that is being
-//!   reconnected; `stall`: state of its stall detection.
+//! - `service`: the thread that watches all connections.
+//! - `driver`: executes the decisions for one connection. `attempt`: state of a rail that is being
+//!   reconnected. `stall`: state of its stall detection.
 //! - `devices`: events of this host's devices, and queries to them.
-//! - `tcp`: the TCP connection of one connection; `redial`: the listener where peers dial again.
+//! - `tcp`: the TCP connection of one connection. `redial`: the listener where peers dial again.
 
 pub mod attempt;
 pub mod devices;

@@ -1,7 +1,7 @@
 //! Listener of this process where peers dial again after they have given up their TCP connection.
 //!
-//! It serves all accepted connections, at the address where their peers reached this host. It is
-//! opened with the first of them and closed with the last.
+//! It serves all accepted connections, at the address where their peers reached this host. It opens
+//! with the first of them and closes with the last.
 //!
 //! A peer that dials must send the token from its connection's GO message, and that connection must
 //! expect it. Any other caller is treated as at a listener of the handshake
@@ -20,14 +20,12 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Shortest interval between two polls of the listener. The service thread's rounds are shorter
-/// while a rail is being reconnected.
+/// Shortest interval between polls of the listener. The service thread's rounds can be shorter.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The listener as connection set-up sees it.
 #[derive(Default)]
 pub struct RedialHandle {
-    /// Address of the listener while it is open.
     at: Option<SocketAddr>,
     /// A new listener that the service thread has not taken yet.
     opened: Option<RedialListener>,
@@ -43,9 +41,9 @@ pub struct RedialListener {
 }
 
 impl RedialHandle {
-    /// Returns how an accepted connection gets another TCP connection, and the data that its peer
-    /// needs for that. If the listener cannot be opened, the connection gets none, and the log says
-    /// why.
+    /// Returns the way in which an accepted connection gets another TCP connection, and the data
+    /// that its peer needs for it. [`Redialling::Never`] if the listener cannot be opened; the log
+    /// has the reason.
     pub fn invite(
         &mut self,
         channel: &Channel,
@@ -104,8 +102,7 @@ impl RedialHandle {
 }
 
 impl RedialListener {
-    /// Returns the new TCP connections that `expects` accepts, each with its peer's message, in
-    /// order of arrival.
+    /// Returns the new TCP connections that `expects` accepts, with their messages, oldest first.
     pub fn look(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
         if now < self.next_look {
             return Vec::new();
@@ -125,8 +122,8 @@ impl RedialListener {
         let redialled = |Admitted { mut channel, message }| match (message, channel.receive()) {
             // The peer sends nothing more before it gets an answer.
             (Message::Redial(redial), Ok(Received::Nothing)) => Some((channel, redial)),
-            // The peer gave up this attempt after waiting too long for the service thread. The
-            // connection's present TCP connection may work, so it is kept.
+            // The peer gave up this attempt after waiting for the service thread. The present TCP
+            // connection may work, so it is kept.
             _ => {
                 tracing::debug!("{} dialled again and has given that up", channel.peer());
                 None

@@ -1,11 +1,10 @@
 //! The service thread. It watches the process's connections: their TCP, their rails, and closed
-//! connections until their peers have closed too. For connections over streams it handles only the
-//! close.
+//! ones until their peers have closed too. For connections over streams it handles only the close.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for moments only
-//! ([`crate::comm::datapath::path`]). Queue pairs of a closed connection are kept for a while: the
-//! peer may still wait for the acknowledgement of its last write, or write a CTS entry that is no
-//! longer used.
+//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while:
+//! the peer may still wait for the acknowledgement of its last write, or write a CTS entry that
+//! this end no longer uses.
 
 use super::devices::{Devices, News};
 use super::driver::Driver;
@@ -27,15 +26,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that a closed connection waits for its peer to close. This is longer than a few
-/// retransmissions of the last write.
+/// Time that a closed connection waits for its peer to close: longer than a few retransmissions.
 const LINGER: Duration = Duration::from_secs(10);
-/// Interval between rounds while all rails carry. Limits how late a silent loss is noticed, and how
-/// late a control frame that arrived over a rail is read.
+/// Interval between rounds while all rails carry. Limits the delay until a silent loss is noticed,
+/// and until a control frame from a rail is read.
 const CALM: Duration = Duration::from_millis(50);
 /// Interval between rounds while work is in progress.
 const BUSY: Duration = Duration::from_millis(5);
-/// Shortest wait for a deadline.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Identifier of a watched connection.
@@ -53,14 +50,12 @@ struct Shared {
     orders: Vec<Order>,
     next_id: u64,
     waker: Option<UnixStream>,
-    /// State of the listener where peers dial again.
     standing: RedialHandle,
 }
 
 enum Order {
     Watch(Box<Watched>),
     Close(WatchId),
-    /// Closes the streams of a connection.
     CloseStreams(StreamClose),
     /// A data path has lost a rail.
     Look,
@@ -79,12 +74,11 @@ impl Service {
         Self { process, shared: Arc::default() }
     }
 
-    /// Watches a connection. `first` sends the peer the message that the connection is up, once the
-    /// service thread is known to run, and returns how the connection gets another TCP connection.
+    /// Watches a connection. `first` sends the last message of the handshake, once the service
+    /// thread is known to run, and returns the way to another TCP connection.
     ///
     /// # Errors
-    /// [`Error::Os`] if the thread cannot be started, and the errors of `first`. The connection is
-    /// not watched then.
+    /// [`Error::Os`] if no thread can be started; the errors of `first`. It is then not watched.
     pub fn watch(
         &self,
         mut channel: Channel,
@@ -127,10 +121,9 @@ impl Service {
         }
     }
 
-    /// Wakes the thread, or starts one if none runs.
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
         if let Some(waker) = &mut shared.waker {
-            // A full pipe is as good, because the thread has not read it yet.
+            // A full pipe wakes the thread as well.
             return match waker.write(&[1]) {
                 Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => Err(Error::os(Call::WakeService, &e)),
                 _ => Ok(()),
@@ -193,8 +186,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
                 listener = None;
             }
             if is_idle && !has_orders {
-                // The next order starts a new thread. No order can have come in since the check,
-                // under the same lock.
+                // The next order starts a new thread. The lock excludes an order since the check.
                 shared.waker = None;
                 return;
             }
@@ -216,8 +208,7 @@ fn look_after(
     devices: &mut Devices,
 ) {
     let (mut closed, mut has_news) = (Vec::new(), false);
-    // Add all new connections before anything that may panic: `abandon` fails the connections in
-    // `watched`.
+    // All new connections first: if the rest panics, `abandon` fails the connections in `watched`.
     for order in orders {
         match order {
             Order::Watch(new) => watched.push(*new),
@@ -245,7 +236,6 @@ fn look_after(
     watched.retain(|each| !each.is_over());
 }
 
-/// Hands TCP connections that peers have dialled again to their connections.
 fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     let expects = |redial: &Redial| watched.iter().any(|each| each.tcp.expects(redial, &each.driver));
     for (channel, redial) in listener.look(expects, Instant::now()) {
@@ -256,8 +246,7 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     }
 }
 
-/// Handles a panic of this thread. The connections are no longer watched, so each of them fails
-/// rather than hang when it loses a rail.
+/// Handles a panic of this thread. Fails all connections, or they would hang when a rail is lost.
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
@@ -270,7 +259,6 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     }
 }
 
-/// Waits for an event or for the next round.
 fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
     let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
     let due = watched.iter().filter_map(|each| each.driver.next_due()).min();

@@ -1,4 +1,4 @@
-//! State of the stall detection of one connection.
+//! State of the stall detection.
 
 use crate::comm::log::stalls::ConnectionStall;
 use crate::comm::process::Process;
@@ -7,7 +7,7 @@ use crate::counters::nanos;
 use crate::flow::stall::{StallLimits, StallWatch};
 use std::time::Duration;
 
-/// State of the stall detection of one connection. The driver uses it (`driver::stall`).
+/// Stall detection of one connection, used by `driver::stall`.
 pub struct Stall {
     /// The decisions.
     pub watch: StallWatch,

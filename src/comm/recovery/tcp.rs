@@ -1,18 +1,17 @@
 //! The bootstrap TCP connection of a running connection. It carries control frames until it is
 //! given up. Then the connecting side dials another one.
 //!
-//! - Nothing here blocks: dialling and waiting for answers are states, and each attempt has a time
-//!   limit ([`crate::flow::redial`]).
-//! - The accepting side replaces its TCP connection by a new one without checking whether the old
-//!   one still works. The connecting side has given the old one up, and only a caller that knows
-//!   the token can dial. The old one may still be open, for example in a child process that has
-//!   inherited it.
-//! - A late attempt does not replace a newer one. An attempt far ahead of its time is refused
+//! - Nothing blocks: dialling and waiting for answers are states, and each attempt has a time limit
+//!   ([`crate::flow::redial`]).
+//! - The accepting side takes a new TCP connection without checking the old one. The connecting
+//!   side has given the old one up, and only a caller that knows the token can dial. The old one
+//!   may still be open, for example in a child process that has inherited it.
+//! - A late attempt does not replace a newer one, nor does one far ahead of its time
 //!   ([`is_timely`]).
 //! - A new TCP connection may close before a control frame arrives on it, because the attempt was
-//!   given up or the peer has died. If the peer is alive, it still answers over a rail. Without a
-//!   rail, the close does not show whether the peer is alive.
-//! - Frames that the old TCP connection lost are sent again over the new one
+//!   given up or the peer has died. A live peer still answers over a rail. Without a rail, the
+//!   close does not show whether the peer is alive.
+//! - Frames that the old connection lost are sent again over the new one
 //!   ([`Driver::channel_opened`]).
 
 use super::driver::Driver;
@@ -31,7 +30,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Largest number of messages processed per peer and round.
 const MESSAGES: usize = 16;
 
 /// Bootstrap TCP of a running connection.
@@ -42,13 +40,13 @@ pub struct Tcp {
 
 enum Line {
     Open(Channel),
-    /// Replaces an earlier connection, and no control frame has arrived on it yet.
+    /// Replaces an earlier connection. No control frame has arrived on it yet.
     New(Channel),
     /// The network failed, or the peer closed its end.
     GivenUp,
 }
 
-/// How the connection gets another TCP connection.
+/// The way to another TCP connection.
 pub enum Redialling {
     /// This end dials.
     Dials(Box<Dialler>),
@@ -71,19 +69,16 @@ pub struct Dialler {
     address: SocketAddr,
     token: [u8; TOKEN_BYTES],
     attempts: Attempts,
-    /// Origin of the times in `attempts`: the time when the connection came up.
+    /// The time when the connection came up, origin of the times in `attempts`.
     origin: Instant,
     descriptors: Arc<DescriptorWarning>,
     /// New TCP connection that waits for the peer's answer.
     dialled: Option<Channel>,
 }
 
-/// Result of polling the attempts.
 enum Progress {
     Nothing,
-    /// The attempt failed.
     Failed,
-    /// The peer has accepted the new TCP connection.
     Taken(Channel),
 }
 
@@ -191,14 +186,13 @@ impl Tcp {
             *attempt = redial.attempt;
         }
         if let Err(error) = channel.send(&Message::Resumed) {
-            // Keep the new connection all the same: the peer has given up any other.
+            // Keep the new connection: the peer has given up any other.
             tracing::debug!("{error}");
         }
         self.line = Line::New(channel);
         driver.channel_opened();
     }
 
-    /// Processes the messages that have arrived.
     fn listen(&mut self, driver: &mut Driver, now: Instant) {
         for _ in 0..MESSAGES {
             let is_new = matches!(self.line, Line::New(_));
@@ -216,8 +210,8 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Without a rail, only another attempt could get an answer from the peer, and that
-                // may take long. Until then the time limit of a connection without a rail applies.
+                // Without a rail, only another attempt, which may take long, could get an answer
+                // from the peer. Until then the time limit of a connection without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.lost_channel("a redialled TCP connection closed immediately", now);
                     self.line = Line::GivenUp;
@@ -238,7 +232,6 @@ impl Tcp {
         }
     }
 
-    /// Records that the peer uses the new TCP connection.
     fn prove(&mut self) {
         self.line = match std::mem::replace(&mut self.line, Line::GivenUp) {
             Line::New(channel) => Line::Open(channel),
@@ -248,7 +241,6 @@ impl Tcp {
 }
 
 impl Dialler {
-    /// Dials when an attempt is due, and checks for the peer's answer.
     fn go_on(&mut self, need: Need, now: Instant) -> Progress {
         let at = nanos(now.saturating_duration_since(self.origin));
         if let Some(mut dialled) = self.dialled.take() {
@@ -296,7 +288,6 @@ impl Dialler {
     }
 }
 
-/// Returns true if the peer has accepted the TCP connection.
 fn heard(dialled: &mut Channel) -> Result<bool> {
     match dialled.receive()? {
         Received::Message(Message::Resumed) => Ok(true),

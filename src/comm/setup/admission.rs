@@ -12,8 +12,8 @@ use std::net::TcpListener;
 pub struct Admission {
     unauthenticated: Unauthenticated,
     token: [u8; TOKEN_BYTES],
-    /// True once a client has sent the token. A handle is for one connection, so a later client
-    /// with the same token has copied it.
+    /// True once a client has sent the token. A handle is for one connection, so a later client has
+    /// copied the token.
     was_shown: bool,
 }
 
@@ -33,8 +33,7 @@ impl Admission {
         self.unauthenticated.clear();
     }
 
-    /// Accepts connections and reads their first messages. Returns the first one with the token,
-    /// once, with its HELLO.
+    /// Accepts connections and reads their first messages. Returns the HELLO with the token, once.
     pub fn poll(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
         admitted.into_iter().find_map(|admitted| match admitted.message {

@@ -1,4 +1,4 @@
-//! The connecting side's handshake. Never waits: each call goes as far as it can.
+//! The connecting side's handshake. Never blocks: each call goes as far as it can.
 
 use super::Setup;
 use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
@@ -31,12 +31,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause before dialling a peer again that closed the connection before it answered. Such a peer
-/// drops the oldest unauthenticated connection when too many crowd its port. (A peer that has ended
+/// Pause before redialling a peer that closed the connection before it answered. Such a peer drops
+/// the oldest unauthenticated connection when too many crowd its port. (A peer that has ended
 /// refuses the next connection.)
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// A connection being made.
 struct Connecting {
     started: Instant,
     progress: ConnectProgress,
@@ -44,7 +43,6 @@ struct Connecting {
 
 enum ConnectProgress {
     Handshaking(Box<Handshake>),
-    /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<SendPath>),
 }
 
@@ -57,7 +55,6 @@ struct Handshake {
 }
 
 enum ConnectStage {
-    /// The peer is dialled again at this time.
     Redialling(Instant),
     Dialling,
     AwaitingOffer(LocalRails),
@@ -67,13 +64,11 @@ enum ConnectStage {
     Opening(Box<OpeningStreams>),
 }
 
-/// This side's queue pairs, connected or being connected.
 struct AcceptedOffer {
     peer: String,
     chunk_bytes: u32,
     priority: Priority,
     region: Arc<Region>,
-    /// One for each pair of the offer.
     pairs: Vec<OfferedPair>,
     left_out: Vec<(RailId, String)>,
 }
@@ -98,8 +93,7 @@ enum LaneProgress {
     Later,
 }
 
-/// Connections that are being made. NCCL calls again for each, with the same handle memory, until
-/// it gets the connection.
+/// Connections being made. NCCL calls again with the same handle memory until it gets each one.
 #[derive(Default)]
 pub struct PendingConnections {
     table: Mutex<HashMap<u64, Connecting>>,
@@ -107,8 +101,8 @@ pub struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Continues the connection of `handle`. Returns `None` until it has its first rail. From the
-    /// first call on, the handle's last bytes identify the connection.
+    /// Continues the connection of `handle`, whose last bytes identify it from the first call on.
+    /// Returns `None` until it has its first rail.
     ///
     /// # Errors
     /// [`Error::Usage`] for a handle of another network or version, or if no rail is in common;
@@ -194,7 +188,6 @@ impl Connecting {
     }
 }
 
-/// Result of a step of the handshake.
 enum HandshakeStep {
     Waiting(Box<Handshake>),
     ByRails(AwaitingRail<SendPath>),
@@ -275,7 +268,6 @@ impl Handshake {
     }
 }
 
-/// Returns the next stage once the TCP connection is established.
 fn dialled(
     process: &Process,
     channel: &mut Channel,
@@ -298,8 +290,7 @@ fn redial(address: SocketAddr) -> ConnectStage {
     ConnectStage::Redialling(Instant::now() + REDIAL)
 }
 
-/// True if the peer accepted the connection and then dropped it, which shows that the peer is
-/// alive.
+/// Returns true if the peer accepted the connection and then dropped it, so it is alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)

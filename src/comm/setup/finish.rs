@@ -1,9 +1,9 @@
 //! The last step of the handshake, on both sides: creates the data path over the agreed rails,
 //! which the service thread watches.
 //!
-//! A connection is handed to NCCL with its first rail. Where no rail carried in the handshake,
-//! recovery continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the
-//! connection until one carries or the limit has passed.
+//! NCCL gets a connection with its first rail. Where no rail carried in the handshake, recovery
+//! continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the connection
+//! until one carries or the limit has passed.
 
 use super::Setup;
 use super::negotiate;
@@ -51,8 +51,8 @@ pub struct Agreed {
     pub region: Arc<Region>,
     /// Address of the peer's region.
     pub peer_addr: u64,
-    /// The pairs of rails, in an order that both sides share, whether they carry yet or not. At
-    /// most [`MAX_RAILS`](crate::wire::MAX_RAILS).
+    /// The pairs of rails, in the same order on both sides, including pairs that do not carry yet.
+    /// At most [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
     pub left_out: Vec<(RailId, String)>,
@@ -70,8 +70,7 @@ pub struct AgreedPair {
     pub queue_count: u8,
     /// Address and MTU used in the handshake.
     pub way: Way,
-    /// The connected queue pairs, with the keys of both sides' regions, or the reason why the pair
-    /// does not carry yet.
+    /// The connected queue pairs, with both sides' keys, or the reason why they do not carry yet.
     pub lane: std::result::Result<Lane, String>,
 }
 
@@ -94,8 +93,7 @@ impl<P: Shareable> AwaitingRail<P> {
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
-    /// [`Error::Network`] if no rail has carried in time; [`Error::PeerGone`] if the peer has left
-    /// before that.
+    /// [`Error::Network`] if no rail carries in time; [`Error::PeerGone`] if the peer leaves first.
     pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let (process, peer) = (&endpoint.process, &endpoint.context.peer);
@@ -125,9 +123,8 @@ impl<P: Shareable> Drop for AwaitingRail<P> {
     }
 }
 
-/// Builds the data path of a connection and hands it to the service thread. `first` sends the peer
-/// the last message of the handshake, if there is one, and returns the method to replace the TCP
-/// connection if it breaks.
+/// Builds the data path of a connection and hands it to the service thread. `first` sends the last
+/// message of the handshake, if any, and returns the way to another TCP connection.
 ///
 /// # Errors
 /// [`Error::Os`] if the service thread cannot be started; the error of `first`.
@@ -182,7 +179,6 @@ pub fn finish<P: Shareable + 'static>(
     Ok(AwaitingRail { role, endpoint: Some(endpoint) })
 }
 
-/// Creates the counter records of a connection's lanes.
 fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> CountedConnection {
     let lane = |pair: &AgreedPair| CountedLane {
         rail: pair.rail.name(),

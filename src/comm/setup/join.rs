@@ -1,14 +1,13 @@
 //! Connects the queue pairs of a new connection on paths that may be dead, without blocking.
 //!
 //! [`crate::comm::rail::backoff`] keeps this process's knowledge of each path, and decides. A path
-//! known as dead is left out immediately. A path that worked a moment ago is connected in this
-//! call. An unknown path is tried by one connection, on a thread of its own, because the kernel may
-//! search for the peer's address for a second. The other connections wait for the result. Each wait
-//! has a limit, and a dropped connection releases its claim on the path. The thread ends with the
-//! kernel's answer, even if its connection no longer waits.
+//! known as dead is left out. A path that worked a moment ago is connected in this call. One
+//! connection tries an unknown path on a thread of its own, because the kernel may search for the
+//! peer's address for a second. The other connections wait for the result. Each wait has a limit,
+//! and a dropped connection releases its claim on the path. The thread ends with the kernel's
+//! answer, even if its connection no longer waits.
 //!
-//! A path that is left out here is not given up: recovery tries it again
-//! ([`crate::flow::recovery`]).
+//! Recovery later tries a path that is left out here ([`crate::flow::recovery`]).
 
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -43,19 +42,15 @@ pub struct Joining {
     path: PathId,
     mtu_bytes: u32,
     role: Role,
-    /// Limit of the current stage.
     until: Instant,
     stage: JoinStage,
 }
 
 enum JoinStage {
-    /// Asks for permission to use the path.
     Asking(Box<NewLane>),
-    /// A thread connects the queue pairs.
     Connecting(Receiver<ConnectResult>),
 }
 
-/// A lane whose queue pairs are not connected yet.
 struct NewLane {
     lane: Lane,
     route: NewRoute,
@@ -71,8 +66,8 @@ struct ConnectResult {
 pub enum JoinStep {
     /// Call again.
     Waiting(Joining),
-    /// The queue pairs are connected. An accepting side that holds the trial of the path keeps it
-    /// until its test writes are finished.
+    /// The queue pairs are connected. An accepting side with the path's trial keeps it until its
+    /// test writes are finished.
     Joined(Lane, Option<Trial>),
     /// The rail is left out for now, for this reason.
     LeftOut(NotYet),
@@ -128,7 +123,6 @@ impl Joining {
 }
 
 impl NewLane {
-    /// Connects the lane on a thread of its own.
     fn start(
         self: Box<Self>,
         process: &Arc<Process>,

@@ -1,4 +1,4 @@
-//! The accepting side's handshake. Never waits: each call goes as far as it can.
+//! The accepting side's handshake. Never blocks: each call goes as far as it can.
 
 use super::Setup;
 use super::admission::Admission;
@@ -49,17 +49,13 @@ struct Listening {
     progress: AcceptProgress,
 }
 
-/// Progress of the connection that this listener is making.
 enum AcceptProgress {
     /// No peer has shown the token yet.
     Idle,
-    /// Handshake with the peer that has shown the token.
     Handshaking(Box<Accepting>),
-    /// The handshake has ended, and the connection waits for its first rail.
     AwaitingRail(AwaitingRail<RecvPath>),
 }
 
-/// A handshake with a peer that has shown the token.
 struct Accepting {
     channel: Channel,
     started: Instant,
@@ -68,7 +64,6 @@ struct Accepting {
 }
 
 enum AcceptStage {
-    /// The peer has shown the token, and waits for an offer.
     AwaitingOffer(Hello),
     AwaitingReady(OfferMade),
     Probing(Probing),
@@ -76,16 +71,13 @@ enum AcceptStage {
     Gathering(Gathering),
 }
 
-/// Answer to a HELLO.
 enum HelloAnswer {
     Rails(OfferMade, Offer),
     Streams(Gathering, Streams),
 }
 
-/// Queue pairs that were offered and are not connected yet.
 struct OfferMade {
     rails: LocalRails,
-    /// The peer's rails.
     theirs: Vec<RailAdvert>,
     chunk_bytes: u32,
     priority: Priority,
@@ -103,7 +95,6 @@ struct OpenedPair {
     opened: std::result::Result<Lane, NotYet>,
 }
 
-/// Queue pairs that are being connected and tested.
 struct Probing {
     chunk_bytes: u32,
     priority: Priority,
@@ -129,8 +120,7 @@ enum Probed {
     NotYet(NotYet),
 }
 
-/// Opens a listener on the interface that the settings choose. Also returns the handle for the
-/// peer.
+/// Opens a listener on the interface that the settings choose. Also returns the peer's handle.
 ///
 /// # Errors
 /// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
@@ -286,8 +276,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer's user reads the reason in the peer's log. If it cannot be sent, this side still
-    // reports its error.
+    // The peer's log shows the reason. If it cannot be sent, this side still reports its error.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -359,7 +348,7 @@ impl OfferMade {
         Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
     }
 
-    /// Starts to connect this side's queue pairs. They are tested afterwards.
+    /// Starts to connect this side's queue pairs, which are tested afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             let (theirs, ours) = (ready.pairs.len(), self.pairs.len());
@@ -405,8 +394,7 @@ fn way(pair: &Pair) -> Way {
     Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
-/// Creates this side's queue pairs for a rail. The inner error is the reason why the pair is left
-/// for later.
+/// Creates this side's queue pairs for a rail. The inner error is why the pair is left for later.
 fn open(
     known: &KnownRail,
     theirs: &RailAdvert,
@@ -445,7 +433,6 @@ impl ProbedPair {
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
     }
 
-    /// Checks a running test and returns the pair's new state.
     fn poll(
         &self,
         process: &Process,

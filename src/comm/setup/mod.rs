@@ -21,23 +21,23 @@
 //! Before GO the accepting side connects its queue pairs and tests each one
 //! ([`test_write`](crate::comm::datapath::test_write)). A pair carries when its test packets are
 //! acknowledged within `NCCL_SPARK_PROBE_TIMEOUT_MS`. From GO on both sides exchange control
-//! frames. A refusal carries its reason as text. Where no pair can be formed, HELLO may be
-//! answered with STREAMS ([`crate::comm::streams`]).
+//! frames. A refusal carries its reason as text. Where no pair can be formed, HELLO may be answered
+//! with STREAMS ([`crate::comm::streams`]).
 //!
-//! Every pair of the OFFER is a lane of the connection. A pair that does not carry yet begins as a
-//! lost rail (`Recovery::begins_without`, `Lane::not_yet`), with a log line that gives the reason.
-//! Recovery asks for the pair later. So HELLO and OFFER also name rails that cannot be used now, by
-//! the addresses that they had before (`Rail::last_look`). They are paired after the usable ones.
+//! Every pair of the OFFER is a lane of the connection. The handshake is the first attempt to bring
+//! up each pair, and recovery makes all later ones. A pair that does not carry yet begins as a lost
+//! rail (`Recovery::begins_without`, `Lane::not_yet`), with a log line that gives the reason. So
+//! HELLO and OFFER also name rails that cannot be used now, by the addresses that they had before
+//! (`Rail::last_look`). They are paired after the usable ones.
 //!
-//! The handshake is the first attempt to bring up each pair, and recovery makes all later ones.
 //! Where no pair carries yet, `finish` holds the connection after GO until its first rail carries
 //! or `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
 //! every pair failed for a permanent reason (`NotYet::may_pass`, `Error::may_pass`).
 //!
-//! An unauthenticated connection may send one message within ten seconds, and no allocation takes
-//! its size from a number that it sends ([`unauthenticated`](crate::comm::unauthenticated)).
-//! Without free descriptors, unauthenticated connections make room too, and a peer that has shown
-//! the token is answered once there are enough ([`descriptors`](crate::comm::descriptors)).
+//! An unauthenticated connection may send one message within ten seconds. No number in it
+//! determines the size of an allocation ([`unauthenticated`](crate::comm::unauthenticated)).
+//! Without free descriptors, unauthenticated connections make room too. A peer that has shown the
+//! token is answered once there are enough ([`descriptors`](crate::comm::descriptors)).
 
 pub mod admission;
 pub mod connect;
@@ -52,13 +52,13 @@ use super::process::Process;
 use super::recovery::service::Service;
 use std::sync::Arc;
 
-/// Everything that connection set-up needs.
+/// State that connection set-up needs.
 pub struct Setup {
-    /// State that all connections of the process share.
+    /// Shared state of all connections of the process.
     pub process: Arc<Process>,
     /// The service thread, which watches the connections.
     pub service: Arc<Service>,
-    /// The warning about a shortage of file descriptors, which is logged once.
+    /// Warning about a shortage of file descriptors, logged once.
     pub descriptors: Arc<DescriptorWarning>,
 }
 

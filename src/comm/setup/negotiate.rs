@@ -25,14 +25,12 @@ use std::time::Instant;
 /// Minimum rate of one queue pair, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with
 /// one, 111.7 with four). A rail that has to carry more gets more queue pairs.
 const QP_MBPS: f64 = 92_000.0;
-/// Largest number of queue pairs of a connection on one rail, unless the settings choose one:
-/// NCCL's channels add parallelism too.
+/// Default limit of queue pairs of a connection on one rail: NCCL's channels add parallelism too.
 const MOST_QPS: u8 = 4;
-/// Largest chunk, limited so that a 32-bit completion can hold its size.
+/// Largest chunk: a 32-bit completion must hold its size.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
-/// Refuses a peer whose tuner has another policy, because collectives would hang if the two choose
-/// differently.
+/// Refuses a peer whose tuner has another policy: different choices would make collectives hang.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -54,8 +52,7 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
     .into())
 }
 
-/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`. The tuners depend on the setting,
-/// regardless of the rails of this connection.
+/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`, on which the tuners depend.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -102,7 +99,7 @@ pub struct KnownRail {
     pub rail: Arc<Rail>,
     /// State of the rail now, or the last one in which it could be used.
     pub look: Look,
-    /// The reason why the rail cannot be used now, if it cannot.
+    /// Reason why the rail cannot be used now, if any.
     pub problem: Option<String>,
 }
 
@@ -144,8 +141,7 @@ impl LocalRails {
         (chunk - chunk % 128).max(4096)
     }
 
-    /// Returns both ends of a pair. `place` is the index of this side's rail, `their_place` that of
-    /// the peer's.
+    /// Returns both ends of a pair, by the indices of this side's and the peer's rail.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
@@ -154,8 +150,7 @@ impl LocalRails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// Returns the reason why TCP may not replace rails now, if there is one: a rail with an
-    /// unknown address may be the one that reaches the peer.
+    /// Returns why TCP may not replace rails, if so: a rail of unknown address may reach the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
         (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
@@ -170,8 +165,7 @@ impl LocalRails {
         }
     }
 
-    /// Returns the error text for hosts that have no rail in common. The peer shows it too, so it
-    /// names this side: `host`.
+    /// Returns the error text for hosts without a common rail. Names `host`: the peer shows it too.
     pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
@@ -185,14 +179,12 @@ impl LocalRails {
     }
 }
 
-/// Returns the number of queue pairs per rail that the settings ask for; 0 leaves the choice to
-/// [`queue_pairs`].
+/// Returns the configured number of queue pairs per rail; 0 leaves the choice to [`queue_pairs`].
 pub fn qps_wanted(config: &SetupConfig) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// Returns the number of queue pairs for each path: the wanted number, or as many as carry the
-/// path's part of the traffic.
+/// Returns the number of queue pairs per path: the wanted one, or as many as its traffic needs.
 pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
@@ -217,8 +209,7 @@ pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
     Striping::new(&Paths::new(paths), process.config.data_path.min_share_bytes)
 }
 
-/// Logs the rails of a connection that has its first one. Logged once for all connections with the
-/// peer that have the same rails.
+/// Logs the rails of a new connection, once for all connections with the peer on the same rails.
 pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane]) {
     let live = lanes.iter().filter(|lane| lane.is_open());
     let rails: Vec<String> = live.map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
@@ -235,10 +226,10 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
     }
 }
 
-/// Logs a line for each rail that a connection leaves out or that does not carry yet, once for all
-/// connections with the peer. It is a warning if the rail's twin works and both would carry more.
-/// There is no warning beside a routed twin, because owners route some rails of a ring only. `ends`
-/// and `routed` are those of the lanes, this side's end first.
+/// Logs each rail that a connection leaves out or that does not carry yet, once for all connections
+/// with the peer. It is a warning if the rail's twin works and both would carry more, but not
+/// beside a routed twin, because owners route only some rails of a ring. `ends` and `routed` are
+/// those of the lanes, this side's end first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,
@@ -282,8 +273,7 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// Returns the reason why the connecting side refuses a pair: the peer has a route, and this host
-/// visibly has none.
+/// Returns the reason why the connecting side refuses a pair: this host visibly has no route back.
 pub fn no_route(look: &Look, (own_gid, peer_gid): ([u8; 16], [u8; 16]), netdev: Option<&str>) -> Option<NotYet> {
     let own = look.addresses.iter().find(|address| address.gid == own_gid)?;
     if !pairing::needs_route(own, peer_gid) || look.has_route(own_gid, peer_gid)? {
@@ -323,8 +313,7 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
     all
 }
 
-/// Returns the reason why a rail has no pair. Only the accepting side knows it, because it does the
-/// pairing; the connecting side learns only the pairs.
+/// Returns the reason why a rail has no pair. Only the accepting side knows it, because it pairs.
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {

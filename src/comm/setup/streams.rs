@@ -25,15 +25,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Streams of a connection. One stream fills a 10 Gb/s network as long as no packet is lost. With
-/// several, each recovers its own losses, and a host with many cores receives them on more than one
-/// core.
+/// Streams of a connection. One stream fills a 10 Gb/s network unless packets are lost. With
+/// several, each recovers its own losses, and a host receives them on more than one core.
 const STREAMS: usize = 4;
 
 const _: () = assert!(STREAMS <= MAX_STREAMS);
 
-/// Pause before a stream that the peer has dropped is dialled again. The peer drops connections
-/// when too many unauthenticated ones crowd its port.
+/// Pause before redialling a stream. The peer drops some when unauthenticated ones crowd its port.
 const REDIAL: Duration = Duration::from_millis(10);
 
 /// Checks that both sides allow TCP, because no rail of one side pairs with a rail of the other.
@@ -43,7 +41,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
-    // `check_ring_tcp` has made sure that both sides have the same setting.
+    // `check_ring_tcp` has checked that both sides have the same setting.
     let (host, why) = match (by_tcp, &hello.by_tcp) {
         (ByTcp::Withheld(why), _) => (&process.name, why),
         (ByTcp::Allowed, ByTcp::Withheld(why)) => (&hello.name, why.clone()),
@@ -75,8 +73,7 @@ impl Gathering {
         Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
     }
 
-    /// Adds streams that have connected. A stream that connects again replaces the earlier one,
-    /// which the peer has given up.
+    /// Adds connected streams. A stream that connects again replaces the one given up by the peer.
     pub fn poll(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
         for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
             if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
@@ -85,8 +82,7 @@ impl Gathering {
         }
     }
 
-    /// Sends CARRIES once all streams are connected. Returns true when the kernel has taken all of
-    /// it.
+    /// Sends CARRIES once all streams are connected. Returns true when the kernel has taken it.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -113,19 +109,16 @@ impl Gathering {
 
 /// The connecting side: opens the other streams of a connection.
 pub struct OpeningStreams {
-    /// The peer, for log lines.
     peer: String,
     token: [u8; TOKEN_BYTES],
     address: SocketAddr,
     opening: Vec<OpeningStream>,
 }
 
-/// A stream that is being opened.
 enum OpeningStream {
     /// To be dialled at this time.
     Waiting(Instant),
     Dialling(Channel),
-    /// STREAM has been sent.
     Sent(Channel),
 }
 
@@ -196,8 +189,7 @@ impl OpeningStream {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // The peer may have dropped the stream before it read STREAM, or the last bytes of
-            // STREAM may still have to be sent.
+            // The peer may have dropped the stream unread, or STREAM may not be fully sent.
             Self::Sent(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),
@@ -208,11 +200,7 @@ impl OpeningStream {
     }
 }
 
-/// Creates a connection over streams, on both sides. `path` receives the bytes that have already
-/// arrived on each stream.
-///
-/// # Errors
-/// [`Error::Os`] if a socket cannot be set up.
+/// Creates a connection over streams. `path` receives the bytes that have already arrived on each.
 fn finish<P>(
     setup: &Setup,
     channels: Vec<Channel>,

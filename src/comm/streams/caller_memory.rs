@@ -1,5 +1,4 @@
-//! Use of the caller's memory by sockets and this processor: system calls that send from it and
-//! receive into it, and stores that keep the order that LL and LL128 need.
+//! Access to the caller's memory: socket calls, and stores in the order that LL and LL128 need.
 #![allow(unsafe_code)]
 
 use crate::verbs::{HostMemory, order_loads, order_stores};
@@ -10,8 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sends as much of `head` and then `body` as a socket accepts without blocking. Returns the number
-/// of bytes.
+/// Sends `head`, then `body`, as far as a socket accepts without blocking. Returns the byte count.
 ///
 /// # Errors
 /// As `sendmsg(2)`; `WouldBlock` if the socket accepts nothing now.
@@ -30,11 +28,10 @@ pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> 
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
 
-/// Receives available bytes of a socket into `body` and then `tail`. Returns the number of bytes, 0
-/// at the end of the stream.
+/// Receives available bytes into `body`, then `tail`. Returns their number; 0 at the end of stream.
 ///
 /// # Errors
-/// As `recvmsg(2)`; `WouldBlock` if nothing is available.
+/// The errors of `recvmsg(2)`; `WouldBlock` if nothing is available.
 pub fn receive(socket: &TcpStream, body: HostMemory, tail: &mut [u8]) -> Result<usize> {
     let mut parts = [
         libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
@@ -65,9 +62,9 @@ pub fn store(to: HostMemory, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr() as *mut u8, count) };
 }
 
-/// Stores bytes that a GPU polls while they arrive, as many as `to` has room for. Aligned 8-byte
-/// words are stored atomically, and the last word of each line of [`LINE_BYTES`] after the line's
-/// other words, as LL128 requires.
+/// Stores bytes that a GPU polls while they arrive, as many as `to` has room for. Stores aligned
+/// 8-byte words atomically, and the last word of each line of [`LINE_BYTES`] after the line's other
+/// words, as LL128 requires.
 pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     let bytes = &bytes[..to.len().min(bytes.len())];
     let start = to.addr();
@@ -91,8 +88,8 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     }
 }
 
-/// Returns the time since the peer's last acknowledgement while bytes are outstanding. `None` if
-/// there are none, or if the system does not report it.
+/// Returns the time since the peer's last acknowledgement while bytes are outstanding; otherwise,
+/// or if the system does not report it, `None`.
 pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
     // SAFETY: a `tcp_info` contains only numbers; all zero is a valid value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };

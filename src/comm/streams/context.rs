@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time without an acknowledgement of outstanding bytes until the connection fails, if there is no
-/// other progress. The same as for the bootstrap's TCP connection. The kernel's own timeout cannot
-/// be used here: it would also end a connection whose peer answers but does not read.
+/// Time without an acknowledgement of outstanding bytes, and without other progress, until the
+/// connection fails. The same as for the bootstrap's TCP connection. The kernel's own timeout would
+/// also end a connection whose peer answers but does not read.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 
 /// Context of one connection over streams.
@@ -59,8 +59,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Called when nothing has moved. From time to time this reads the clock, logs a request that
-    /// has waited long, and checks that the peer's host still answers.
+    /// Called when nothing has moved. Occasionally reads the clock, logs a request that has waited
+    /// long, and checks that the peer's host still answers.
     ///
     /// # Errors
     /// [`Error::Network`] if the host does not answer.

@@ -1,9 +1,8 @@
 //! Closing of a connection's streams.
 //!
-//! Closing a socket with unread bytes resets it, and sent bytes that the peer has not read are
-//! lost. So a closed connection sends its last bytes and shuts down its sending side. It then reads
-//! and drops incoming bytes until the peer ends the stream or `LINGER` has passed. The kernel
-//! continues alone after that.
+//! Closing a socket with unread bytes resets it, and the peer loses sent bytes that it has not
+//! read. So a closed connection sends its last bytes and shuts down its sending side. It then drops
+//! incoming bytes until the peer ends the stream or `LINGER` has passed. The kernel does the rest.
 
 use super::sockets::Sockets;
 use std::io::{ErrorKind, Read, Result, Write};
@@ -13,14 +12,13 @@ use std::time::{Duration, Instant};
 
 /// Time for the peer to close, the same as over rails.
 const LINGER: Duration = Duration::from_secs(10);
-/// Largest number of reads of one stream per round.
 const READS: usize = 64;
 
 /// A data path with last bytes to send.
 pub trait FinalBytes {
-    /// Ends the data path, which no longer accesses its caller's buffers. Returns the last bytes
-    /// for each stream. `None` makes the peer fail too, because messages were in progress or this
-    /// side has failed.
+    /// Ends the data path, which no longer accesses its caller's buffers. Returns each stream's
+    /// last bytes, or `None` if messages were in progress or this side has failed: the peer then
+    /// fails too.
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>>;
 }
 
@@ -32,9 +30,7 @@ pub struct StreamClose {
 }
 
 enum CloseStage {
-    /// Sends these bytes, then the end of the stream.
     Sending(Vec<u8>),
-    /// Waits for the peer's end of the stream.
     Draining,
     Ended,
 }
@@ -75,8 +71,7 @@ impl CloseStage {
                 *self = Self::Draining;
             }
         }
-        // Reads while there are bytes to send, too: a peer that closes at the same time may be
-        // waiting for buffer space.
+        // Also reads while it sends: a peer that closes at the same time may wait for buffer space.
         let mut dropped = [0; 16 << 10];
         for _ in 0..READS {
             match stream.read(&mut dropped) {

@@ -17,8 +17,7 @@ use crate::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
 
-/// Size of a stream's inbox, for bytes whose destination is not known yet: a frame, and small
-/// messages after it.
+/// Size of a stream's inbox: a frame, and small messages after it.
 const INBOX_BYTES: usize = 16 << 10;
 /// Part of the inbox used when the next frame may belong to a large message, whose bytes are best
 /// read directly to their destination.
@@ -41,7 +40,6 @@ pub struct StreamRecvPath {
     failed: Option<Box<Error>>,
 }
 
-/// Destination of a receive's bytes.
 #[derive(Clone, Copy)]
 struct Buffers {
     parts: [HostMemory; PARTS],
@@ -49,17 +47,13 @@ struct Buffers {
     is_watched: bool,
 }
 
-/// Read state of one stream.
 struct Incoming {
     inbox: Box<[u8]>,
-    /// Range of the inbox that was read but not used.
     unused: std::ops::Range<usize>,
-    /// The chunk being received.
     chunk: Option<Arriving>,
     end: StreamEnd,
 }
 
-/// A chunk and the destination of its remaining bytes.
 struct Arriving {
     slot: Slot,
     part: u8,
@@ -74,18 +68,16 @@ enum StreamEnd {
     Broken(Error),
 }
 
-/// Result of polling a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Polled {
     Nothing,
-    /// Bytes, but no end of a message: the rest may arrive on other streams.
+    /// Part of a message. The rest may arrive on other streams.
     InPart,
     Whole,
 }
 
 impl StreamRecvPath {
-    /// Creates the data path with one stream for each element of `read`, which holds the bytes
-    /// received after the handshake.
+    /// Creates the data path. `read` has the bytes received after the handshake on each stream.
     pub fn new(read: &[Vec<u8>]) -> Self {
         let none = Buffers { parts: [HostMemory::none(); PARTS], is_watched: false };
         Self {
@@ -102,9 +94,8 @@ impl StreamRecvPath {
 
     /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` if there
     /// is no room yet. If `is_watched` is true, the caller polls the bytes while they arrive (LL
-    /// and LL128), so they are stored in order. Like every receive it is reported done when all
-    /// bytes have arrived: NCCL's proxy tests it until then, and these calls read the bytes from
-    /// the sockets.
+    /// and LL128), so they are stored in order. The receive is still reported done only when all
+    /// bytes have arrived: NCCL's proxy tests it until then, and the tests read the sockets.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
@@ -130,8 +121,7 @@ impl StreamRecvPath {
         Ok(Some(slot.number()))
     }
 
-    /// Returns true if a receive is finished, after calling `tell` with the index and size of each
-    /// buffer.
+    /// Returns true if a receive is done, after calling `tell` with each buffer's index and size.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the error that ended the
@@ -153,7 +143,7 @@ impl StreamRecvPath {
         }
     }
 
-    /// Receives available bytes. If there are none, checks what the connection waits for.
+    /// Receives available bytes. If there are none, checks if the connection can still progress.
     fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         self.say(context)?;
         if self.progress(context)? {
@@ -170,7 +160,7 @@ impl StreamRecvPath {
         Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
     }
 
-    /// Handles the end of a stream. First receives the remaining bytes of all streams.
+    /// Handles the end of a stream, after receiving the remaining bytes of all streams.
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
@@ -204,8 +194,7 @@ impl StreamRecvPath {
                 Ok(count) => drop(self.outbox.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The peer reads no more. Its last bytes and the reason of its end can still be
-                // read.
+                // The peer reads no more. Its last bytes and its reason can still be read.
                 Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     tracing::debug!("{}: no more grants: {error}", context.sockets);
                     self.outbox.clear();
@@ -216,9 +205,8 @@ impl StreamRecvPath {
         Ok(())
     }
 
-    /// Receives available bytes. Returns true if there were any. Polls the stream of the last
-    /// bytes, and if it has none, one other stream in turn. After part of a message, polls all
-    /// streams for the rest.
+    /// Receives available bytes, and returns true if there were any. Polls the stream of the last
+    /// bytes. Without any, polls another stream in turn. After part of a message, polls all.
     fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
         if found == Polled::Nothing && self.streams.len() > 1 {
@@ -241,7 +229,6 @@ impl StreamRecvPath {
         Ok(found != Polled::Nothing)
     }
 
-    /// Receives the available bytes of one stream.
     fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Polled> {
         let Self { inbound, buffers, streams, .. } = self;
         let stream = &mut streams[number];
@@ -265,8 +252,7 @@ impl StreamRecvPath {
         Ok(found)
     }
 
-    /// Fails the connection and returns the first error, which all later calls return too. The peer
-    /// notices the end of the streams.
+    /// Fails the connection: ends the streams, and returns the first error, as all later calls do.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {
@@ -283,7 +269,6 @@ impl Incoming {
         Self { inbox, unused: 0..read.len(), chunk: None, end: StreamEnd::Open }
     }
 
-    /// Processes the bytes in the inbox as far as possible.
     fn use_inbox(
         &mut self,
         inbound: &mut Inbound,
@@ -322,7 +307,6 @@ impl Incoming {
         }
     }
 
-    /// Records that bytes of the chunk have been stored.
     fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Polled) {
         let Some(chunk) = &mut self.chunk else { return };
         let is_last = inbound.landed(chunk.slot, chunk.part, count as u32);
@@ -332,8 +316,8 @@ impl Incoming {
         }
     }
 
-    /// Reads available bytes of the socket: those of the current chunk to their destination, others
-    /// to the inbox. Returns true if there may be more.
+    /// Reads available bytes of the socket: the current chunk to its destination, other bytes to
+    /// the inbox. Returns true if there may be more.
     fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Polled) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
@@ -364,8 +348,7 @@ impl Incoming {
 }
 
 impl Arriving {
-    /// Stores those of the bytes that belong to the chunk and can be stored now. Returns their
-    /// number.
+    /// Stores the bytes of the chunk that can be stored now. Returns their number.
     fn store(&mut self, bytes: &[u8]) -> usize {
         let mut count = bytes.len().min(self.to.len());
         if self.is_watched && count < self.to.len() {

@@ -27,14 +27,11 @@ pub struct StreamSendPath {
     outbound: Outbound,
     /// The bytes of each running send, by its request number.
     sources: Box<[HostMemory; REQUESTS]>,
-    /// The chunk that each stream is sending.
     begun: Vec<Option<Begun>>,
     /// The stream for the next chunk, if it is free.
     turn: usize,
     grants: Box<[u8]>,
-    /// Number of bytes used in `grants`.
     granted_bytes: usize,
-    /// True once the peer has closed with BYE.
     peer_has_closed: bool,
     stall: StallTimer,
     failed: Option<Box<Error>>,
@@ -44,13 +41,12 @@ pub struct StreamSendPath {
 struct Begun {
     chunk: Chunk,
     frame: [u8; FRAME_BYTES],
-    /// Number of bytes of frame and chunk together that the kernel has taken.
+    /// Bytes of frame and chunk together that the kernel has taken.
     sent: usize,
 }
 
 impl StreamSendPath {
-    /// Creates the data path with one stream for each element of `read`, which holds the bytes
-    /// received after the handshake.
+    /// Creates the data path. `read` has the bytes received after the handshake on each stream.
     pub fn new(read: &[Vec<u8>]) -> Self {
         let mut grants = vec![0; GRANT_BYTES.max(read.first().map_or(0, Vec::len))].into_boxed_slice();
         let mut granted_bytes = 0;
@@ -143,7 +139,7 @@ impl StreamSendPath {
         }
     }
 
-    /// Sends what the streams accept. If that is nothing, checks what the connection waits for.
+    /// Sends what the streams accept. If nothing, checks if the connection can still progress.
     fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
@@ -152,7 +148,6 @@ impl StreamSendPath {
         self.idle(context, what, bytes)
     }
 
-    /// Called when nothing can be sent now.
     fn idle(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         let waiting = Waiting { direction: Direction::Send, what, count: bytes };
         if self.peer_has_closed {
@@ -174,8 +169,8 @@ impl StreamSendPath {
             }
             let Some(stream) = self.free_stream() else { break };
             let Some(chunk) = self.outbound.next_chunk() else { break };
-            // The next message starts on the stream where this one ends. The next chunk of this
-            // message uses another stream.
+            // After the last chunk of a message, the next message starts on the same stream. After
+            // any other chunk, the next one uses another stream.
             self.turn = if chunk.is_last { stream } else { stream + 1 };
             self.begun[stream] = Some(Begun { frame: StreamFrame::Data(chunk.data).encode(), chunk, sent: 0 });
             moved |= self.push_stream(context, stream)?;
@@ -211,8 +206,7 @@ impl StreamSendPath {
         Ok(moved)
     }
 
-    /// Handles a stream that accepts no more bytes: the peer has closed it, possibly after BYE, or
-    /// there is an error.
+    /// Handles a stream that accepts no more: an error, or closed by the peer, perhaps after BYE.
     #[cold]
     fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
         while self.take_grants(context)? {}
@@ -270,8 +264,7 @@ impl StreamSendPath {
         self.fail(context, broken_protocol(&context.sockets.tcp.peer, why).into())
     }
 
-    /// Fails the connection and returns the first error, which all later calls return too. The peer
-    /// notices the end of the streams.
+    /// Fails the connection: ends the streams, and returns the first error, as all later calls do.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {

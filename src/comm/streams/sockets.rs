@@ -44,8 +44,7 @@ impl Sockets {
         &self.streams[number.min(self.streams.len() - 1)]
     }
 
-    /// Returns the longest time without an acknowledgement among the streams with outstanding
-    /// bytes.
+    /// Returns the longest time without an acknowledgement among streams with outstanding bytes.
     pub fn unacknowledged(&self) -> Option<Duration> {
         self.streams.iter().filter_map(caller_memory::unacknowledged).max()
     }

@@ -79,7 +79,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
         .collect();
     let at_first = pair(&bare(1), &crossed, &[]);
     assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-    // Each pair returns with the same addresses, without the other pair that identified the cable.
+    // Each pair returns with the same addresses, without the pair that identified the cable.
     for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
         let again = pair_again(&bare(1)[connector], &crossed[acceptor], &[], 1).expect("it is a pair");
         assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
@@ -104,7 +104,6 @@ fn every_second_attempt_goes_by_link_local_addresses() {
     for (one, other) in [(here, &without), (&without, here)] {
         assert_eq!([1, 2, 3].map(|attempt| is_by_link_local(one, other, attempt)), [false; 3]);
     }
-    // With no other addresses, every attempt uses the link-local ones.
     let bare = rail("f0", "p0", 0, 100_000, &["fe80::5"]);
     assert_eq!([1, 2].map(|attempt| is_by_link_local(here, &bare, attempt)), [true; 2]);
 }
@@ -140,7 +139,7 @@ fn an_unavailable_rail_gets_the_remainder_later() {
     assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
     assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
     assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
-    // In one subnet the usable rails find each other, whatever their order.
+    // In one subnet the usable rails find each other in any order.
     let one = |n: u8| -> Vec<RailAdvert> {
         let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
         (0..2).map(rail).collect()
@@ -179,8 +178,7 @@ fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
     assert_eq!((indices(&other, &fast), indices(&fast, &other)), (vec![(0, 0), (1, 0)], vec![(0, 0), (0, 1)]));
 }
 
-/// Returns the routes that the accepting side has: `has` is called with its rail and the address of
-/// the other side.
+/// Returns the possible routes for which `has` accepts the acceptor's rail and the address.
 fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &str) -> bool) -> Vec<Route> {
     let mut routes = possible_routes(connector, acceptor);
     routes.retain(|route| {
@@ -190,7 +188,7 @@ fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &
     routes
 }
 
-/// Hosts without a common subnet, 192.168.100 to 103 and 10.0.100 to 103.
+/// Rails at 10.0.100 to 103, which share no subnet with those of [`spark`].
 fn far() -> Vec<RailAdvert> {
     let mut rails = spark(2);
     for (rail, net) in rails.iter_mut().zip(100..) {
@@ -202,7 +200,7 @@ fn far() -> Vec<RailAdvert> {
 #[test]
 fn routes_pair_what_shares_no_subnet() {
     assert_eq!(indices(&spark(1), &far()), []);
-    // Everything is routed, so ports of one name and links decide.
+    // Everything is routed, so the ports' names and the links decide.
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), |_, _| true));
     let found: Vec<_> = pairs.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [0, 1, 2, 3].map(|at| (at, at, true)));
@@ -211,7 +209,6 @@ fn routes_pair_what_shares_no_subnet() {
     let diagonal = |from: &str, to: &str| matches!((from, to), ("f1", "192.168.100.1") | ("P2f0", "192.168.103.1"));
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), diagonal));
     assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 2), (3, 1)]);
-    // A fast port serves several slower ones by routes too.
     let fast = [rail("w", "", 0, 200_000, &["10.9.0.1/24"])];
     let pairs = pair(&spark(1), &fast, &asked(&spark(1), &fast, |_, _| true));
     assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 0)]);
@@ -227,7 +224,6 @@ fn routes_come_after_subnets_and_are_asked_for_only_where_rails_are_left() {
     let found = pair(&spark(1), &mixed, &routes);
     let found: Vec<_> = found.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [(0, 0, false), (1, 1, true), (2, 2, true), (3, 3, true)]);
-    // Addresses of one kind only, and no link-local ones.
     let ipv6 = [rail("v6", "", 0, 1, &["fe80::9", "2001:db8::1/64"])];
     assert_eq!(possible_routes(&ipv6, &far()), []);
     assert_eq!(possible_routes(&ipv6, &[rail("far", "", 0, 1, &["fe80::8", "2001:db8:1::1/64"])]).len(), 1);

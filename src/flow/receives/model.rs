@@ -5,7 +5,6 @@ use crate::wire::ids::Slot;
 use std::hash::{Hash, Hasher};
 
 impl<const N: usize> Receives<N> {
-    /// Hashes the state, without what finished receives have left behind.
     pub(in crate::flow) fn hash_state(&self, hasher: &mut impl Hasher) {
         (self.next, self.open, self.repeating, self.epochs).hash(hasher);
         for (slot, state) in Slot::all().zip(&self.slots) {

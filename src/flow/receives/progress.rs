@@ -22,7 +22,7 @@ impl<const N: usize> Receives<N> {
         Progress::Receiver { granted, delivered, open: self.open() as u16, arrived, untested }
     }
 
-    /// Granted receives, each with the number of its shares that have arrived.
+    /// Granted receives, each with its number of arrived shares.
     fn granted(&self) -> impl Iterator<Item = (&Granted, u16)> {
         self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| {
             let SlotState::Granted(granted) = state else { return None };

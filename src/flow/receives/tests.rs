@@ -5,13 +5,12 @@ use std::sync::atomic::Ordering;
 
 const CHUNK: u64 = 4096;
 
-/// The last write of share `share.0` of `share.1`.
+/// Returns the immediate of share `share.0` of `share.1`.
 fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
     let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
     Immediate { slot: grant.slot, part, generation, shares, share, leads }
 }
 
-/// The sizes of a finished receive.
 fn test(receives: &mut Receives, slot: Slot) -> Result<Option<Vec<u64>>, NotInFlight> {
     let mut sizes = Vec::new();
     let done = receives.test(slot, |part, bytes| {

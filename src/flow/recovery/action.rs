@@ -24,7 +24,7 @@ pub struct Answer {
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Stop the rail's queue pairs, process their completions, and destroy them. Then call
+    /// Stop the rail's queue pairs, process their completions and destroy them. Then call
     /// [`fenced`](super::Recovery::fenced).
     Fence(LaneId),
     /// Both sides have stopped the rail, and the peer has these receives. Send the missing shares
@@ -32,15 +32,14 @@ pub enum Action {
     Resend(LaneId, Received),
     /// Create new queue pairs. Then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
-    /// Create new queue pairs and connect them to these of the peer. Then call
+    /// Create queue pairs connected to the peer's. Then call
     /// [`answered`](super::Recovery::answered).
     AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
     /// Connect the new queue pairs and post a test write on each. Then call
-    /// [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) when the
-    /// result of the test is known.
+    /// [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) after the
+    /// test.
     ConnectQps(LaneId, Answer),
-    /// Use the rail with the new queue pairs from now on. Then call
-    /// [`activated`](super::Recovery::activated).
+    /// Use the new queue pairs from now on. Then call [`activated`](super::Recovery::activated).
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
@@ -50,11 +49,9 @@ pub enum Action {
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
-    /// The peer asks for this side's progress. Answer with
-    /// [`reply_to_stall`](super::Recovery::reply_to_stall).
+    /// Answer the peer with [`reply_to_stall`](super::Recovery::reply_to_stall).
     StallQuery(u32),
-    /// The peer has answered question `number` with its progress, which has not changed for
-    /// `idle_ms`.
+    /// The peer's progress, unchanged for `idle_ms`, in answer to question `number`.
     #[allow(missing_docs)]
     StallReply { number: u32, idle_ms: u64, progress: Progress },
     /// Count and log the change of a rail's state.

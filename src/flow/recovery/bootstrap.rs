@@ -1,25 +1,22 @@
-//! Conclusions about the peer from the bootstrap's TCP connection, and the need for another one.
+//! Conclusions about the peer from the bootstrap's TCP connection, and the need for a new one.
 
 use super::{LogEntry, Peer, Recovery, SECOND, STEP};
 use crate::flow::redial::Need;
 use crate::wire::control::ControlMessage;
 
-/// Time for a peer whose TCP was closed to show that it is alive, over a rail or a new TCP
-/// connection.
+/// Time for a peer whose TCP was closed to show that it is alive, over a rail or new TCP.
 pub(super) const SIGN_OF_LIFE: u64 = 2 * SECOND;
 /// Time that a frame may be unacknowledged, while only TCP carries frames, before another TCP
-/// connection is dialled. A TCP connection that lost packets while the network was away retries at
-/// growing intervals (RFC 6298, 5.5). One that the peer has given up stays silent.
+/// connection is dialled. A connection that lost packets while the network was away retries at
+/// growing intervals (RFC 6298, 5.5). A connection that the peer has given up stays silent.
 const DOUBT: u64 = 2 * SECOND;
 
-/// Interval between questions to the peer while there is no TCP. The kernel's keepalive asks about
-/// as often (15 s).
+/// Interval between questions to the peer without TCP, near the kernel's keepalive (15 s).
 pub(super) const ASK: u64 = 10 * SECOND;
 
 impl Recovery {
-    /// Reports that the peer closed TCP without a BYE. Its process has ended, or its kernel no
-    /// longer knows a connection that had timed out there. So the peer is asked, over its rails and
-    /// over a new TCP connection.
+    /// Reports that the peer closed TCP without a BYE: it has ended, or the connection timed out in
+    /// its kernel. So this side asks the peer over its rails and over a new TCP connection.
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             self.peer = Peer::Suspected(now);
@@ -27,18 +24,17 @@ impl Recovery {
         }
     }
 
-    /// Reports a new TCP connection. The current frame is sent over it, because it may have been
-    /// lost with the earlier one.
+    /// Reports a new TCP connection, and sends the current frame again, which may have been lost.
     pub fn bootstrap_opened(&mut self) {
         (self.unheard, self.asked_at) = (None, None);
         self.link.send_again();
     }
 
-    /// Reports that there is no TCP. Then no kernel reports the end of the peer's process, and two
-    /// ends that wait for each other post nothing that could fail. So the peer is asked over the
-    /// rails: immediately, at intervals, and after a failed attempt to dial (`is_unreachable`). A
-    /// missing answer proves nothing, since the peer may be busy for long. But writes that are not
-    /// acknowledged cost the rails, and without rails the connection's time limit runs.
+    /// Reports that there is no TCP, so that no kernel reports the end of the peer's process. Two
+    /// ends that wait for each other post nothing that could fail. So this side asks the peer over
+    /// the rails: immediately, at intervals, and after a failed attempt to dial (`is_unreachable`).
+    /// A missing answer proves nothing, since the peer may be busy for long. But unacknowledged
+    /// writes cost the rails, and without rails the connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
         let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
@@ -47,15 +43,13 @@ impl Recovery {
         }
     }
 
-    /// Returns how urgently another TCP connection is needed. `is_open` is true if the connection
-    /// has one that has not failed.
+    /// Returns the need for another TCP connection. `is_open` is true if the current one works.
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let is_dark = self.rails_up().next().is_none();
-        // Rails that count as up may be lost already, or may be slow to retransmit. The peer's time
-        // limit runs meanwhile.
+        // Rails that count as up may be lost already, or may be slow to retransmit, while the time
+        // limit `SIGN_OF_LIFE` runs.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
-        // Before the first rail the peer may answer slowly: its kernel takes a second for each
-        // address that does not resolve.
+        // Before the first rail: the peer's kernel takes a second for each unresolved address.
         let doubt = if self.has_carried() { DOUBT } else { STEP };
         let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
@@ -67,7 +61,6 @@ impl Recovery {
         }
     }
 
-    /// Records the time since when the current frame has been unacknowledged.
     pub(super) fn note_unheard(&mut self, now: u64) {
         let under_way = self.link.under_way();
         if self.unheard.map(|(number, _)| number) != under_way {

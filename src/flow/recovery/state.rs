@@ -30,20 +30,18 @@ pub struct Limits {
 pub enum State {
     /// In use.
     Up { since: u64 },
-    /// [`Action::Fence`](super::Action::Fence) is in progress. It takes long if the device was cut
+    /// [`Action::Fence`](super::Action::Fence) is in progress; it takes long if the device was cut
     /// off. `peer_has` has the receives of the peer's FENCED, if that came first.
     Fencing { since: u64, peer_has: Option<Received> },
     /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },
     /// Both sides have stopped the rail. The connecting side tries to reconnect it at `retry_at`.
     Down { retry_at: u64 },
-    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) is in progress, and has until
-    /// `until` to finish.
+    /// Connecting side: [`Action::OpenQps`](super::Action::OpenQps) may take until `until`.
     Opening { until: u64 },
     /// Connecting side: JOIN was sent. The peer has until `until` to answer.
     Requested { until: u64 },
-    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) is in progress, and has
-    /// until `until` to finish.
+    /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) may take until `until`.
     Connecting { until: u64 },
     /// Connecting side: the test write on each new queue pair has until `until` to be acknowledged.
     Probing { until: u64 },

@@ -40,7 +40,6 @@ fn joined(at: usize, attempt: u8) -> ControlMessage {
     }
 }
 
-/// An end under test, and the number of its peer's last message.
 struct End {
     recovery: Recovery,
     number: u64,
@@ -51,7 +50,7 @@ impl End {
         Self { recovery: Recovery::new(role, LIMITS, 2), number: 0 }
     }
 
-    /// Delivers a message of a peer that has acknowledged everything sent so far.
+    /// Delivers a message of a peer that has acknowledged everything.
     fn hears(&mut self, message: &ControlMessage, now: u64) {
         self.number += 1;
         let frame = ControlFrame {
@@ -63,7 +62,7 @@ impl End {
         self.recovery.heard(&frame, 0, now);
     }
 
-    /// Returns the requested actions without those for the log.
+    /// Returns the requested actions except those for the log.
     fn actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.recovery.poll_action())
             .filter(|action| !matches!(action, Action::Log(_) | Action::Changed(_)))
@@ -79,7 +78,7 @@ impl End {
         }
     }
 
-    /// Loses rail 0 at `now`, up to the point where both ends have stopped it.
+    /// Loses rail 0, up to the point where both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
         self.recovery.lost(lane(0), "loss", Received::default(), now);
         assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() }));
@@ -173,8 +172,7 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.hears(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
-    // The late JOINED acknowledges the JOIN. So the NOT NOW after it is sent now, and makes the
-    // peer give up its new queue pairs.
+    // The late JOINED acknowledges the JOIN. The NOT NOW makes the peer drop its queue pairs.
     assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
     end.hears(&ControlMessage::AreYouThere, now);
     assert_eq!(end.says(now), None, "sent only once");
@@ -225,7 +223,7 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     assert_eq!(end.actions(), []);
     end.recovery.tick(2 * RETRY);
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
-    // Nothing was posted on that rail, so no FENCED is needed.
+    // Nothing was posted on that rail, so it needs no FENCED.
     assert_eq!(end.says(2 * RETRY), None);
 }
 
@@ -369,7 +367,6 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
             says.is_some()
         };
         assert!(asks(&mut end, false, now));
-        // The unacknowledged question is still in progress.
         assert!(!asks(&mut end, true, now));
         end.hears(&ControlMessage::AreYouThere, now);
         assert!(!asks(&mut end, false, now + ASK - 1));
@@ -392,7 +389,6 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
     assert!(end.says(now).is_some());
-    // The other rail carries frames.
     assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::Calm);
     end.recovery.lost(lane(1), "loss", Received::default(), now);
@@ -411,7 +407,7 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
 fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Calm);
-    // Both rails count as up, but may already be lost.
+    // The rails may already be lost.
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
     assert!(end.says(now).is_some());

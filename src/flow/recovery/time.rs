@@ -20,8 +20,7 @@ impl Recovery {
         self.watch_the_dark(now);
     }
 
-    /// Returns the time of the next action of [`Recovery::tick`] or [`Recovery::poll_frame`] if
-    /// nothing else happens.
+    /// Returns the time at which [`Recovery::tick`] or [`Recovery::poll_frame`] next has work.
     pub fn poll_timeout(&self) -> Option<u64> {
         let attempts = self.rails.iter().filter(|_| self.asks()).filter_map(Rail::timeout);
         attempts.chain(self.repeat_timeout()).chain(self.limit()).min()
@@ -32,7 +31,6 @@ impl Recovery {
         self.role == Role::Sender && self.recovers() && self.link.backlog() < CROWDED
     }
 
-    /// Returns the time at which the current frame is repeated.
     pub(super) fn repeat_timeout(&self) -> Option<u64> {
         (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT)
     }
@@ -55,15 +53,13 @@ impl Recovery {
         limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()
     }
 
-    /// Connecting side: starts an attempt to reconnect a lost rail, or ends one that takes too
-    /// long.
+    /// Starts a connecting side's attempt, or ends one that takes too long.
     fn bring_back(&mut self, lane: LaneId, now: u64) {
         match self.rails[lane.index()].state {
             State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
                 self.transition(lane, State::Opening { until: now + STEP }, Cause::Due, now);
                 self.actions.push_back(Action::OpenQps(lane));
             }
-            // The peer has not heard of this attempt, so it needs no NOT NOW.
             State::Opening { until } if now >= until => {
                 self.actions.push_back(Action::DropQps(lane));
                 self.set_down(lane, Cause::NoReturn, now);
@@ -75,8 +71,7 @@ impl Recovery {
         }
     }
 
-    /// Fails the connection if no rail has been up for too long, or if the fence of a rail takes
-    /// too long, here or at the peer.
+    /// Fails the connection if it has no rail for too long, or if a fence takes too long.
     fn watch_the_dark(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
             self.dark_since = None;
@@ -108,8 +103,7 @@ impl Recovery {
             << match rail.has_carried {
                 true => rail.attempts.min(DOUBLED_AT_MOST),
                 false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
-                // The caller waits for the first rail. The handshake was the first attempt and does
-                // not count.
+                // The caller waits for the first rail. The handshake was the first attempt.
                 false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
             }
     }

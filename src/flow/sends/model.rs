@@ -20,7 +20,6 @@ impl<const N: usize, const R: usize> Clone for Sends<N, R> {
 }
 
 impl<const N: usize, const R: usize> Sends<N, R> {
-    /// Hashes the state, without what finished sends have left behind.
     pub(in crate::flow) fn hash_state(&self, hasher: &mut impl Hasher) {
         (&self.free[..self.free_count], &self.next, self.epochs, self.has_lost_shares).hash(hasher);
         for (request, shares) in self.requests.iter().zip(self.shares.iter()) {

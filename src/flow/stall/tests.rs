@@ -21,12 +21,10 @@ fn each_cause_follows_from_both_sides() {
         (sends(4, false, 0, 0), receives(4, 4, 3), Some((Cause::NotTested, 0))),
         (sends(4, false, 0, 0), receives(4, 3, 0), Some((Cause::NotPosted, 0))),
         (sends(4, false, 0, 0), receives(3, 3, 0), None),
-        // A receiver waits for receive 4.
         (receives(6, 4, 0), sends(4, true, 0, 0), Some((Cause::NotPosted, 0))),
         (receives(6, 4, 0), sends(4, true, 0, 2), Some((Cause::NotTested, 0))),
         (receives(6, 4, 0), sends(4, false, 0, 0), Some((Cause::NotGranted, 0))),
         (receives(6, 4, 0), sends(5, true, 1, 0), Some((Cause::NotAcknowledged, 0b101))),
-        // A part of the group at hand.
         (receives(6, 4, 0), sends(4, true, 1, 0), Some((Cause::NotAcknowledged, 0b101))),
         (receives(6, 4, 0), sends(5, true, 0, 1), Some((Cause::NotArrived, 0))),
         (receives(6, 4, 0), sends(3, true, 0, 0), None),
@@ -43,8 +41,7 @@ fn causes_have_their_numbers() {
     assert_eq!((Cause::of_number(0), Cause::of_number(8), Cause::of_number(u64::MAX)), (None, None, None));
 }
 
-/// Samples each half second from `from` to `to`, both in seconds. Returns the questions with their
-/// times.
+/// Samples each half second between two times in seconds. Returns questions and their times.
 fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u64) -> Vec<(u32, u64)> {
     let mut questions = Vec::new();
     for now in (2 * from..2 * to).map(|half| half * SECOND / 2) {
@@ -59,7 +56,6 @@ fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u
 #[test]
 fn only_requests_that_wait_count() {
     let mut watch = StallWatch::new(LIMITS);
-    // Nothing is posted, whatever the caller does besides.
     for idle in [sends(4, true, 0, 0), sends(4, false, 0, 3), receives(4, 4, 2)] {
         assert_eq!(run(&mut watch, idle, false, 10, 1000), []);
     }
@@ -67,9 +63,9 @@ fn only_requests_that_wait_count() {
     // A caller that repeated a send for less than the limit, and then stopped.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 2000, 2055), []);
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), false, 2055, 3000), []);
-    // A caller that repeats it, from the time that it began.
+    // A caller that repeats it; time counts from the first repetition.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 3000, 3063), [(1, 3060)]);
-    // A posted request counts if its caller sleeps, too.
+    // A posted request counts even if its caller sleeps.
     assert_eq!(run(&mut watch, receives(5, 4, 0), false, 4000, 4063), [(2, 4060)]);
     assert_eq!(run(&mut watch, sends(5, false, 1, 0), false, 5000, 5063), [(3, 5060)]);
 }
@@ -91,7 +87,7 @@ fn progress_begins_anew_and_makes_an_answer_void() {
     assert_eq!(watch.verdict(), Some(&verdict), "answered before");
     watch.sample(receives(7, 5, 0), 123 * SECOND);
     assert_eq!((watch.verdict(), watch.waited(123 * SECOND)), (None, 0));
-    // An idle time of the peer that cannot be true.
+    // The peer's idle time is impossible.
     assert_eq!(run(&mut watch, receives(7, 5, 0), false, 124, 190), [(3, 183)]);
     watch.answered(3, u64::MAX, &sends(5, true, 0, 0), 190 * SECOND);
     assert_eq!(watch.verdict().map(|verdict| verdict.since), Some(0));
@@ -126,7 +122,7 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
     assert_eq!(run(&mut watch, own, false, 95, 101), [(3, 100)]);
     watch.answered(3, 0, &sends(4, true, 0, 1), 101 * SECOND);
     assert!(watch.must_abort(101 * SECOND) && !watch.must_abort(89 * SECOND));
-    // Without the setting nothing ends it. A shorter limit than that of the warning counts.
+    // Without the setting nothing ends it. A limit shorter than that of the warning counts.
     watch.limits.abort = None;
     assert!(!watch.must_abort(u64::MAX));
     let mut watch = StallWatch::new(StallLimits { warn: 60 * SECOND, abort: Some(10 * SECOND) });

@@ -69,7 +69,7 @@ impl Inbound {
     /// Takes the next slot for a receive of the given tags and sizes (1 to [`PARTS`] of them);
     /// `None` while that slot is in use. Calls `tell` with each grant for the peer, in order.
     ///
-    /// Unlike on rails, no receive is reported done before its bytes have arrived: TCP is read only
+    /// Unlike on rails, no receive is reported done before its bytes have arrived. TCP is read only
     /// while the caller polls, and the caller stops polling a receive that is done.
     pub fn grant(
         &mut self,
@@ -88,7 +88,7 @@ impl Inbound {
         Some(granted.slot)
     }
 
-    /// Accepts the header of a chunk and returns the place for its bytes.
+    /// Accepts a chunk's header and returns the place for its bytes.
     ///
     /// # Errors
     /// A [`StreamViolation`]; the state is unchanged then.
@@ -113,7 +113,7 @@ impl Inbound {
             return Err(StreamViolation::Total { before: known, now: total });
         }
         let announced = so_far + u64::from(bytes);
-        // Decoding the frame has checked that the chunk lies within its message.
+        // The frame's decoder has checked that the chunk lies within its message.
         if announced > total {
             return Err(StreamViolation::Surplus { announced, total });
         }
@@ -135,7 +135,7 @@ impl Inbound {
         *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
-        // The grant had room for this message, so `arrived` has nothing to refuse.
+        // The grant had room for this message, so `arrived` does not refuse it.
         matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Whole | Arrival::Part))
     }
 

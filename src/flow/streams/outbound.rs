@@ -14,16 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Outbound {
     sends: Sends,
-    /// The receiver's grants, in the layout of the ring that a receiver writes over rails.
+    /// The receiver's grants, in the layout of the CTS ring.
     ring: Box<[AtomicU64]>,
-    /// Receive and part that the next grant must be for.
+    /// Receive and part of the next grant.
     next_grant: (u64, u8),
     messages: Box<[OutboundMessage; REQUESTS]>,
     /// Messages with bytes that no stream has taken, in order.
     queue: RequestQueue,
 }
 
-/// A running send.
 #[derive(Debug, Clone, Copy, Default)]
 struct OutboundMessage {
     sequence: u64,
@@ -71,8 +70,7 @@ impl Outbound {
         if sequence >= next + SLOTS as u64 {
             return Err(StreamViolation::GrantAhead(sequence));
         }
-        // A sender over TCP does not write to the receiver's memory, so the entry needs no address
-        // and no keys.
+        // A sender over TCP writes to no memory of the receiver, so it needs no address and keys.
         let terms = Terms { addr: 0, bytes: room, tag, parts, part, epoch: Epoch::default() };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
@@ -102,8 +100,7 @@ impl Outbound {
         self.sends.has_room()
     }
 
-    /// Starts a send of `bytes`, at most the size of the receive part, and returns its request
-    /// number. `None` while there is no room.
+    /// Starts a send of `bytes`, at most the receive part's size. `None` while there is no room.
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
         let (request, _) = self.sends.start_whole(head, (0, 0), bytes, LaneId::default())?;
@@ -127,8 +124,7 @@ impl Outbound {
         Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
     }
 
-    /// Records that the kernel has taken a chunk. Returns the message's size once all of it is
-    /// written.
+    /// Records that the kernel has taken a chunk. Returns the message's size once all is written.
     pub fn written(&mut self, chunk: &Chunk) -> Option<u64> {
         let message = &mut self.messages[usize::from(chunk.request) % REQUESTS];
         message.written += u64::from(chunk.data.bytes);

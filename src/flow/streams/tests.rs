@@ -7,7 +7,6 @@ use crate::wire::stream::{Data, StreamFrame, StreamGrant};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Both ends of a connection, and the frames under way between them.
 struct StreamPair {
     inbound: Inbound,
     outbound: Outbound,
@@ -144,8 +143,8 @@ fn a_lying_sender_is_caught() {
         inbound.announced(&Data { total: 301, ..honest }),
         Err(StreamViolation::Total { before: 300, now: 301 })
     );
-    // Repeated bytes use up the message's size: the rest is refused as surplus, and the receive is
-    // never done before everything announced has landed.
+    // Repeated bytes use up the message's size: the rest is surplus, and the receive is never done
+    // before everything announced has landed.
     assert!(inbound.announced(&honest).is_ok());
     assert_eq!(inbound.announced(&honest), Err(StreamViolation::Surplus { announced: 384, total: 300 }));
     assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
@@ -178,9 +177,8 @@ fn a_lying_receiver_is_caught() {
 }
 
 proptest! {
-    /// Groups with tags and sizes in any order, and chunks on any streams in any order between
-    /// them. Every receive reports the sizes that were sent, each byte is delivered once, and
-    /// nothing is left over.
+    /// Groups, tags, sizes and chunks come in any order. Every receive reports the sizes that were
+    /// sent, each byte is delivered once, and nothing is left over.
     #[test]
     fn everything_arrives_once_in_any_order(
         groups in prop::collection::vec(
@@ -203,8 +201,7 @@ proptest! {
                     waiting.push((slot, sizes));
                 },
                 1 => if let Some(group) = to_send.front_mut() {
-                    // Parts with equal tags keep their order; the tags themselves may come in any
-                    // order.
+                    // Parts with equal tags keep their order; different tags may come in any order.
                     let at = group.iter().position(|(tag, _)| *tag as usize == stream % 3).unwrap_or(0);
                     let (tag, bytes) = group[at];
                     if let Some(request) = pair.isend(tag, bytes) {

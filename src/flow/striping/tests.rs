@@ -16,7 +16,6 @@ pub(super) fn rails(mbps: &[u32]) -> Paths {
     Paths::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
 }
 
-/// A share in a rail's queue.
 #[derive(Clone)]
 struct QueuedShare {
     message: u64,
@@ -31,16 +30,15 @@ struct Run {
     rates: Vec<f64>,
     /// Rails that share a PCIe link, and the link's capacity in bytes per microsecond.
     links: Vec<(Vec<usize>, f64)>,
-    /// Queue of each rail: the writes and their bytes left.
+    /// Writes in each rail's queue, and their bytes left.
     queues: Vec<VecDeque<(QueuedShare, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
-    /// Confirmations under way to the sender: time of arrival in microseconds, lane, write.
+    /// Confirmations under way to the sender: arrival in microseconds, lane, write.
     confirmations: VecDeque<(f64, LaneId, QueuedShare)>,
     latency_us: f64,
     now_us: f64,
     next: u64,
     done_bytes: u64,
-    /// Bytes that each rail has carried.
     carried: Vec<u64>,
 }
 
@@ -65,8 +63,7 @@ impl Run {
         (self.now_us * 1000.0) as u64
     }
 
-    /// Runs for this many seconds with `window` messages of the given size under way, and returns
-    /// MB/s.
+    /// Runs for some seconds with `window` messages under way, and returns MB/s.
     fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
         let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
         while self.now_us < end {
@@ -113,7 +110,6 @@ impl Run {
         rates
     }
 
-    /// Advances to the next completion.
     fn step(&mut self, bytes: u64) {
         let rates = self.served();
         let heads = self.queues.iter().zip(&rates);
@@ -146,7 +142,7 @@ impl Run {
     }
 }
 
-/// Other connections have 1 MiB under way on one rail.
+/// 1 MiB of other connections under way on one rail.
 struct OnLane(LaneId);
 
 impl OtherConnections for OnLane {
@@ -167,8 +163,7 @@ fn unequal_rails_carry_their_sum_whatever_their_announced_rates() {
     assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
 }
 
-/// A Spark with two cables, with one function at a quarter of its speed: the other function of the
-/// same link gets the rest.
+/// One of two functions of a link has a quarter of its speed. The other one gets the rest.
 #[test]
 fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
@@ -227,12 +222,11 @@ fn a_window_of_one_message_balances_too() {
     }
 }
 
-/// 4 KiB messages are sent unsplit; a rail that is slow from the start is replaced by another.
+/// A rail that is slow from the start.
 #[test]
 fn whole_messages_leave_a_slow_rail() {
     let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
-    // The latency makes a single message on a fast rail no faster than one in a stream on the slow
-    // rail.
+    // With this latency, one message on a fast rail is no faster than several on the slow rail.
     run.latency_us = 10.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(1.0, 8, 4096);

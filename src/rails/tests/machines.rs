@@ -1,17 +1,14 @@
-//! Machines that owners cable with each other, by what was read on them: Sparks, a workstation,
-//! pods.
+//! Machines that owners cable with each other, from their listings: Sparks, a workstation, pods.
 
 use crate::rails::testbed::{Function, SPARK_GUID, TestHost, spark, spark_function};
 use std::net::IpAddr;
 
-/// The functions of p0 and p1, on each PCIe link.
 pub(super) const F0: &str = "rocep1s0f0";
 pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// Spark number `host` with cables in these ports, its functions addressed as said and the others
-/// not at all.
+/// Spark `host` with cables in these ports, and only these addresses.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
@@ -33,7 +30,7 @@ fn address_of(function: &mut Function, address: &str) {
     }
 }
 
-/// A host on which each interface answers ARP for its own addresses alone.
+/// A host whose interfaces answer ARP only for their own addresses.
 pub(super) fn host(functions: &[Function]) -> TestHost {
     with_arp(functions, 1, 2)
 }
@@ -45,7 +42,7 @@ pub(super) fn with_arp(functions: &[Function], arp_ignore: u32, rp_filter: u32) 
     host
 }
 
-/// A ConnectX-5 with a port of 100 Gb/s, in a slot of its own.
+/// A ConnectX-5 with one 100 Gb/s port.
 pub(super) fn workstation(function: u8) -> Function {
     Function {
         device: "mlx5_0",
@@ -63,8 +60,8 @@ pub(super) fn workstation(function: u8) -> Function {
     }
 }
 
-/// A virtual function of p0, as a pod is given it: another name, and no port name. What the cgroup
-/// forbids cannot be opened and so is not among the ports at all.
+/// A virtual function of p0 as a pod sees it: another name, no port name. Devices that the cgroup
+/// forbids cannot be opened, so they are not among the ports.
 pub(super) fn of_pod(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),
@@ -83,7 +80,7 @@ pub(super) fn of_pod(n: u8, domain: u8) -> Function {
     }
 }
 
-/// A Spark addressed as a netplan file says; of the file as much as these examples use.
+/// A Spark with the addresses of a netplan file. Reads only the syntax of these examples.
 pub(super) fn by_netplan(n: u8, file: &str) -> Vec<Function> {
     let text = std::fs::read_to_string(file).unwrap();
     let mut addresses: Vec<(String, String)> = Vec::new();

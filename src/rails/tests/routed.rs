@@ -1,5 +1,5 @@
-//! A ring of four whose owner lets the NICs forward packets between opposite hosts, with host
-//! routes (`ip route add PEER/32 via NEIGHBOUR dev INTERFACE`).
+//! A ring of four hosts whose NICs forward packets between opposite hosts, with host routes (`ip
+//! route add PEER/32 via NEIGHBOUR dev INTERFACE`).
 
 use super::machines::{F0, F1, P2F0, P2F1, host, spark_with};
 use super::topologies::told;
@@ -7,13 +7,13 @@ use crate::flow::pairing::{self, Pair};
 use crate::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
 
-/// The rails of a host, and its kernel's host routes: each a rail and the address that it leads to.
+/// A host's rails and its kernel's host routes, each as (rail, destination).
 struct Routed {
     adverts: Vec<RailAdvert>,
     routes: Vec<(&'static str, String)>,
 }
 
-/// The address of a rail: p0 of each host is cabled to p1 of the next, with a subnet for each twin.
+/// p0 of each host is cabled to p1 of the next, with a subnet for each twin.
 fn address(n: u8, device: &str) -> String {
     let (cable, end) = if device.ends_with("f0") { (n, 1) } else { ((n + 3) % 4, 2) };
     let twin = u8::from(device.starts_with("roceP2"));
@@ -21,7 +21,7 @@ fn address(n: u8, device: &str) -> String {
 }
 
 /// Host `n` with routes to the opposite host: between hosts 0 and 2 by host 1 for the first twins,
-/// by host 3 for the second ones. With prefixes of 32 bits, host routes lead to the neighbours too.
+/// by host 3 for the second twins. With a 32-bit prefix, host routes lead to neighbours too.
 fn ring_host(n: u8, prefix: u8) -> Routed {
     let (next, opposite, before) = ((n + 1) % 4, (n + 2) % 4, (n + 3) % 4);
     let addresses = [F0, P2F0, F1, P2F1].map(|device| (device, format!("{}/{prefix}", address(n, device))));
@@ -35,7 +35,7 @@ fn ring_host(n: u8, prefix: u8) -> Routed {
     Routed { adverts: told(&host(&spark_with(n, &[0, 1], &addresses)).survey("")), routes }
 }
 
-/// Pairs as a connection from `one` to `other`: `RAIL - RAIL`.
+/// Pairs rails for a connection from `one` to `other`, as `RAIL - RAIL`.
 fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     let mut routes = pairing::possible_routes(&one.adverts, &other.adverts);
     routes.retain(|route| {
@@ -44,7 +44,7 @@ fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     });
     let name = |rail: &RailAdvert| rail.name.trim_end_matches(":1").to_owned();
     let text = |pair: &Pair| {
-        // The connecting side has a route back, so it does not refuse the pair.
+        // The connector has a route back, so it does not refuse the pair.
         let (here, to) = (&one.adverts[pair.connector], Ipv6Addr::from(pair.acceptor_gid).to_canonical().to_string());
         let own = here.addresses.iter().find(|address| address.gid == pair.connector_gid).unwrap();
         let has = one.routes.iter().any(|(device, peer)| *device == name(here) && *peer == to);

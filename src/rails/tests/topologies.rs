@@ -1,6 +1,5 @@
-//! Hosts as owners of Sparks cable and address them: the rails of each, the pairs and addresses of
-//! two, their rate, and the warnings. Each host is a sysfs tree, and its adverts pass through a
-//! HELLO.
+//! Hosts as owners cable and address Sparks: their rails, pairs, addresses, rates and warnings.
+//! Each host is a sysfs tree, and its adverts pass through a HELLO.
 
 use super::machines::{F0, F1, P2F0, P2F1, by_netplan, host, of_pod, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
@@ -12,7 +11,6 @@ use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
 
-/// A host's adverts, as a peer reads them.
 pub(super) fn told(survey: &Survey) -> Vec<RailAdvert> {
     let advert = |rail: &Rail| RailAdvert {
         name: format!("{}:{}", rail.device, rail.port),
@@ -32,16 +30,14 @@ pub(super) fn told(survey: &Survey) -> Vec<RailAdvert> {
     hello.rails
 }
 
-/// The connection of two hosts.
 struct Meeting {
-    /// `RAIL ADDRESS - RAIL ADDRESS`, in the order of the first host.
+    /// `RAIL ADDRESS - RAIL ADDRESS`, in the first host's order.
     rails: Vec<String>,
-    /// Their rate together.
     mbps: u64,
     mtu_bytes: Vec<u32>,
 }
 
-/// Pairs the rails of two hosts, whichever of them connects.
+/// Pairs the rails of two hosts. The pairs must not depend on the connecting host.
 #[track_caller]
 fn meet(one: &TestHost, other: &TestHost) -> Meeting {
     let (ours, theirs) = (told(&one.survey("")), told(&other.survey("")));
@@ -80,7 +76,7 @@ fn ends(ours: &[RailAdvert], theirs: &[RailAdvert], pairs: &[Pair]) -> Vec<[End;
     pairs.iter().map(|pair| [end(ours, pair.connector), end(theirs, pair.acceptor)]).collect()
 }
 
-/// If the rails in use fill the cable or the peer's ports, no warning says that the rate is halved.
+/// Checks that no warning claims a halved rate if the rails fill the cable or the peer's ports.
 #[track_caller]
 fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
     for (at, rail) in rails.iter().enumerate().filter(|(at, _)| !ends.iter().any(|[here, _]| here.rail.index() == *at))
@@ -98,7 +94,6 @@ fn assert_pairs(one: &TestHost, other: &TestHost, rails: &[String], mbps: u64) {
     assert_eq!(found.mbps, mbps, "{:?}", found.rails);
 }
 
-/// `one` and `other` are of a whole topology: nothing to warn of.
 #[track_caller]
 fn assert_quiet(hosts: &[&TestHost]) {
     hosts.iter().for_each(|host| assert_eq!(host.survey("").warnings, []));
@@ -108,9 +103,9 @@ fn pair(here: &str, there: &str) -> String {
     format!("{here} - {there}")
 }
 
-/// One cable carries 200 Gb/s: both links together carry more.
+/// The cable is the limit: both links together carry more.
 const ONE_CABLE_MBPS: u64 = 200_000;
-/// Two cables carry what two links do.
+/// The links are the limit: two cables carry more.
 const TWO_CABLES_MBPS: u64 = 2 * 112_027;
 
 #[test]
@@ -150,7 +145,6 @@ fn two_sparks_with_two_cables_straight_and_crossed() {
     assert_pairs(&one, &crossed, &rails, TWO_CABLES_MBPS);
     assert_eq!(one.survey("").speed_mbps, 2 * 112_027);
 
-    // One address on each side shows where both cables lead.
     let one = host(&spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24")]));
     let crossed = host(&spark_with(2, &[0, 1], &[(F1, "10.0.0.2/24")]));
     let twins = |here: &str, there: &str| pair(&format!("{here} link-local"), &format!("{there} link-local"));
@@ -159,7 +153,7 @@ fn two_sparks_with_two_cables_straight_and_crossed() {
     assert_pairs(&one, &crossed, &rails, TWO_CABLES_MBPS);
 }
 
-/// In one subnet for two cables, ports of one name pair, even if one function is missing.
+/// Two cables in one subnet: ports of the same name pair, even if one function is missing.
 #[test]
 fn two_cables_in_one_subnet() {
     let [one, mut two] = [1, 2].map(|n| {
@@ -198,7 +192,7 @@ fn p1_of_one_spark_to_p0_of_the_other() {
     let [one, two] = [host(&spark_with(1, &[1], &[])), host(&spark_with(2, &[0], &[]))];
     assert_pairs(&one, &two, &[pair("rocep1s0f1 link-local", "rocep1s0f0 link-local"), twins], ONE_CABLE_MBPS);
 
-    // Both twins in one subnet: each with the one of its own PCIe domain.
+    // Both twins in one subnet: each pairs within its PCIe domain.
     let one = host(&spark_with(1, &[1], &[(F1, "10.0.0.1/24"), (P2F1, "10.0.0.11/24")]));
     let two = host(&spark_with(2, &[0], &[(F0, "10.0.0.2/24"), (P2F0, "10.0.0.12/24")]));
     assert_quiet(&[&one, &two]);
@@ -223,7 +217,7 @@ fn both_twins_in_one_subnet() {
         assert_pairs(&one, &two, &[rail(F0, 0), rail(P2F0, 1)], ONE_CABLE_MBPS);
 
         // With Ubuntu's settings the twins answer ARP for each other: both warnings. With a strict
-        // rp_filter one of them gets no answer. Without readable settings there is no warning.
+        // rp_filter one twin gets no answer.
         for (arp_ignore, rp_filter) in [(0, 2), (0, 0), (1, 1)] {
             let said = with_arp(&functions(1, ours), arp_ignore, rp_filter).survey("").warnings;
             assert_eq!(said.len(), 2, "{said:#?}");
@@ -249,7 +243,7 @@ fn one_twin_without_an_address() {
     let first = pair("rocep1s0f0 192.168.100.1", "rocep1s0f0 192.168.100.2");
     let twins = pair("roceP2p1s0f0 link-local", "roceP2p1s0f0 link-local");
     assert_pairs(&one, &two, &[first, twins], ONE_CABLE_MBPS);
-    // The address is the first twin's here and the second's there.
+    // The address is on the first twin here, on the second there.
     let other = host(&spark_with(3, &[0], &[(P2F0, "192.168.100.3/24")]));
     let rails = [
         pair("rocep1s0f0 192.168.100.1", "roceP2p1s0f0 192.168.100.3"),
@@ -258,7 +252,7 @@ fn one_twin_without_an_address() {
     assert_pairs(&one, &other, &rails, ONE_CABLE_MBPS);
 }
 
-/// The GID table always has the link-local address of the MAC, which may not answer.
+/// The GID table always has the MAC's link-local address, which may not answer.
 #[test]
 fn netplan_without_link_local_addresses() {
     let without = |mut functions: Vec<Function>| {
@@ -277,7 +271,7 @@ fn netplan_without_link_local_addresses() {
     ];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // A twin without an IPv4 address has none at all then: no rail, with the cure.
+    // A twin without any address is no rail.
     let survey = host(&without(spark_with(1, &[0], &[(F0, "192.168.100.1/24")]))).survey("");
     assert_eq!(survey.rails.len(), 1);
     assert!(
@@ -299,7 +293,6 @@ fn ipv6_only() {
     ];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // Only the addresses that each interface has by itself.
     let [one, two] = [1, 2].map(|n| host(&spark_with(n, &[0, 1], &[])));
     assert_quiet(&[&one, &two]);
     let rails = [F0, P2F0, F1, P2F1].map(|name| pair(&format!("{name} link-local"), &format!("{name} link-local")));
@@ -323,7 +316,7 @@ fn sparse_gid_tables() {
         [pair("rocep1s0f0 10.0.0.1", "rocep1s0f0 10.0.0.2"), pair("roceP2p1s0f0 10.0.1.1", "roceP2p1s0f0 10.0.1.2")];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // More addresses than a HELLO holds, and the last one is useful: the HELLO has it.
+    // More addresses than fit a HELLO: it still has the last one, which is useful.
     for port in &mut one.ports {
         let last = port.gids.last().copied().unwrap();
         for n in 0..40_u16 {
@@ -334,7 +327,7 @@ fn sparse_gid_tables() {
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 }
 
-/// Three Sparks, each port to another one: p0 of each to p1 of the next.
+/// Three Sparks, p0 of each cabled to p1 of the next.
 fn triangle(addresses: [&[(&str, &str)]; 3]) -> [TestHost; 3] {
     let mut n = 0;
     addresses.map(|addresses| {
@@ -396,7 +389,7 @@ fn a_triangle_where_one_twin_of_each_cable_has_an_address() {
     }
 }
 
-/// Four Sparks: p0 of each to p1 of the next.
+/// Four Sparks, p0 of each cabled to p1 of the next.
 #[test]
 fn a_ring_of_four_has_no_rails_on_its_diagonals() {
     let nets = |n: u8| {
@@ -424,7 +417,6 @@ fn a_ring_of_four_has_no_rails_on_its_diagonals() {
             assert_eq!(meet(&hosts[n], across).rails, Vec::<String>::new());
         }
     }
-    // The error has each rail with its subnets.
     let text = pairing::describe(&told(&ring(true)[0].survey("")));
     let rails = "rocep1s0f0:1 (10.0.0.1/24); roceP2p1s0f0:1 (10.0.1.1/24); rocep1s0f1:1 (10.0.6.1/24); roceP2p1s0f1:1 (10.0.7.1/24)";
     assert_eq!(text, rails);
@@ -456,7 +448,7 @@ fn a_switch_with_everything_in_one_subnet() {
         let both = (2 * u64::from(speed_mbps)).min(TWO_CABLES_MBPS);
         assert_pairs(&one, &two, &same(&[F0, P2F0, F1, P2F1]), both);
 
-        // The second twin of p0 is down here, and the peer has one cable: still both PCIe links.
+        // p0's second twin is down here, the peer has one cable: both PCIe links are still used.
         let mut functions = on_switch(1, &[0, 1]);
         let down = functions.iter_mut().find(|f| f.device == P2F0).unwrap();
         *down = down.clone().down();
@@ -469,7 +461,7 @@ fn a_switch_with_everything_in_one_subnet() {
     }
 }
 
-/// In the order of the rails both pairs would share one PCIe link (112 Gb/s), the other idle.
+/// In the order of the rails, both pairs would share one PCIe link (112 Gb/s).
 #[test]
 fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
     let mut functions = spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24"), (P2F0, "10.0.0.2/24"), (F1, "10.0.0.3/24")]);
@@ -490,7 +482,7 @@ fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
 
 #[test]
 fn a_spark_with_a_workstation() {
-    // One twin is enough for a cable of 100 Gb/s, and for a switch with a port of 200.
+    // One twin suffices for a cable of 100 Gb/s, and for a switch with a port of 200.
     for (speed_mbps, second) in
         [(100_000, Some("192.168.101.1/24")), (200_000, Some("192.168.101.1/24")), (100_000, None)]
     {
@@ -523,7 +515,6 @@ fn virtual_functions_in_pods() {
     let rails =
         [pair("mlx5_4 192.168.177.1", "mlx5_4 192.168.177.2"), pair("mlx5_9 192.168.179.1", "mlx5_9 192.168.179.2")];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
-    // Beside a Spark without pods; and where one address is missing, by the cable.
     let bare = host(&spark_with(3, &[0], &[(F0, "192.168.177.3/24"), (P2F0, "192.168.179.3/24")]));
     let rails = [
         pair("mlx5_4 192.168.177.1", "rocep1s0f0 192.168.177.3"),
@@ -535,7 +526,6 @@ fn virtual_functions_in_pods() {
     let twins = pair("mlx5_9 link-local", "roceP2p1s0f0 link-local");
     assert_pairs(&lone, &bare, &[rails[0].clone(), twins], ONE_CABLE_MBPS);
 
-    // A function without a twin gets a message of its own.
     let survey = host(&[of_pod(1, 0)]).survey("");
     assert_eq!((survey.rails.len(), survey.speed_mbps), (1, 112_027));
     assert!(
@@ -562,7 +552,6 @@ fn functions_without_a_cable_may_be_absent() {
     assert_pairs(&listed, &absent, &rails, ONE_CABLE_MBPS);
 }
 
-/// The guide's examples are what it says they are.
 #[test]
 fn the_guides_netplan_files() {
     let hosts = |kind: &str, count: u8| -> Vec<TestHost> {

@@ -1,5 +1,5 @@
-//! Reaction of a receiver to lost and returning rails. It reports the receives that have arrived,
-//! and grants again those whose CTS may be lost.
+//! Reaction of a receiver to lost and returning rails. Reports the receives that have arrived, and
+//! grants those again whose CTS may be lost.
 
 use super::{Found, RecvPath, Source, keys, source_of};
 use crate::comm::datapath::context::PathContext;
@@ -16,8 +16,8 @@ use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Time for a device to return the completions of stopped queue pairs, before the device is checked
-/// for being cut off or removed. It usually takes microseconds.
+/// Time for a device to return completions of stopped queue pairs, usually microseconds. After it,
+/// the device is checked for being cut off or removed.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
 /// Total time for a device that answers to return those completions.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
@@ -49,7 +49,6 @@ impl RecvPath {
         Stopped::Flushing
     }
 
-    /// Processes the remaining completions of a device that was removed.
     fn take_the_rest(&mut self, context: &PathContext, lane: LaneId) {
         loop {
             match self.absorb(context, lane) {
@@ -64,9 +63,8 @@ impl RecvPath {
         }
     }
 
-    /// Handles a fault of a lane that is being stopped, and returns true if its device does not
-    /// answer. A protocol violation ends the connection. All other faults are a consequence of the
-    /// lost rail.
+    /// Returns true if a fault of a stopping lane means that its device does not answer. A protocol
+    /// violation ends the connection. All other faults follow from the lost rail.
     fn is_broken_by(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> bool {
         let is_broken = matches!(fault, Fault::Device(_));
         if let Fault::Violation(_) = fault {
@@ -92,8 +90,7 @@ impl RecvPath {
         }
     }
 
-    /// Begins an epoch for a lane whose device has returned, and repeats every pending grant with
-    /// the current keys.
+    /// Begins an epoch for a lane whose device has returned; repeats all grants with current keys.
     fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
         let Self { receives, shadow, memory, rails, lanes_are_rails, .. } = self;
         receives.take_new_keys(lane, shadow.words(), |grant, part| {
@@ -126,7 +123,7 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        // Take in everything that has arrived on the lane. The sender may have seen it
+        // Process everything that has arrived on the lane. The sender may have seen it
         // acknowledged, and does not send it again then.
         let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),

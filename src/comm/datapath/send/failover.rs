@@ -1,5 +1,4 @@
-//! Reaction of a sender to lost and returning rails. Bytes that the receiver does not have are sent
-//! again over another rail.
+//! Reaction of a sender to lost and returning rails: sends missing bytes again over other rails.
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
@@ -64,8 +63,7 @@ impl DataPath for SendPath {
             return Fenced::NotYet;
         }
         let mut is_read = false;
-        // Errors here have the same cause: the rail was lost or stopped. The receiver reports which
-        // shares are missing.
+        // Errors come from the loss of the rail. The receiver reports which shares are missing.
         loop {
             match self.take_in(lane, &mut is_read) {
                 Ok(false) => break,
@@ -113,8 +111,7 @@ impl DataPath for SendPath {
 
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.sends.learn_epoch(lane, epoch) {
-            // The peer's device has returned with new keys. The refused keys were those from
-            // before.
+            // The peer's device has returned with new keys. Only its old keys were refused.
             self.rails.status.forgive();
         }
     }

@@ -12,7 +12,6 @@ fn unanswered() -> Error {
     failed(libc::ETIMEDOUT)
 }
 
-/// Findings about paths, and a time that the tests advance.
 struct Bed {
     backoff: Backoff,
     now: Instant,
@@ -23,7 +22,6 @@ impl Bed {
         Self { backoff: Backoff::default(), now: Instant::now() }
     }
 
-    /// True if the last attempt on the path failed and is not forgotten yet.
     fn is_dead(&self) -> bool {
         lock(&self.backoff.0).dead(PATH).is_some()
     }

@@ -10,7 +10,6 @@ use crate::wire::ids::LaneId;
 use std::time::Duration;
 
 impl Driver {
-    /// Ends a connection that recovery has given up.
     pub(super) fn fail(&mut self, failure: &Failure) {
         let (peer, limit) = (self.context.peer.name.clone(), self.process.config.recovery.loss_timeout.as_secs());
         let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
@@ -36,7 +35,6 @@ impl Driver {
         }
     }
 
-    /// Shows in the counters that the rails of a failed connection do not carry.
     pub(super) fn show_failure(&self) {
         if self.recovery.has_failed() {
             self.rails.iter().for_each(|managed| managed.outages.failed());

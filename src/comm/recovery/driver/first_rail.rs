@@ -1,4 +1,4 @@
-//! Connections that have not had a rail yet: their warnings, and their failure if no rail comes up.
+//! Connections without a first rail: their warnings, and their failure if no rail comes up.
 
 use super::Driver;
 use crate::comm::log::once::Subject;
@@ -6,13 +6,12 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::{Error, Network, PeerGone, TimedOut};
 use std::time::Duration;
 
-/// Time without a rail until the first warning. [`NEXT_WARNING`] is the interval of later ones.
+/// Time without a rail until the first warning; [`NEXT_WARNING`] until each later one.
 const FIRST_WARNING: Duration = Duration::from_secs(5);
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
-/// Time without a call from NCCL after which a connection without a rail counts as abandoned. NCCL
-/// calls in a loop. After an abort it never calls again, and it does not close a connection that it
-/// has not received.
+/// Time without a call from NCCL until a connection without a rail counts as abandoned. NCCL calls
+/// in a loop. After an abort it never calls again, nor closes a connection that it never got.
 const ABANDONED: Duration = Duration::from_secs(60);
 
 impl Driver {
@@ -47,21 +46,19 @@ impl Driver {
         }
     }
 
-    /// Returns the pairs of rails and their failed attempts. All names come first, because NCCL
+    /// Returns the pairs of rails, then their failed attempts. The names come first because NCCL
     /// cuts a log line at 1024 characters (`ncclDebugLog` in debug.cc).
     fn tries_text(&self) -> String {
         let text = |of: fn(&ManagedRail) -> String| self.rails.iter().map(of).collect::<Vec<_>>().join(", ");
         format!("{}; {}", text(ManagedRail::name), text(ManagedRail::tries_text))
     }
 
-    /// Returns the error of a connection on which no rail has carried within the limit.
     pub(super) fn no_first_rail(&self) -> Error {
         let (peer, limit) = (self.context.peer.name.clone(), self.process.config.setup.connect_timeout.as_secs());
         Network::NoFirstRail { peer, limit, tries: self.tries_text() }.into()
     }
 
-    /// Handles a peer that leaves the connection. The connection has failed unless a rail has
-    /// carried.
+    /// Handles a peer that leaves. The connection has failed unless a rail has carried.
     pub(super) fn ends_without_rail(&mut self) {
         if !self.recovery.has_carried() && !self.recovery.has_failed() {
             let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());

@@ -1,13 +1,12 @@
 //! New queue pairs for a rail that returns.
 //!
 //! The connecting side creates queue pairs and sends a request. The accepting side creates its own,
-//! connects them to those of the request and answers. The connecting side then connects its own and
-//! tests them.
+//! connects them to those of the request and answers. The connecting side then connects and tests.
 //!
-//! Each step asks the device, whose firmware may not answer, or the kernel, which may take a second
-//! to resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
-//! when it is there. If the attempt has ended by then, the result is dropped with its queue pairs.
-//! While the thread of such an attempt hangs in the device, no other step starts there.
+//! Each step may block: a device's firmware may not answer, and the kernel may take a second to
+//! resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
+//! later. If the attempt has ended by then, the result is dropped with its queue pairs. While that
+//! thread hangs in the device, no other step starts there.
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -29,7 +28,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::Instant;
 
-/// Copy of the data that a thread needs for one step of an attempt.
 struct Job {
     process: Arc<Process>,
     rail: Arc<Rail>,
@@ -37,19 +35,14 @@ struct Job {
     role: Role,
     priority: Priority,
     queue_count: usize,
-    /// Memory of this end's mailbox.
     region: Arc<Region>,
-    /// Largest path MTU in bytes that the paths of the last attempts are known to carry, if any is
-    /// known to lose larger packets.
+    /// Path MTU limit in bytes, if a path of the last attempts is known to lose larger packets.
     largest_mtu: Option<u32>,
 }
 
 impl Driver {
     /// Starts to create the connecting side's new queue pairs. [`Self::look_at_attempts`] takes the
-    /// result.
-    ///
-    /// # Errors
-    /// The reason why the attempt is put off.
+    /// result. The error is the reason why the attempt is put off.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
         // Checked before either side creates queue pairs that could not be connected.
@@ -60,11 +53,8 @@ impl Driver {
         self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)))
     }
 
-    /// Starts to create the accepting side's new queue pairs and to connect them to those of the
-    /// peer.
-    ///
-    /// # Errors
-    /// The reason why the attempt has failed.
+    /// Starts to create the accepting side's queue pairs, connected to the peer's. The error is the
+    /// reason why the attempt has failed.
     pub(super) fn answer_qps(
         &mut self,
         lane: LaneId,
@@ -79,10 +69,8 @@ impl Driver {
         self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now))
     }
 
-    /// Starts to connect the connecting side's new queue pairs to those of the peer's answer.
-    ///
-    /// # Errors
-    /// The reason why the attempt has failed.
+    /// Starts to connect the connecting side's queue pairs to the peer's. The error is the reason
+    /// why the attempt has failed.
     pub(super) fn connect_qps(
         &mut self,
         lane: LaneId,
@@ -103,7 +91,6 @@ impl Driver {
         })
     }
 
-    /// Takes the results of the threads, and polls the tests of new queue pairs.
     pub(super) fn look_at_attempts(&mut self, now: Instant, at: u64) {
         let mut buffer = CompletionBuffer::new();
         for lane in self.lanes() {
@@ -112,8 +99,8 @@ impl Driver {
         }
     }
 
-    /// Takes the new queue pairs of a rail from this driver or from the data path. A thread that
-    /// still works on queue pairs destroys them itself.
+    /// Takes a rail's new queue pairs from this driver or from the data path. A thread that still
+    /// works on queue pairs destroys them itself.
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Working(_)) => None,
@@ -123,10 +110,7 @@ impl Driver {
         }
     }
 
-    /// Starts a thread for one step of an attempt.
-    ///
-    /// # Errors
-    /// The reason why no thread may be started now: one of an earlier attempt hangs in the device.
+    /// Starts a thread for a step of an attempt. Fails while an earlier thread hangs in the device.
     fn start(
         &mut self,
         lane: LaneId,
@@ -150,8 +134,7 @@ impl Driver {
         let worker = Worker::new(result, &managed.rail.device, &call);
         self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
         threads::detach("spark-connect", move || {
-            // If the attempt was given up, its queue pairs are destroyed here, which is another
-            // call that may hang.
+            // Destroys an abandoned attempt's queue pairs, another call that may hang.
             drop(tell.send(step(&job)));
             drop(call);
         });
@@ -190,7 +173,7 @@ impl Driver {
                 managed.stage = Stage::PutOff;
                 self.recovery.answered(lane, Err(why), at);
             }
-            // The right to test the path ends here, when other connections can see the result.
+            // Other connections can now see the result, so the right to test the path ends here.
             Done::Answered { way, trial: _trial, outcome } => {
                 if let Some(way) = way {
                     managed.goes_by(way);
@@ -212,7 +195,7 @@ impl Driver {
         }
     }
 
-    /// Gives the accepting side's new queue pairs to the data path, which keeps them.
+    /// Gives the accepting side's new queue pairs to the data path.
     fn keep(&mut self, lane: LaneId, (new, mut answer): (Lane, Answer)) -> std::result::Result<Answer, String> {
         let has_failed = || "the connection has failed".to_owned();
         let opening = new.opening();
@@ -250,9 +233,8 @@ impl Driver {
         self.recovery.probed(lane, outcome, at);
     }
 
-    /// Checks that one of the last two paths may be tested now; the error is the reason why the
-    /// newest may not. A single path is not enough for a verdict, because the accepting side may
-    /// choose another address for the next attempt.
+    /// Checks that one of the last two paths may be tested now. The error is the reason for the
+    /// newest. One path is not enough: the accepting side may choose another address next.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
@@ -262,7 +244,6 @@ impl Driver {
 }
 
 impl Job {
-    /// Creates the queue pairs for a request to the peer.
     fn ask(&self) -> Result<Asked> {
         let (look, mut advert) = self.look()?;
         // The accepting side chooses the address, and uses the smaller path MTU of the two ends.
@@ -270,8 +251,7 @@ impl Job {
         Ok(Asked { lane: self.open()?, look, advert })
     }
 
-    /// Creates queue pairs and connects them to those of the peer. Makes none if back-off forbids
-    /// an attempt on the path.
+    /// Creates queue pairs connected to the peer's, unless back-off forbids an attempt on the path.
     fn answer(&self, theirs: &RailAdvert, end: &LaneEnd, answers: u32, now: Instant) -> Done {
         let (look, pair) = match self.pair(theirs, answers) {
             Ok(found) => found,
@@ -306,7 +286,6 @@ impl Job {
         Done::Answered { way: Some(way), trial, outcome }
     }
 
-    /// Connects queue pairs to those of the peer's answer.
     fn connect(&self, Asked { mut lane, look, .. }: Asked, answer: &Answer) -> (Lane, Result<()>) {
         let route = Route {
             look: &look,
@@ -321,7 +300,6 @@ impl Job {
         (lane, outcome)
     }
 
-    /// Returns the addresses to use with the peer's rail.
     fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(Look, Pair)> {
         let (look, ours) = self.look()?;
         let routes = self.process.routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours), |_| &look);
@@ -332,7 +310,6 @@ impl Job {
         Ok((look, pair))
     }
 
-    /// Returns the current state of the rail.
     fn look(&self) -> Result<(Look, RailAdvert)> {
         let look = self.rail.look(&interfaces::all()?)?;
         let advert = self.rail.advert(&look);

@@ -1,6 +1,6 @@
 //! Requests without progress: samples the data path, asks the peer, and reports the cause to the
-//! log, to the counters and, with `NCCL_SPARK_STALL_ABORT_S`, to the caller.
-//! [`crate::flow::stall`] decides.
+//! log, the counters and, with `NCCL_SPARK_STALL_ABORT_S`, the caller. Decided by
+//! [`crate::flow::stall`].
 
 use super::Driver;
 use crate::comm::datapath::lane::Role;
@@ -11,24 +11,21 @@ use crate::wire::control::Progress;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Interval between samples of a data path, in nanoseconds. Each borrows the data path for a
-/// moment. A limit of one second is noticed within half a second.
+/// Nanoseconds between samples of the data path. A limit of a second is noticed in half a second.
 const SAMPLE: u64 = 500_000_000;
 
 impl Driver {
-    /// Ends the detection: the caller has closed the connection.
     pub(super) fn stop_stall_watch(&mut self) {
         self.stall.is_closed = true;
         self.show_no_stall();
     }
 
-    /// Does one round. `is_unused` is false if the caller has used the data path since the last
-    /// round.
+    /// Does one round. `is_unused` is false if the caller has used the data path since the last.
     pub(super) fn watch_progress(&mut self, is_unused: bool, at: u64, now: Instant) {
         if !is_unused {
             self.stall.watch.called(at);
         }
-        // Until the first rail carries, there are other messages.
+        // Before the first rail, `first_rail` writes the messages.
         if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.has_carried() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {
@@ -37,21 +34,18 @@ impl Driver {
         }
     }
 
-    /// Answers the peer's question.
     pub(super) fn reply_to_stall(&mut self, number: u32, at: u64) {
         if let Some(progress) = self.sample(at) {
             self.recovery.reply_to_stall(number, self.stall.watch.idle(at) / 1_000_000, progress);
         }
     }
 
-    /// Handles the peer's answer.
     pub(super) fn hear_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
         self.sample(at);
         self.stall.watch.answered(number, idle_ms, progress, at);
     }
 
-    /// Samples the data path, and asks the peer if that is due. Returns `None` after a panic in the
-    /// data path.
+    /// Samples the data path and asks the peer if due. `None` after a panic in the data path.
     fn sample(&mut self, at: u64) -> Option<Progress> {
         self.stall.next_sample = at + SAMPLE;
         let progress = self.path.borrow()?.progress();

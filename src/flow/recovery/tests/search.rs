@@ -2,18 +2,16 @@
 //! lost, frames are lost and overtake each other, ports go down and come up, and deadlines pass
 //! early. [`Budget`] has the number of each mishap.
 //!
-//! Grants and messages are those of the product: the real `Sends` and `Receives`, with one slot or
-//! two in place of 32. The rest of the model has what the order of events depends on: the queue
-//! pairs of each side by generation, the writes in transit on them, and the frames. A write in
-//! transit can land as long as the other side has the queue pairs that it was posted to. A loss
-//! waits in the data path's status until the service thread reports it to recovery. The queue pairs
-//! of a device that is cut off stop later, and a receiver's device then has new keys. The thread of
-//! an attempt may hang. A connection may begin without some of its rails, its TCP may break, its
-//! limits may pass, and either side may close it at any time. The search checks that
-//! - a rail is fenced here before anything posted on it is resent, and fenced there: for the rail
-//!   and for each share;
-//! - every message is delivered once, with its own bytes, and nothing is written into its buffer
-//!   afterwards;
+//! Grants and messages are the product's own `Sends` and `Receives`, with one slot or two in place
+//! of 32. The model adds the queue pairs of each side by generation, the writes in transit on them,
+//! and the frames. A write can land as long as the other side has the queue pairs that it was
+//! posted to. A loss waits in the data path's status until the service thread reports it to
+//! recovery. Queue pairs of a device that is cut off stop later, and a receiver's device then has
+//! new keys. The thread of an attempt may hang. A connection may begin without some of its rails,
+//! its TCP may break, its limits may pass, and either side may close it at any time. The search
+//! checks that
+//! - a rail is fenced on both sides before anything posted on it is resent, also each single share;
+//! - every message is delivered once, with its own bytes, and then its buffer is not written to;
 //! - a grant is written with the keys of the newest epoch, and no share with an older key;
 //! - no grant is written while an older one for its slot can land after it;
 //! - the accepting side uses new queue pairs only after the connecting side does;
@@ -21,18 +19,15 @@
 //! - an end gives up when one of its limits passes, and not before, and names the true cause;
 //! - a side that no longer recovers rails keeps no queue pairs under test;
 //! - a side whose peer has closed no longer recovers rails, whatever TCP does;
-//! - BYE tells the number of messages that were delivered;
-//! - every state has a way to one in which all is delivered and both rails are up, or, if a side
-//!   has closed or failed, to one in which both sides have left.
+//! - BYE has the number of messages that were delivered;
+//! - every state can reach one in which all is delivered and both rails are up, or, if a side has
+//!   closed or failed, one in which both sides have left.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
 
-/// Looks at every state and returns their number.
-///
-/// # Errors
-/// The events that lead to a broken promise, or to the first state beyond `most`: something
-/// repeats without end.
+/// Visits every state and returns their number. The error has the events that lead to a broken
+/// promise, or to the first state beyond `most`.
 fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::<N>::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);
@@ -79,7 +74,7 @@ fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
     events
 }
 
-/// Returns a state without a way to any state in `done`. An edge is (to, from).
+/// Returns a state that cannot reach any state in `done`. An edge is (to, from).
 fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Option<u32> {
     edges.sort_unstable();
     let mut is_good = vec![false; states];
@@ -94,7 +89,7 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
     is_good.iter().position(|good| !good).map(|at| at as u32)
 }
 
-/// Small budgets, which take seconds in a debug build.
+/// Small budgets: takes seconds in a debug build.
 #[test]
 fn every_order_of_events_keeps_the_promises() {
     for budget in [
@@ -129,7 +124,6 @@ fn every_order_of_events_keeps_the_promises() {
     }
 }
 
-/// The large budgets of CI.
 #[test]
 #[ignore = "minutes in --release, and half a gigabyte"]
 fn every_order_of_many_events_keeps_the_promises() {
@@ -165,7 +159,6 @@ fn every_order_of_many_events_keeps_the_promises() {
     }
 }
 
-/// The budgets of the long run.
 #[test]
 #[ignore = "more minutes in --release, and a gigabyte"]
 fn the_long_run_keeps_the_promises() {

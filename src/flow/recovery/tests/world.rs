@@ -1,9 +1,5 @@
 //! The model that the search explores: two ends, their queue pairs by generation, and the writes
-//! and frames in transit.
-//!
-//! Side 0 is the sender, which connects. Side 1 is the receiver, which accepts. `events` says what
-//! can happen, `actions` executes what recovery asks for, `messages` has grants and shares, and
-//! `time` has the deadlines and tells states apart.
+//! and frames in transit. Side 0 is the sender, which connects. Side 1 is the receiver.
 
 mod actions;
 mod events;
@@ -20,7 +16,7 @@ const MESSAGES: usize = 2;
 /// Size of a message. A cut message has a byte on each rail.
 const BYTES: u64 = RAILS as u64;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
-/// Most frames in transit in one direction. One more replaces the last one, as in a mailbox.
+/// Most frames in transit in one direction. Another replaces the last one, as in a mailbox.
 const FRAMES: usize = 2;
 /// Generation of new queue pairs that are not connected.
 const UNCONNECTED: u32 = u32::MAX;
@@ -28,17 +24,15 @@ const UNCONNECTED: u32 = u32::MAX;
 /// Number of times that each mishap may still happen.
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub struct Budget {
-    /// A data path finds a rail lost.
     pub losses: u8,
-    /// A device in use is cut off: its queue pairs stop when it has left the bus or answers again.
+    /// A device is cut off: its queue pairs stop when it has left the bus or answers again.
     pub cut_offs: u8,
     /// Rails that the connection begins without.
     pub missing: u8,
-    /// A frame is lost.
+    /// Lost frames.
     pub frames: u8,
-    /// The bootstrap's TCP connection breaks.
+    /// Breaks of the bootstrap's TCP connection.
     pub tcp: u8,
-    /// A frame overtakes another one.
     pub overtakes: u8,
     /// A port of the sender goes down, and comes up again.
     pub restarts: u8,
@@ -46,19 +40,19 @@ pub struct Budget {
     pub early: u8,
     /// Queue pairs cannot be made or connected.
     pub failures: u8,
-    /// A thread that makes or connects queue pairs hangs in its device. It returns after its
-    /// attempt was given up, or after the side no longer recovers rails.
+    /// A thread that makes or connects queue pairs hangs. It returns after its attempt was given
+    /// up, or after the side no longer recovers rails.
     pub hangs: u8,
     /// A limit of the connection passes although something else is about to happen.
     pub limits: u8,
-    /// A side closes the connection. Its peer closes too, without a budget, once it knows.
+    /// A side closes the connection. Its peer then closes too, without a budget.
     pub closes: u8,
     /// A message is cut into a share for each rail.
     pub cuts: u8,
 }
 
 impl Budget {
-    /// Takes a mishap off the budget. One that follows from an earlier event has no budget left.
+    /// Takes a mishap off the budget. An event that follows from an earlier one has no budget.
     fn spend(&mut self, event: Event) {
         let left = match event {
             Event::Lose { .. } => &mut self.losses,
@@ -79,22 +73,15 @@ impl Budget {
     }
 }
 
-/// One event.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// The receiver's caller posts a receive.
     Grant(LaneId),
-    /// A clear-to-send lands in the sender's ring.
     LandGrant(usize),
-    /// The sender's caller posts a send.
     Post(LaneId),
-    /// The sender's caller posts a send that is cut into a share for each rail.
     PostCut,
-    /// A share lands in its buffer.
     Land(usize),
-    /// The sender polls the completion of a share.
     Confirm(usize),
-    /// A data path finds a rail lost and stops it. Recovery learns of it by [`Event::Report`].
+    /// A data path finds a rail lost and stops it. [`Event::Report`] informs recovery.
     Lose {
         side: usize,
         lane: LaneId,
@@ -104,7 +91,7 @@ pub enum Event {
         side: usize,
         lane: LaneId,
     },
-    /// A device that was cut off left the bus, or answers again. Its old queue pairs have stopped.
+    /// A device that was cut off leaves the bus or answers again. Its old queue pairs have stopped.
     Stop {
         side: usize,
         lane: LaneId,
@@ -123,11 +110,8 @@ pub enum Event {
         side: usize,
     },
     Probe(LaneId),
-    /// The next queue pairs cannot be made or connected.
     FailNext,
-    /// The next thread that makes or connects queue pairs hangs.
     HangNext,
-    /// A thread that hangs returns.
     Return {
         side: usize,
         lane: LaneId,
@@ -136,7 +120,7 @@ pub enum Event {
     Tick,
     /// The next deadline passes while a device is cut off or TCP is away.
     Wait,
-    /// The bootstrap's TCP connection breaks, and the frames in transit are lost.
+    /// TCP breaks, and the frames in transit are lost.
     BreakTcp,
     /// A side finds TCP broken: closed by its other end, or timed out.
     FindTcp {
@@ -145,7 +129,6 @@ pub enum Event {
     },
     /// The sender dials, and the receiver takes the new TCP connection.
     Dial,
-    /// A limit of a side passes, and its connection fails.
     Limit {
         side: usize,
     },
@@ -167,22 +150,18 @@ pub struct World<const N: usize> {
     now: u64,
     budget: Budget,
     ends: [Recovery; 2],
-    /// Frames on their way to each side.
     frames: [Vec<ControlFrame>; 2],
     /// Generation of the queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
-    /// Generation of queue pairs that are out of use and do not stop, because their device is cut
-    /// off.
+    /// Generation of queue pairs out of use that do not stop, because their device is cut off.
     cut_off: [[Option<u32>; RAILS]; 2],
-    /// Losses that wait in each data path's status, by side and lane.
+    /// Losses that wait in each data path's status.
     losses: [[bool; RAILS]; 2],
-    /// New queue pairs. The sender's are [`UNCONNECTED`] until the receiver's are known. The
-    /// receiver's wait for LIVE.
+    /// New queue pairs. The sender's may be [`UNCONNECTED`]; the receiver's wait for LIVE.
     new: [[Option<u32>; RAILS]; 2],
-    /// Number of the sender's requests for each lane.
     requests: [u32; RAILS],
-    /// The request that the receiver's new queue pairs answer. The two ends of a test fit only if
-    /// it is the sender's last one (queue pair numbers, packet numbers).
+    /// Request that the receiver's new queue pairs answer. A test works only for the sender's last
+    /// request (queue pair numbers, packet numbers).
     answered: [u32; RAILS],
     /// Last generation whose test writes were confirmed.
     probed: [u32; RAILS],
@@ -195,30 +174,25 @@ pub struct World<const N: usize> {
     next_generation: u32,
     is_port_up: [bool; RAILS],
     messages: Messages<N>,
-    /// True while TCP carries frames.
     tcp_carries: bool,
-    /// The sides that have not found TCP broken.
+    /// Sides that have not found TCP broken.
     tcp_is_open: [bool; 2],
-    /// True if frames can be lost by the budget. Repeated frames then arrive without a rail too,
-    /// because TCP itself sends lost packets again.
+    /// True if frames can be lost by the budget. TCP repeats lost packets, so repeated frames then
+    /// arrive without a rail.
     is_lossy: bool,
-    /// The sides that have used a rail.
     has_carried: [bool; 2],
     /// True once a limit has passed. From then on an end may give up.
     is_late: bool,
     closing: [Closing; 2],
 }
 
-/// The end of the connection at one side.
 #[derive(Debug, Clone, Copy, Default, Hash)]
 struct Closing {
     /// The data path has ended, and its queue pairs are destroyed.
     path_ended: bool,
-    /// This side has closed, and has said BYE.
     has_closed: bool,
-    /// This side knows that the peer has closed, or takes it for gone.
+    /// The peer has closed or ended.
     peer_is_away: bool,
-    /// Nothing of the connection is left here.
     has_left: bool,
 }
 
@@ -275,8 +249,7 @@ impl<const N: usize> World<N> {
             && self.messages.confirmed == [true; MESSAGES]
     }
 
-    /// # Errors
-    /// The promise that the event breaks.
+    /// Lets an event happen. The error is the promise that the event breaks.
     pub fn happen(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
         self.budget.spend(event);
@@ -345,7 +318,7 @@ impl<const N: usize> World<N> {
         self.settle()
     }
 
-    /// A limit passes, so the side's connection has to fail.
+    /// Lets a limit pass, so the side's connection has to fail.
     fn reach_limit(&mut self, side: usize) -> Result<(), String> {
         self.is_late = true;
         self.now = self.limit(side).unwrap_or(self.now).max(self.now);
@@ -356,7 +329,7 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Executes what both ends ask for, and sends their frames.
+    /// Executes the actions of both ends, and sends their frames.
     fn settle(&mut self) -> Result<(), String> {
         for side in 0..2 {
             if self.closing[side].has_left {
@@ -366,7 +339,7 @@ impl<const N: usize> World<N> {
                 self.ends[side].bootstrap_away(false, self.now);
             }
             self.act(side)?;
-            // As the driver asks again whether devices that were cut off have stopped.
+            // The driver, too, checks each round if devices that were cut off have stopped.
             for lane in lanes() {
                 if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
                     self.fence(side, lane);
@@ -374,7 +347,7 @@ impl<const N: usize> World<N> {
             }
             self.ends[side].tick(self.now);
             self.act(side)?;
-            // As the data path's `poll` does.
+            // The data path's `poll` does the same.
             match side {
                 0 if self.messages.has_lost_shares() => self.resend_shares()?,
                 1 => self.repeat_grants()?,

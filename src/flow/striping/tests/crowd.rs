@@ -1,5 +1,4 @@
-//! Many connections that send over the same rails, in virtual time: the throughput of all together,
-//! and the number of shares per message.
+//! Throughput and shares per message of many connections over the same rails, in virtual time.
 
 use super::super::*;
 use super::rails;
@@ -9,7 +8,7 @@ use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-/// State shared by all connections, by rail; see [`Crowd`].
+/// By rail; see [`Crowd`].
 struct CrowdState<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
@@ -33,7 +32,6 @@ impl OtherConnections for CrowdState<'_> {
     }
 }
 
-/// A share in a rail's queue.
 struct CrowdShare {
     connection: usize,
     message: u64,
@@ -47,14 +45,12 @@ struct Crowd {
     /// Bytes per microsecond.
     rates: Vec<f64>,
     queues: Vec<VecDeque<CrowdShare>>,
-    /// By rail: bytes under way, bytes given since the rail was last idle, and the average fraction
-    /// of its promise that the connections measured.
+    /// By rail: bytes under way, bytes given since last idle, average fraction of the promise.
     waiting: Vec<u64>,
     busy: Vec<u64>,
     kept: Vec<Cell<f64>>,
-    /// Bytes that each rail has carried.
     carried: Vec<u64>,
-    /// Messages under way of each connection: their numbers, and the number of unfinished shares.
+    /// Numbers of each connection's messages under way, and of their unfinished shares.
     unfinished: Vec<VecDeque<(u64, usize)>>,
     now_us: f64,
     next: u64,
@@ -83,8 +79,7 @@ impl Crowd {
         }
     }
 
-    /// Sends `each` messages on every connection, with `window` of them under way, and returns the
-    /// throughput in bytes per microsecond.
+    /// Sends `each` messages per connection, `window` under way. Returns bytes per microsecond.
     fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
         let (begin, before) = (self.now_us, self.done_bytes);
         (self.messages, self.shares) = (0, 0);
@@ -99,8 +94,7 @@ impl Crowd {
         (self.done_bytes - before) as f64 / (self.now_us - begin)
     }
 
-    /// Sends `each` messages on every connection, with up to two of each under way, and returns the
-    /// time in microseconds until all rails are idle.
+    /// Sends `each` messages per connection, two under way. Returns the microseconds until idle.
     fn burst(&mut self, each: usize, bytes: u64) -> f64 {
         let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
         loop {
@@ -146,7 +140,6 @@ impl Crowd {
         self.next += 1;
     }
 
-    /// Advances to the next completion.
     fn step(&mut self, bytes: u64) {
         let heads = self.queues.iter().zip(&self.rates);
         let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.left / rate)).fold(f64::INFINITY, f64::min);
@@ -178,7 +171,7 @@ impl Crowd {
     }
 }
 
-/// NCCL uses 18 channels on a Spark, so there are 18 connections.
+/// NCCL uses 18 channels on a Spark.
 #[test]
 fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
     for bytes in [64 * 1024, 128 * 1024] {
@@ -190,8 +183,7 @@ fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
     }
 }
 
-/// The messages of one collective, with none after them: unsplit ones of 1 MiB would leave rails
-/// idle at the end.
+/// The messages of one collective. Unsplit ones of 1 MiB would leave rails idle at the end.
 #[test]
 fn a_burst_of_large_messages_ends_on_all_rails_together() {
     for each in [2, 4, 8] {
@@ -214,7 +206,6 @@ fn few_waiting_messages_are_split() {
     }
 }
 
-/// Unsplit messages, too, are distributed by the rails' speeds.
 #[test]
 fn unequal_rails_carry_their_sum_for_many_connections() {
     for (slow, bytes) in [(14_000.0, 128 * 1024), (14_000.0, 1 << 20), (2_000.0, 128 * 1024)] {
@@ -226,8 +217,7 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
     }
 }
 
-/// However much other connections have waiting on a stalled rail, a message is still cut over the
-/// free rails.
+/// A stalled rail does not keep a message from being cut over the free rails.
 #[test]
 fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
@@ -244,8 +234,7 @@ fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a large message is cut");
 }
 
-/// Time in microseconds of the last byte if pieces of at least [`MIN`] go to the rail that finishes
-/// them first.
+/// Microseconds until the last byte if pieces of at least [`MIN`] take the rail that is done first.
 fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let pieces = (bytes / MIN).max(1);
     let piece = bytes as f64 / pieces as f64;
@@ -258,9 +247,8 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     done.into_iter().fold(0.0, f64::max)
 }
 
-/// Covers the bursts that NCCL's channels, steps and sizes produce. The printed table includes
-/// messages that are sent unsplit. Those stay on a rail with little backlog ([`STAY_BYTES`]), so
-/// their rows are informative and not asserted.
+/// Covers the bursts that NCCL's channels, steps and sizes produce. Messages sent unsplit stay on a
+/// rail with little backlog ([`STAY_BYTES`]), so their rows are printed and not asserted.
 #[test]
 fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_best_time() {
     const FULL: f64 = 56_000.0;

@@ -74,7 +74,7 @@ impl<const N: usize> World<N> {
                 self.closing[side].peer_is_away = true;
                 self.end_path(side);
             }
-            // No side asks: a question changes no rail.
+            // Not used by the model: a question changes no rail.
             Action::StallQuery(_) | Action::StallReply { .. } => {}
             Action::Changed(_) | Action::Log(_) => {}
         }
@@ -94,15 +94,14 @@ impl<const N: usize> World<N> {
         hangs
     }
 
-    /// Returns true if a step of an attempt fails. It does while the thread of an earlier attempt
-    /// hangs, as in `RailDevice::begin_call`.
+    /// Returns true if a step fails, e.g. while an earlier thread hangs (`RailDevice::begin_call`).
     fn fails(&mut self, side: usize, lane: LaneId) -> bool {
         self.hung[side][lane.index()].is_some() || std::mem::take(&mut self.fails_next)
     }
 
-    /// Compares recovery's view of a side's rails with the queue pairs that are there.
+    /// Compares recovery's view of a side's rails with the actual queue pairs.
     pub(super) fn compare(&self, side: usize) -> Result<(), String> {
-        // A thread that hangs has its queue pairs until it returns.
+        // A thread that hangs keeps its queue pairs until it returns.
         let is_kept = |(new, thread): (&Option<u32>, &Option<_>)| new.is_some() && thread.is_none();
         if !self.ends[side].recovers() && self.new[side].iter().zip(&self.hung[side]).any(is_kept) {
             return Err(format!("side {side} no longer recovers rails, and keeps new queue pairs"));
@@ -122,7 +121,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Stops a rail. If its device is cut off, this has to be called again.
+    /// Stops a rail. Called again if its device is cut off.
     pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
         self.used[side][lane.index()] = None;
         if self.cut_off[side][lane.index()].is_none() {
@@ -131,7 +130,6 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Tells recovery of the losses that wait in a data path's status.
     pub(super) fn report(&mut self, side: usize) -> Result<(), String> {
         for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses[side])) {
             if !is_lost {
@@ -150,7 +148,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// The caller closes its connection, as `comm::datapath::shared::leave` and `Driver::close` do.
+    /// Does the same as `comm::datapath::shared::leave` and `Driver::close`.
     pub(super) fn close(&mut self, side: usize) -> Result<(), String> {
         if self.messages.is_running(side) {
             self.end_path(side);
@@ -166,7 +164,6 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// True once a limit has passed, or the peer's side of the connection has ended.
     fn may_give_up(&self, side: usize) -> bool {
         let there = self.closing[1 - side];
         self.is_late || there.path_ended || there.has_left
@@ -191,7 +188,6 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Nothing of the connection is left at a side.
     pub(super) fn leave(&mut self, side: usize) {
         self.closing[side].has_left = true;
         (self.used[side], self.new[side]) = Default::default();
@@ -201,7 +197,6 @@ impl<const N: usize> World<N> {
         self.tcp_is_open[side] = false;
     }
 
-    /// The connection has failed: its queue pairs are destroyed, those under test too.
     fn end_path(&mut self, side: usize) {
         self.closing[side].path_ended = true;
         self.used[side] = [None; RAILS];
@@ -235,7 +230,7 @@ impl<const N: usize> World<N> {
         }
         self.used[side][lane.index()] = Some(generation);
         self.has_carried[side] = true;
-        // As `Status::regained` does.
+        // `Status::regained` does the same.
         self.losses[side][lane.index()] = false;
         self.ends[side].activated(lane, Ok(()), self.now);
         if side == 0 {
@@ -260,8 +255,7 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// The sender's test writes are confirmed if the receiver's queue pairs are their other ends.
-    /// The receiver need not use these yet.
+    /// Confirms the test writes if the receiver has the other queue pairs, in use or not.
     pub(super) fn probe(&mut self, lane: LaneId) {
         let generation = self.new[0][lane.index()];
         let is_there = generation.is_some_and(|generation| self.has_qps(1, lane, generation))
@@ -273,14 +267,13 @@ impl<const N: usize> World<N> {
         self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, self.now);
     }
 
-    /// True while a side has queue pairs of this generation, so that its peer's writes on them can
-    /// land.
+    /// Returns true while writes of the peer on queue pairs of this generation can land.
     pub(super) fn has_qps(&self, side: usize, lane: LaneId, generation: u32) -> bool {
         let all = [&self.used, &self.new, &self.cut_off];
         all.iter().any(|queue_pairs| queue_pairs[side][lane.index()] == Some(generation))
     }
 
-    /// True while a side's NIC may still send by the queue pairs of a rail that carried.
+    /// Returns true while a side's NIC may still send on a rail that carried.
     pub(super) fn may_write(&self, side: usize, lane: LaneId) -> bool {
         self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
     }

@@ -7,7 +7,6 @@ use crate::flow::redial::Need;
 use crate::wire::ids::LaneId;
 
 impl<const N: usize> World<N> {
-    /// Returns all events that can happen now.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         self.message_events(&mut events);
@@ -83,8 +82,7 @@ impl<const N: usize> World<N> {
                 events.extend(used.map(|lane| Event::Lose { side, lane }));
                 events.extend(self.limit(side).map(|_| Event::Limit { side }));
             }
-            // As `Watched::is_over` in `comm::recovery::service`. A side that cannot say BYE waits
-            // for a time.
+            // As `Watched::is_over` in `comm::recovery::service`. Without BYE it waits for a time.
             let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
             let says_nothing = is_alone || self.ends[side].peer == Peer::Gone;
             let is_over = here.peer_is_away && is_silent || says_nothing;
@@ -93,7 +91,6 @@ impl<const N: usize> World<N> {
         events.extend(self.may_dial().then_some(Event::Dial));
     }
 
-    /// True if a thread hangs that may return now.
     fn may_return(&self, side: usize, lane: LaneId) -> bool {
         match &self.hung[side][lane.index()] {
             None => false,
@@ -101,14 +98,13 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// True if the sender dials, and the receiver takes the new connection.
     fn may_dial(&self) -> bool {
         let is_needed = self.ends[0].bootstrap_need(false, self.now) != Need::No;
         let is_taken = !self.closing[1].has_left && self.ends[1].peer != Peer::Gone;
         !self.tcp_is_open[0] && !self.closing[0].has_left && is_needed && is_taken
     }
 
-    /// True if a side has found TCP broken, and the sender does not dial.
+    /// Returns true if a side has found TCP broken, and the sender does not dial.
     fn is_alone(&self, side: usize) -> bool {
         !self.tcp_carries && !self.tcp_is_open[side] && !self.tcp_is_open[0] && !self.may_dial()
     }
@@ -143,7 +139,7 @@ impl<const N: usize> World<N> {
         if self.budget.hangs > 0 && !self.hangs_next {
             events.push(Event::HangNext);
         }
-        // Limits pass by the budget for limits.
+        // Limits pass by their own budget.
         let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
         let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
         for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
@@ -155,12 +151,12 @@ impl<const N: usize> World<N> {
         events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
     }
 
-    /// True if a frame that a side repeats reaches the peer.
+    /// Returns true if a frame that a side repeats reaches the peer.
     pub(super) fn repeats_arrive(&self, side: usize) -> bool {
         self.rail_carries(side) || self.is_lossy && self.tcp_carries
     }
 
-    /// True if a side can write into the peer's mailbox by a rail.
+    /// Returns true if a side can write into the peer's mailbox by a rail.
     pub(super) fn rail_carries(&self, side: usize) -> bool {
         let there = [self.used[1 - side], self.new[1 - side]];
         let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);

@@ -1,5 +1,4 @@
-//! Grants and messages of the model: the real [`Sends`] and [`Receives`], and the writes that they
-//! ask for. Their promises are checked here.
+//! Grants and messages of the model: the real [`Sends`] and [`Receives`], their writes, and checks.
 
 use super::{BYTES, MESSAGES, RAILS, World, lanes};
 use crate::flow::next::{Head, Peek};
@@ -15,46 +14,40 @@ use crate::wire::{MAX_RAILS, PARTS};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// More than a message, so that a share is one write.
+/// Larger than a message, so that a share is one write.
 const CHUNK: u64 = 4096;
 
-/// What the two data paths know, and what their NICs have under way.
+/// State of the two data paths and their NICs.
 #[derive(Debug, Clone)]
 pub struct Messages<const N: usize> {
     sends: Sends<N, MESSAGES>,
     receives: Receives<N>,
-    /// The sender's ring, and the receiver's copy of it.
     ring: Ring,
     shadow: Ring,
-    /// Number of messages with a grant, and of those whose send has begun.
+    /// Number of messages with a grant, and of messages with a send.
     granted: usize,
     pub(super) begun: usize,
-    /// The running send of each message.
     running: [Option<u16>; MESSAGES],
-    /// Sends that are done.
     pub(super) confirmed: [bool; MESSAGES],
     /// Bytes of each message in its buffer, a bit for each.
     landed: [u8; MESSAGES],
     pub(super) delivered: [bool; MESSAGES],
     /// Shares in transit, and those whose completion the sender has not polled; in order.
     pub(super) shares: Vec<ShareWrite>,
-    /// Shares that landed on queue pairs that the receiver does not poll. It does not use these
-    /// queue pairs yet, or their device is cut off.
+    /// Shares that landed on queue pairs that the receiver does not poll: unused or cut off.
     unseen: Vec<ShareWrite>,
     /// Grants in transit, in the order of their posts.
     pub(super) grants: Vec<GrantWrite>,
-    /// How often each device of the receiver was opened: now, and when it last answered a JOIN.
+    /// Times that each device of the receiver was opened: now, and when it last answered a JOIN.
     openings: [u8; RAILS],
     answered: [u8; RAILS],
     /// Number of answers with new keys.
     epoch: u8,
 }
 
-/// A ring of clear-to-sends.
 #[derive(Debug)]
 struct Ring(Vec<AtomicU64>);
 
-/// A write of a share, posted on queue pairs of a generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareWrite {
     message: usize,
@@ -69,7 +62,6 @@ pub struct ShareWrite {
     pub(super) has_landed: bool,
 }
 
-/// A write of a clear-to-send, posted on queue pairs of a generation.
 #[derive(Debug, Clone, Hash)]
 pub struct GrantWrite {
     sequence: u64,
@@ -101,13 +93,11 @@ impl<const N: usize> Messages<N> {
         }
     }
 
-    /// True if the receiver's caller can post another receive.
     pub(super) fn may_grant(&self) -> bool {
         self.granted < MESSAGES && self.receives.has_room()
     }
 
-    /// Returns the grant for the next send and the set of lanes that can carry the send, as
-    /// `comm::datapath::send` finds them. `open` is the set of open lanes.
+    /// Finds the next send's grant and the open lanes for it, as `comm::datapath::send` does.
     fn next_send(sends: &mut Sends<N, MESSAGES>, ring: &Ring, open: u8) -> Option<(Head, u8)> {
         match sends.peek(&ring.0, 0) {
             Peek::Nothing => None,
@@ -119,7 +109,6 @@ impl<const N: usize> Messages<N> {
         }
     }
 
-    /// Returns the set of lanes that can carry the next send.
     pub(super) fn lanes_to_send(&self, open: u8) -> u8 {
         if self.begun == MESSAGES || self.sends.peek(&self.ring.0, 0) == Peek::Nothing {
             return 0;
@@ -136,22 +125,20 @@ impl<const N: usize> Messages<N> {
         if side == 0 { self.sends.span().1 } else { 0 }
     }
 
-    /// Number of receives from the first on that a receiver has; 0 for a sender.
+    /// Number of complete receives, counted from the first; 0 for a sender.
     pub(super) fn delivered(&self, side: usize) -> u64 {
         if side == 1 { self.receives.delivered() } else { 0 }
     }
 
-    /// Number of the first receive that is not delivered, by the model's own count.
+    /// Number of the first undelivered receive, by the model's own count.
     pub(super) fn first_undelivered(&self) -> u64 {
         sequence_of::<N>(self.delivered.iter().take_while(|is_delivered| **is_delivered).count())
     }
 
-    /// The receiver's report of its receives.
     pub(super) fn received(&self, side: usize) -> Received {
         if side == 1 { self.receives.received() } else { Received::default() }
     }
 
-    /// True if the caller of a side waits for a request.
     pub(super) fn is_running(&self, side: usize) -> bool {
         if side == 0 { self.sends.is_running() } else { self.receives.is_awaited() }
     }
@@ -179,12 +166,12 @@ impl<const N: usize> Messages<N> {
         keys(&self.openings, message)
     }
 
-    /// Queue pairs on trial are destroyed, with what landed on them.
+    /// Drops queue pairs under test, with the shares that landed on them.
     pub(super) fn drop_unseen(&mut self, lane: Option<LaneId>) {
         self.unseen.retain(|write| lane.is_some_and(|lane| write.lane != lane));
     }
 
-    /// A device of the receiver has returned: its keys are new.
+    /// Gives a device of the receiver new keys, because it has returned.
     pub(super) fn reopen(&mut self, lane: LaneId) {
         self.openings[lane.index()] += 1;
     }
@@ -193,13 +180,12 @@ impl<const N: usize> Messages<N> {
         self.sends.learn_epoch(lane, epoch);
     }
 
-    /// The peer's BYE confirms the messages before number `delivered`.
+    /// Takes the peer's BYE, which confirms the messages before number `delivered`.
     pub(super) fn bye(&mut self, delivered: u64) -> Result<(), String> {
         self.sends.delivered(delivered);
         self.test_sends()
     }
 
-    /// The sender's caller tests its sends.
     fn test_sends(&mut self) -> Result<(), String> {
         for message in 0..MESSAGES {
             let Some(request) = self.running[message] else { continue };
@@ -215,7 +201,6 @@ impl<const N: usize> Messages<N> {
         Ok(())
     }
 
-    /// The receiver polls the completion of a share.
     fn arrive(&mut self, write: &ShareWrite) -> Result<(), String> {
         let message = write.message;
         match self.receives.arrived(&write.immediate, write.bytes as u32) {
@@ -236,12 +221,11 @@ impl<const N: usize> Messages<N> {
 }
 
 impl<const N: usize> World<N> {
-    /// The set of a side's lanes in use.
     pub(super) fn open_lanes(&self, side: usize) -> u8 {
         lanes().filter(|lane| self.used[side][lane.index()].is_some()).fold(0, |set, lane| set | lane.bit())
     }
 
-    /// The first receives are granted before anything is lost.
+    /// Grants the first receives, before anything is lost.
     pub(super) fn grant_at_first(&mut self) {
         while self.messages.may_grant() && self.open_lanes(1) != 0 {
             let used: Vec<_> = lanes().filter(|lane| self.used[1][lane.index()].is_some()).collect();
@@ -250,7 +234,6 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// The receiver's caller posts a receive.
     pub(super) fn grant(&mut self, lane: LaneId) -> Result<(), String> {
         let it = &mut self.messages;
         let message = it.granted;
@@ -263,7 +246,7 @@ impl<const N: usize> World<N> {
         self.write_grant(grant, lane, false)
     }
 
-    /// The receiver repeats grants, as `comm::datapath::recv::failover` does.
+    /// Repeats grants, as `comm::datapath::recv::failover` does.
     pub(super) fn repeat_grants(&mut self) -> Result<(), String> {
         if self.closing[1].path_ended {
             return Ok(());
@@ -312,14 +295,13 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Removes the grants in transit that can no longer land.
     pub(super) fn forget_grants(&mut self) {
         let grants = std::mem::take(&mut self.messages.grants);
         let can_land = |grant: &GrantWrite| self.has_qps(0, grant.lane, grant.generation);
         self.messages.grants = grants.into_iter().filter(can_land).collect();
     }
 
-    /// The sender's caller posts a send: in one write on a lane, or with a share for each lane.
+    /// Posts a send: in one write on a lane, or with a share for each lane.
     pub(super) fn post(&mut self, lane: Option<LaneId>) -> Result<(), String> {
         let open = self.open_lanes(0);
         let it = &mut self.messages;
@@ -356,7 +338,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// The sender sends lost shares again, as `comm::datapath::send::failover` does.
+    /// Sends lost shares again, as `comm::datapath::send::failover` does.
     pub(super) fn resend_shares(&mut self) -> Result<(), String> {
         if self.closing[0].path_ended {
             return Ok(());
@@ -436,7 +418,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// The sender polls the completion of a share. The peer's BYE may have confirmed it already.
+    /// Polls the completion of a share. The peer's BYE may have confirmed it already.
     pub(super) fn confirm(&mut self, at: usize) -> Result<(), String> {
         let ShareWrite { request, immediate, .. } = self.messages.shares.remove(at);
         match self.messages.sends.confirmed(request, immediate.share) {
@@ -445,7 +427,7 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Both sides have stopped a rail, and the peer has these receives.
+    /// Resends for a rail that both sides have stopped. The peer has these receives.
     pub(super) fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
         if self.may_write(side, lane) {
             return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
@@ -467,7 +449,7 @@ impl<const N: usize> World<N> {
         self.resend_shares()
     }
 
-    /// The receiver takes in what landed on a lane unseen.
+    /// Polls the shares that landed on a lane unseen.
     pub(super) fn take_in(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
         if side == 0 {
             return Ok(());
@@ -481,7 +463,7 @@ impl<const N: usize> World<N> {
         here.iter().try_for_each(|write| self.messages.arrive(write))
     }
 
-    /// The receiver answers a JOIN. If its device has returned, all grants are repeated.
+    /// Answers a JOIN. If the device has returned, all grants are repeated.
     pub(super) fn answer_with_keys(&mut self, lane: LaneId) -> Result<Epoch, String> {
         let it = &mut self.messages;
         let opening = it.openings[lane.index()];
@@ -496,7 +478,6 @@ impl<const N: usize> World<N> {
     }
 }
 
-/// All bytes of a message, a bit for each.
 const ALL: u8 = (1 << BYTES) - 1;
 
 impl Ring {
@@ -504,7 +485,6 @@ impl Ring {
         Self((0..N * PARTS * ENTRY_WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// The whole entry of a receive, if it is there.
     fn entry(&self, sequence: u64) -> Option<Entry> {
         let place = &self.0[entry_word(sequence, 0)..];
         Entry::whole(std::array::from_fn(|word| place[word].load(Ordering::Relaxed)), sequence)
@@ -523,14 +503,13 @@ impl Clone for Ring {
     }
 }
 
-/// Inserts a write in order, so that states that differ only in the order of posts are one.
+/// Inserts a write in order, so that states that differ only in the order of posts are equal.
 fn insert(writes: &mut Vec<ShareWrite>, write: ShareWrite) {
     let key = |write: &ShareWrite| (write.message, write.immediate.share, write.generation);
     let at = writes.partition_point(|before| key(before) < key(&write));
     writes.insert(at, write);
 }
 
-/// Number of a message's receive.
 fn sequence_of<const N: usize>(message: usize) -> u64 {
     (0..message).fold(0, |sequence, _| sequence_after::<N>(sequence))
 }
@@ -539,17 +518,15 @@ fn message_of<const N: usize>(sequence: u64) -> usize {
     (0..MESSAGES).find(|message| sequence_of::<N>(*message) == sequence).expect("a message has this number")
 }
 
-/// Address of a message's bytes at the sender.
 fn local(message: usize) -> u64 {
     0x1000 * (message as u64 + 1)
 }
 
-/// Address of its buffer at the receiver.
 fn remote(message: usize) -> u64 {
     0x10_0000 * (message as u64 + 1)
 }
 
-/// Key of a message's buffer on a rail whose device was opened so often.
+/// Key of a message's buffer on a rail. Depends on how often its device was opened.
 fn key(openings: &[u8; RAILS], message: usize, lane: LaneId) -> u32 {
     (message as u32 + 1) << 16 | (lane.index() as u32) << 8 | u32::from(openings[lane.index()])
 }

@@ -7,14 +7,12 @@ use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 impl<const N: usize> World<N> {
-    /// Returns the time of the next event that time alone brings about.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let sides = (0..2).filter(|side| !self.closing[*side].has_left);
         sides.filter_map(|side| self.deadline(side)).min()
     }
 
-    /// Returns the time of this end's next action if nothing else happens. Repeated frames that do
-    /// not arrive are ignored.
+    /// Returns the time of an end's next action. Ignores repeated frames that do not arrive.
     fn deadline(&self, side: usize) -> Option<u64> {
         let end = &self.ends[side];
         let rails = end.rails.iter().filter(|_| end.asks()).filter_map(Rail::timeout);
@@ -22,7 +20,6 @@ impl<const N: usize> World<N> {
         rails.chain(repeat).min().map(|at| at.max(self.now))
     }
 
-    /// Returns the end of the current wait of one of the sender's rails.
     pub(super) fn rail_deadline(&self, lane: LaneId) -> Option<u64> {
         self.ends[0].rails[lane.index()].timeout().filter(|_| !self.closing[0].has_left)
     }
