@@ -1,19 +1,17 @@
 //! Completion queues.
 //!
-//! A queue holds as many completions as it was made for. When a completion finds no room, the
-//! program gets `IBV_EVENT_CQ_ERR`. The other consequences depend on the device (`CqOverflow`).
+//! When a completion finds its queue full, the program gets `IBV_EVENT_CQ_ERR`. The other
+//! consequences depend on the device (`CqOverflow`):
 //!
-//! As on mlx5, the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The
-//! InfiniBand specification (volume 1, affiliated asynchronous errors) leaves open whether the
-//! completions in the queue can still be polled; here they cannot. By the specification, each queue
-//! pair that has to put another completion there goes to error, as a local work queue catastrophic
-//! error: `IBV_EVENT_QP_FATAL`. Its queue pairs here do the same.
-//!
-//! As on soft-RoCE, the completion is lost and the queue continues (`rxe_cq_post` in
-//! drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue pair continues too, because that
-//! function's return value is ignored (`do_complete` in rxe_comp.c). A receiver's goes to error
-//! without an event of its own, and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in
-//! rxe_resp.c).
+//! - mlx5: the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand
+//!   specification (volume 1, affiliated asynchronous errors) does not say whether the completions
+//!   in the queue can still be polled; here they cannot. By the specification, each queue pair that
+//!   has to add another completion goes to error (`IBV_EVENT_QP_FATAL`, a local work queue
+//!   catastrophic error).
+//! - soft-RoCE: the completion is lost and the queue continues (`rxe_cq_post` in
+//!   drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue pair continues too, because
+//!   `do_complete` in rxe_comp.c ignores the result. A receiver's queue pair goes to error, without
+//!   an event and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
 
 use crate::fabric::{Event, EventObject, Node, lock};
 use crate::nic::Nic;
@@ -30,14 +28,13 @@ pub struct CompletionQueue {
     number: u32,
     node: Arc<Node>,
     device: usize,
-    /// Generation of the device that it was made on.
     generation: u32,
     capacity: usize,
     entries: Mutex<Entries>,
     /// Queue pairs with sends under way whose completions come here.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
-    /// Queue pairs to add to `senders`. No other lock is taken while this one is held: the caller
-    /// that adds holds a queue pair's lock, which `reap` takes after that of `senders`.
+    /// Queue pairs to add to `senders`. This lock is the last to be taken: `expect` is called under
+    /// a queue pair's lock, which `reap` takes under the lock of `senders`.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
@@ -46,28 +43,25 @@ pub struct CompletionQueue {
 
 enum Entries {
     Kept(VecDeque<Completion>),
-    /// The queue had no room for a completion.
     Overrun,
 }
 
-/// Consequence of a completion for which the queue had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqOverflow {
-    /// The queue is in error, and the completion's queue pair must go to error too.
+    /// The queue is in error; the completion's queue pair must go to error too.
     QueueInError,
     /// The completion is lost, and the queue continues.
     Lost,
 }
 
-/// The send queue of a queue pair, as its completion queue sees it.
 pub(crate) trait SendQueue: Send + Sync {
     fn number(&self) -> u32;
 
-    /// Pushes the completions of finished sends to `cq`. Returns true if more sends are under way.
+    /// Moves the completions of finished sends to `cq`. Returns true if more sends are under way.
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 
-/// A completion, as `ibv_wc` has it.
+/// A completion, with the fields of `ibv_wc`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The work request's `wr_id`.
@@ -94,10 +88,7 @@ const ARMED: u32 = 1;
 const ARMED_SOLICITED: u32 = 2;
 
 impl CompletionQueue {
-    /// Creates a queue with room for `entries` completions.
-    ///
-    /// # Errors
-    /// An `errno`.
+    /// Creates a queue with room for `entries` completions. Fails with an `errno`.
     pub fn new(node: &Arc<Node>, device: usize, entries: usize) -> Result<Arc<Self>, i32> {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         Ok(Arc::new(Self {
@@ -115,24 +106,19 @@ impl CompletionQueue {
         }))
     }
 
-    /// The number that identifies the queue in events.
+    /// Identifies the queue in events.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Drives the device's engine, then moves completions to `out`, as many as fit. Returns their
-    /// number.
-    ///
-    /// # Errors
-    /// None; the type is that of `ibv_poll_cq`, which can fail.
+    /// Runs the device's engine, then moves completions to `out` and counts them. Never fails.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
         self.node.run_engine(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Sometimes returns no completion, or fewer than there are. The completions of a device
-            // that is gone are always returned in full.
+            // Holds completions back at times, but never those of a device that is gone.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -150,10 +136,10 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Asks for one event, at the next completion: `ibv_req_notify_cq`.
+    /// Asks for one event, at the next completion (`ibv_req_notify_cq`).
     pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
-        // A queue that is armed for every completion stays armed for every one.
+        // Asking for solicited completions does not undo an earlier request for all completions.
         if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
             self.armed.store(ARMED, Ordering::Release);
         }
@@ -163,7 +149,7 @@ impl CompletionQueue {
         self.armed.load(Ordering::Acquire) != 0
     }
 
-    /// A descriptor that is readable after an armed queue got a completion.
+    /// Readable after an armed queue got a completion.
     pub(crate) fn notify_fd(&self) -> RawFd {
         self.bell.fd()
     }
@@ -173,10 +159,7 @@ impl CompletionQueue {
         self.bell.take()
     }
 
-    /// Adds a completion, and signals an event if the queue is armed.
-    ///
-    /// # Errors
-    /// The queue had no room for the completion.
+    /// Adds a completion, and signals an event if the queue is armed. Fails if the queue is full.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else { return Err(CqOverflow::QueueInError) };
@@ -221,7 +204,6 @@ impl CompletionQueue {
         lock(&self.joining).push(qp);
     }
 
-    /// Removes a queue pair and its completions.
     pub(crate) fn forget(&self, number: u32) {
         lock(&self.joining).retain(|qp| qp.number() != number);
         lock(&self.senders).retain(|qp| qp.number() != number);

@@ -1,5 +1,4 @@
-//! Control of fabrics from outside: creates one for a job, injects faults, reports the fabrics in
-//! use.
+//! Control of fabrics from outside: creation for a job, injection of faults, and reports.
 
 use crate::folder::Folder;
 use crate::hotplug::Phase;
@@ -12,36 +11,33 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Time that a device works on after programs were cut off from it: once with its keys and once
-/// without. Under Linux the time depends on the number of objects to destroy.
+/// Duration of each of two steps after programs were cut off from a device: with keys, and without.
+/// Under Linux it depends on the number of objects to destroy.
 const CUT_OFF: Duration = Duration::from_millis(10);
-/// Time that a function whose firmware has failed stays registered, and then the time that it is
-/// away. Both are choices of this fabric: longer than the sleeps of its threads and of the plugin,
-/// so that each sees every step, and shorter than mlx5's, which takes seconds for either.
+/// Times for which a function with failed firmware stays registered, and then is away. Longer than
+/// the sleeps of the fabric and the plugin, so that both see every step; mlx5 takes seconds.
 const FAILED: Duration = Duration::from_millis(300);
 const AWAY: Duration = Duration::from_millis(300);
 
 /// A fabric that was made for a job. It counts as used until this value is dropped.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Variables that the ranks need in their environment, without `SOFTVERBS_NODE`.
+    /// Environment variables for the ranks, without `SOFTVERBS_NODE`.
     pub environment: Vec<(String, String)>,
     folder: Folder,
     _user: File,
 }
 
-/// A fault to inject into a rail, or to end.
+/// A fault to inject into a rail, or its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Action {
     /// Take the port down.
     Down,
     /// Bring the port up.
     Up,
-    /// Take the function off the bus: programs are cut off first, a moment later the keys are
-    /// invalidated, and then the device is removed.
+    /// Take the function off the bus: cut programs off, invalidate the keys, remove the device.
     Unplug,
-    /// Let the function's firmware fail: the device is silent, leaves as an unplugged one does, and
-    /// returns without help.
+    /// Let the firmware fail: the device falls silent, leaves like an unplugged one, and returns.
     Reset,
     /// Bring the function back, as a new device of the same name.
     Plug,
@@ -49,15 +45,14 @@ pub enum Action {
     Slow(f64),
     /// Refuse this many of the next requests as invalid.
     Refuse(u32),
-    /// Let this many of the next connecting queue pairs fail with `ETIMEDOUT`, after a second, as
-    /// if the peer's address did not answer.
+    /// Fail this many of the next connecting queue pairs with `ETIMEDOUT` after a second, as if the
+    /// peer's address did not answer.
     Unresolved(u32),
     /// Give the rail's path a fault (true), or end the fault (false).
     Path(PathFault, bool),
     /// Treat the completion queue as full for this many of the next completions.
     Overrun(u32),
-    /// Block commands to the function's firmware (true), or let them return (false). Data is
-    /// carried in both cases.
+    /// Block commands to the firmware (true), or let them return (false). Data flows in both cases.
     Hang(bool),
 }
 
@@ -77,12 +72,11 @@ pub struct Status {
 pub struct NodeStatus {
     /// The node's number.
     pub node: usize,
-    /// The node's processes, by their PIDs in their own PID namespace. Empty before the rank has
-    /// started.
+    /// PIDs of its processes, in their own PID namespace. Empty before the rank has started.
     pub pids: Vec<u32>,
-    /// Number of queue pairs of its processes.
+    /// Number of its processes' queue pairs.
     pub queue_pairs: usize,
-    /// Number of registrations of its processes.
+    /// Number of its processes' registrations.
     pub registrations: u64,
     /// The node's rails.
     pub rails: Vec<RailStatus>,
@@ -107,12 +101,11 @@ pub struct RailStatus {
     pub unanswered: u32,
     /// The faults of its path.
     pub path: PathFaults,
-    /// Bytes sent since the fabric was made: payload, and the control data between the two ends of
-    /// a connection.
+    /// Bytes sent since the fabric was made: payload, and control data of its connections.
     pub sent_bytes: u64,
 }
 
-/// Creates a fabric for a job of `nodes` nodes, with no process in it yet.
+/// Creates a fabric for a job of `nodes` nodes, without processes.
 ///
 /// # Errors
 /// The failed step, and how to correct it.
@@ -157,7 +150,7 @@ impl Prepared {
     }
 }
 
-/// The names of the fabrics in `dir` that a process uses, sorted.
+/// Lists the fabrics in `dir` that a process uses, sorted by name.
 pub fn used(dir: &Path) -> Vec<String> {
     let mut names = names(dir);
     names.retain(|name| Folder::new(dir, name).is_used());
@@ -187,15 +180,13 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The folder that a process of this node uses as `/sys`, given the fabric's tree: the node's
-/// own, if it has one.
+/// The folder that a process of a node uses as `/sys`: the node's own, or else `shared`.
 pub fn sysfs_of_node(shared: &str, node: usize) -> String {
     let own = Path::new(shared).join("nodes").join(node.to_string());
     if own.exists() { own.display().to_string() } else { shared.to_owned() }
 }
 
-/// A node's own tree, where an unplugged function is missing. (The tree that all share has every
-/// function.)
+/// The node's own tree lacks an unplugged function; the shared tree has every function.
 fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())
 }
@@ -203,7 +194,7 @@ fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
 /// Injects a fault into a rail of a fabric in use, on one node or on all.
 ///
 /// # Errors
-/// When there is no such fabric, node or rail, lists those that exist.
+/// Lists the existing fabrics, nodes or rails if the given one does not exist.
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
@@ -257,7 +248,6 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
     }
 }
 
-/// Sets a fault that takes no time. `Unplug`, `Plug` and `Reset` take time and set nothing here.
 fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
     match action {
         Action::Unplug | Action::Plug | Action::Reset => {}
@@ -278,10 +268,7 @@ fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_n
     }
 }
 
-/// The nodes and rails of a fabric in use.
-///
-/// # Errors
-/// When there is no such fabric, lists those that exist.
+/// Reports the nodes and rails of a fabric in use. The error lists the existing fabrics.
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
@@ -319,10 +306,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
 }
 
-/// The profile of a fabric in use: its rates without faults.
-///
-/// # Errors
-/// When there is no such fabric, lists those that exist.
+/// The profile of a fabric in use: its rates without faults. The error lists the existing fabrics.
 pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
     open_used(dir, fabric).map(|(_, profile)| profile)
 }
@@ -337,17 +321,13 @@ fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile
     folder.open(None)
 }
 
-/// The nodes that the fabric was made for, and those that have processes.
 fn nodes(memory: &FabricMemory) -> Vec<usize> {
     let prepared = memory.nodes.load(Ordering::Acquire) as usize;
     let is_there = |node: &usize| *node < prepared || processes(memory).any(|(_, on)| on == *node);
     (0..MAX_NODES).filter(is_there).collect()
 }
 
-/// Traffic class and service level of each connected queue pair of a fabric.
-///
-/// # Errors
-/// The failed step.
+/// Returns the traffic class and service level of each connected queue pair.
 pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     let (memory, _) = open_used(dir, fabric)?;
     let is_connected =
@@ -359,15 +339,13 @@ pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
 }
 
-/// Counts the queue pairs of the process with this index.
 fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
     let is_its_own =
         |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == place;
     memory.qps.iter().filter(is_its_own).count()
 }
 
-/// The indices of a fabric's processes, each with its node. Processes in another PID namespace are
-/// assumed to run, because this one cannot check.
+/// Returns the index and node of each process. Those in another PID namespace count as running.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {
@@ -377,7 +355,7 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// The highest rate of a rail: the lowest of its line, its PCIe link and its cable; none: no limit.
+/// Returns the lowest limit among a rail's line, PCIe link and cable; `None`: no limit.
 fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
     let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
     let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];

@@ -1,10 +1,9 @@
 //! Counters of a port, as sysfs shows them.
 //!
-//! The counters are in shared memory. Their files are in the sysfs tree of their node, if the
-//! fabric was made with [`crate::control::prepare`]. A process that joins writes the files of its
-//! own rails, and a process that sees an error writes the files of both rails. So the counts of
-//! errors are always current, and the counts of packets are those of the last error or of the last
-//! queue pair that was destroyed.
+//! The counters are in shared memory. If the fabric was made with [`crate::control::prepare`], they
+//! also have files in the sysfs tree of their node. A process writes the files of its own rails
+//! when it joins, and the files of both rails when it sees an error. So error counts are current,
+//! and packet counts are those of the last error or the last destroyed queue pair.
 
 use crate::nic::Nic;
 use std::path::Path;
@@ -13,15 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A counter of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counter {
-    /// Packets sent, lost and repeated ones included.
+    /// Packets sent, including lost and repeated ones.
     Sent,
     /// Packets received.
     Received,
-    /// Lost packets of this end that the peer has reported by a later packet.
+    /// Own packets that were lost, as the peer reported after a later packet.
     SequenceError,
-    /// Lost packets of the peer that this end has noticed by a later packet.
+    /// Peer's packets that were lost, as this end noticed by a later packet.
     OutOfSequence,
-    /// Lost packets of this end that no later packet followed: the sender waited for the timeout.
+    /// Own packets that were lost with no later packet: the sender waited for the timeout.
     AckTimeout,
     /// Answers of a peer that had no receive posted.
     ReceiverNotReady,
@@ -56,21 +55,20 @@ impl Counter {
     }
 }
 
-/// Writes a counter into the entry of its device in sysfs. `current` reads the counter. Other
-/// processes may write the same file at the same time: each repeats it until the file has the
-/// current value.
+/// Writes a counter into its device's entry in sysfs. Other processes may write the same file: each
+/// repeats the write until the file has the value that `current` returns.
 pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let number = FILES.fetch_add(1, Ordering::Relaxed);
     let (file, new) = (device.join("ports/1").join(counter.file(nic)), format!(".new-{}-{number}", std::process::id()));
     let (new, mut value) = (device.join(new), current());
-    // A removed device, or a fabric whose files were deleted, has no counters to show.
+    // An error is ignored: a removed device or a deleted fabric has no counters to show.
     while write(&file, &new, value).is_ok() && current() != value {
         value = current();
     }
 }
 
-/// Replaces a file, so that no reader sees a part of its text.
+/// Replaces the file, so that no reader sees a part of its text.
 fn write(file: &Path, new: &Path, value: u64) -> std::io::Result<()> {
     std::fs::create_dir_all(file.parent().unwrap_or(file))?;
     std::fs::write(new, format!("{value}\n"))?;

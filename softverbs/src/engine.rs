@@ -1,5 +1,5 @@
-//! The engine of a device, which does a NIC's work. It takes the work requests that peers have
-//! posted for this process's queue pairs, and serves the queue pairs in turn.
+//! The engine of a device does a NIC's work: it takes the work requests that peers have posted for
+//! this process's queue pairs, and serves the queue pairs in turn.
 
 use crate::os::memory::Bounce;
 use crate::os::process::wake;
@@ -8,42 +8,36 @@ use crate::profile::MAX_RAILS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Value of a process's `sleeping`: its engine is awake.
+/// A process's `sleeping` while its engine is awake.
 pub const AWAKE: u32 = 0;
 /// The engine sleeps for a short time, because its process polls and each poll does its work.
 pub const NAPPING: u32 = 1;
 /// The engine sleeps until it is woken.
 pub const ASLEEP: u32 = 2;
-/// Time after its last poll in which a process still counts as polling, so that its napping engine
-/// need not be woken.
+/// Time after a poll in which a process counts as polling: its napping engine is not woken.
 const POLLING_NS: u64 = 100_000;
 /// Maximum number of pieces that the engine serves of one queue pair before it serves others.
 const PIECES_A_TURN: usize = 16;
 
-/// A queue pair of this process, as its engine sees it.
 pub(crate) trait Serve: Send + Sync {
     fn number(&self) -> u32;
 
-    /// Serves the peer's requests that are due, in at most `pieces` pieces. Returns
-    /// [`Served::More`] when it took that many.
+    /// Serves the peer's due requests. Returns [`Served::More`] after `pieces` pieces.
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served;
 
-    /// Collects completed sends for a program that waits for an event instead of polling. Called
-    /// periodically.
+    /// Collects completed sends for a program that waits for events. Called periodically.
     fn collect_sends(&self, now_ns: u64);
 
-    /// Destroys the queue pair once its function has been removed. The program has already
-    /// destroyed its own handle.
+    /// Destroys a queue pair that its program has destroyed, after its function was removed.
     fn end(&self);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// No request is posted for it.
+    /// No request is posted.
     Idle,
-    /// The time before which nothing can be done.
+    /// Nothing can be done before this time.
     Until(u64),
-    /// More can be done now.
     More,
 }
 
@@ -55,7 +49,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Adds the queue pairs whose doorbells peers have rung; `find` gives the queue pair of a slot.
+    /// Adds queue pairs whose doorbells peers have rung; `find` returns the queue pair of a slot.
     pub(crate) fn answer_doorbells(
         &mut self,
         process: &ProcessMemory,
@@ -79,12 +73,11 @@ impl Engine {
         }
     }
 
-    /// Serves the requests that are due. Returns the time of the next one, if that is known. With
-    /// the adversary's seed, queue pairs are served out of turn.
+    /// Serves the due requests. Returns the time of the next one, if that is known. With an
+    /// adversary's seed, the queue pairs are served out of turn.
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
-        // Several queue pairs take turns by the piece, as a NIC arbitrates. Otherwise one that
-        // always has more to send would be served first whenever the rail is free, and the others
-        // would wait.
+        // Queue pairs take turns by the piece, as a NIC arbitrates. Otherwise a queue pair that
+        // always has more to send would be first whenever the rail is free.
         let (passes, pieces) = if self.active.len() > 1 { (PIECES_A_TURN, 1) } else { (1, PIECES_A_TURN) };
         for _ in 1..passes {
             match self.pass(adversary, now_ns, pieces) {
@@ -95,13 +88,12 @@ impl Engine {
         self.pass(adversary, now_ns, pieces)
     }
 
-    /// Serves each queue pair once; queue pairs that the previous pass served come last.
+    /// Serves each queue pair once; those that the previous pass served come last.
     fn pass(&mut self, adversary: Option<u64>, now_ns: u64, pieces: usize) -> Option<u64> {
         let mut soonest: Option<u64> = None;
         let mut at = 0;
         for _ in 0..self.active.len() {
             if let Some(seed) = adversary {
-                // Skips some queue pairs in this pass.
                 self.turn = self.turn.wrapping_add(1);
                 if (self.turn ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0 {
                     soonest = Some(now_ns);
@@ -133,8 +125,7 @@ impl Engine {
     }
 }
 
-/// Rings the doorbell of the queue pair in `slot` after a post for it. Wakes its process where
-/// needed.
+/// Rings the doorbell of the queue pair in `slot` after a post, and wakes its process if necessary.
 pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let slot = slot % MAX_QPS;
     let qp = &memory.qps[slot];
@@ -143,13 +134,11 @@ pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let process = &memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    // Sequentially consistent, as in the sleeper, which sets `sleeping` and then reads the
-    // doorbells.
+    // Sequentially consistent, as in the sleeper: it sets `sleeping`, then reads the doorbells.
     let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
         AWAKE => false,
         NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,
-        // Woken even after a recent poll: a program that waits for bytes by reading its memory may
-        // not poll again.
+        // Woken even after a recent poll: a program that waits for bytes may not poll again.
         _ => true,
     };
     if is_to_wake && process.sleeping.swap(AWAKE, Ordering::SeqCst) != AWAKE {

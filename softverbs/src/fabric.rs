@@ -40,14 +40,12 @@ pub struct Node {
     threads: usize,
     spare: bool,
     running: AtomicBool,
-    /// Folder of the trees that the nodes use as sysfs.
     trees: PathBuf,
-    /// A shared lock on the fabric's file, which shows other processes that the fabric is used.
+    /// Shared lock on the fabric's file, which shows other processes that the fabric is used.
     _user: File,
 }
 
-/// A queue pair that its program has destroyed while programs were cut off from the device. The
-/// device goes on processing it.
+/// A queue pair that its program destroyed while cut off from the device, which still processes it.
 struct Orphan {
     device: usize,
     generation: u32,
@@ -58,13 +56,12 @@ struct Orphan {
 #[derive(Debug, Clone)]
 pub struct Device {
     pub(crate) name: String,
-    /// Node GUID, in this machine's byte order.
+    /// In this machine's byte order.
     pub(crate) guid: u64,
-    /// Its RoCE v2 addresses: link-local, then IPv4-mapped where its port has a cable.
+    /// RoCE v2 addresses: link-local, then IPv4-mapped if the port has a cable.
     pub gids: Vec<[u8; 16]>,
-    /// Port speed as reported, in Mb/s.
+    /// Port speed as reported.
     pub(crate) speed_mbps: u32,
-    /// Path MTU in bytes.
     pub(crate) mtu_bytes: u32,
     /// Largest message in bytes.
     pub max_message_bytes: u32,
@@ -72,7 +69,6 @@ pub struct Device {
     links: usize,
 }
 
-/// A rail of any machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RailOf {
     pub(crate) node: usize,
@@ -106,28 +102,20 @@ struct Events {
     queue: Mutex<VecDeque<Event>>,
     bell: Bell,
     was_down: AtomicBool,
-    /// Count of times that the device was lost.
     losses: AtomicU32,
-    /// Generation, plus one, of the last function whose firmware failure was reported (0: none), so
-    /// that each function's failure is reported once.
+    /// Generation, plus one, of the last function whose firmware failure was announced (0: none).
     failures: AtomicU32,
 }
 
 impl Node {
-    /// Joins the fabric that the environment names. A process joins once; later calls return the
-    /// first call's result.
-    ///
-    /// # Errors
-    /// Names the wrong setting, or the failed step.
+    /// Joins the fabric that the environment names. Later calls return the first call's result. The
+    /// error names the wrong setting, or the failed step.
     pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
     }
 
     /// Joins a fabric as a new process, even if this process has joined it before.
-    ///
-    /// # Errors
-    /// The fabric cannot be set up or joined.
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _membership = folder.lock_membership()?;
@@ -169,7 +157,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Writes counters of a rail into the sysfs tree of the rail's node, if that node has a tree.
+    /// Writes counters of a rail into the sysfs tree of its node, if there is one.
     pub(crate) fn publish(&self, rail: RailOf, counters: &[Counter]) {
         let class = self.trees.join(rail.node.to_string()).join("class/infiniband");
         let device = class.join(&self.devices[rail.device].name);
@@ -194,7 +182,6 @@ impl Node {
         self.memory.rails[self.node][device].presence()
     }
 
-    /// A device of this machine, as the other processes see it.
     pub(crate) fn rail(&self, device: usize) -> &'static RailMemory {
         &self.memory.rails[self.node][device]
     }
@@ -204,7 +191,6 @@ impl Node {
         self.memory.rails[self.node][device].down.load(Ordering::Acquire) == 0
     }
 
-    /// A descriptor that is readable while a device has events.
     pub(crate) fn event_fd(&self, device: usize) -> RawFd {
         self.events[device].bell.fd()
     }
@@ -214,8 +200,7 @@ impl Node {
         lock(&self.events[device].queue).pop_front()
     }
 
-    /// Waits until a device has an event, unless its descriptor is non-blocking. Returns false if
-    /// there is none.
+    /// Waits for an event, unless the descriptor is non-blocking. Returns false if there is none.
     pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
@@ -256,14 +241,13 @@ impl Node {
         }
     }
 
-    /// True if packets get through between a device of this machine and a rail of another one,
-    /// provided that both are present.
+    /// True if packets pass between a device and a peer's rail, provided that both are present.
     pub(crate) fn carries(&self, device: usize, to: RailOf, now_ns: u64) -> bool {
         [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
     }
 
-    /// Resolves the address of a rail for a device of this machine, as the kernel does: from its
-    /// neighbour table, or by asking on the wire. Returns false if nothing answers.
+    /// Resolves a rail's address for a device, as the kernel does: from its neighbour table, or by
+    /// asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
         let (own, peer) = (self.rail(device), self.rail_of(to));
         let is_found =
@@ -281,9 +265,9 @@ impl Node {
     /// Finds the rail that a device of this machine reaches at an address.
     ///
     /// # Errors
-    /// `ENETUNREACH` for an address that no rail has and, in a profile without cables (each rail is
-    /// on a switch of its own), for an address on another switch. `ETIMEDOUT` in a profile with
-    /// cables, if none leads to the rail that has the address: that rail does not answer.
+    /// `ENETUNREACH` if no rail has the address. In a profile without cables each rail is on a
+    /// switch of its own: `ENETUNREACH` too for an address on another switch. In a profile with
+    /// cables, `ETIMEDOUT` if none leads to the rail: it does not answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
         let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
         let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
@@ -295,7 +279,6 @@ impl Node {
         }
     }
 
-    /// True if programs of this machine may not open the device.
     pub(crate) fn forbids(&self, device: usize) -> bool {
         self.profile.forbids(self.node, device)
     }
@@ -325,7 +308,7 @@ impl Node {
         self.devices[device].spec.latency_ns
     }
 
-    /// The rate of one queue pair of a device; 0: no limit.
+    /// Rate of one queue pair; 0: no limit.
     pub(crate) fn qp_rate_mbps(&self, device: usize) -> f64 {
         self.devices[device].spec.qp_mbps
     }
@@ -347,8 +330,7 @@ impl Node {
         &self.engines[device]
     }
 
-    /// Runs the engine of a device, unless another thread does. Returns the time when it has to run
-    /// again, if that is known.
+    /// Runs a device's engine, unless another thread does. Returns when it has to run again.
     pub(crate) fn run_engine(&self, device: usize, now_ns: u64) -> Option<u64> {
         self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
@@ -356,13 +338,11 @@ impl Node {
         engine.serve(self.adversary, now_ns)
     }
 
-    /// True if the caller has to start the engines' threads: once in a process, and never in
-    /// virtual time.
+    /// True for the caller that has to start the threads: once, and never in virtual time.
     pub(crate) fn claim_threads(&self) -> bool {
         !self.memory.is_virtual() && !self.running.swap(true, Ordering::AcqRel)
     }
 
-    /// Keeps a queue pair until its function is removed.
     pub(crate) fn keep_until_gone(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
         let mut orphans = lock(&self.orphans);
         orphans.push(Orphan { device, generation, qp });
@@ -425,8 +405,7 @@ impl Events {
     }
 }
 
-/// Claims an entry for this process, after clearing those of dead processes. Returns its index and
-/// the machine.
+/// Clears the entries of dead processes, and claims an entry. Returns its index and the machine.
 fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
@@ -473,7 +452,6 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
     Ok((place, node))
 }
 
-/// Clears the entry of a dead process, and its queue pairs.
 fn clear(memory: &FabricMemory, place: usize) {
     for qp in &memory.qps {
         // Otherwise the next process in this entry would seem to hold the queue.

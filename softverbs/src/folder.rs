@@ -1,10 +1,9 @@
 //! A fabric's folder: its files, and the test for processes that use them.
 //!
 //! Each user of a fabric (a process in it, or the program that prepared it) holds a shared lock on
-//! the fabric's file for as long as it runs. The kernel releases the lock however the process ends,
-//! and every container that sees the file sees the lock: process numbers mean nothing in another
-//! PID namespace. A child that was forked without an exec shares the lock, so the fabric counts as
-//! used until that child has ended too.
+//! the fabric's file while it runs. The kernel releases the lock however the process ends. Every
+//! container that sees the file sees the lock, but process numbers mean nothing in another PID
+//! namespace. A child that was forked without an exec shares the lock until the child ends.
 
 use crate::os::process::FileLock;
 use crate::os::shm::{self, FabricMemory, LAYOUT};
@@ -15,32 +14,25 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-/// Entries that a fabric's folder may have: files that the fabric wrote, and files that programs
-/// put beside them for it.
+/// Entries that a fabric's folder may have, from the fabric and from programs that use it.
 const OWN_FILES: [&str; 7] = ["fabric", "lib", "lock", "membership", "profile", "sys", "wanted"];
 
-/// The folder of one fabric.
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// The folder of the fabric `name` in `dir`.
     pub fn new(dir: &Path, name: &str) -> Self {
         Self { path: dir.join(name) }
     }
 
-    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Creates the folder, and waits until no other process sets the fabric up, joins it or checks
-    /// if it is used.
-    ///
-    /// # Errors
-    /// Names the file.
+    /// its use. Excludes these until the lock is dropped.
     pub fn lock_membership(&self) -> Result<FileLock, String> {
         loop {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
@@ -65,7 +57,7 @@ impl Folder {
         self.has_fabric() && membership.lock().is_ok() && self.has_users()
     }
 
-    /// As [`Folder::is_used`], for a caller that already holds the membership lock.
+    /// As [`Folder::is_used`], for a caller that holds the membership lock.
     pub fn has_users(&self) -> bool {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
         match file.try_lock() {
@@ -76,11 +68,7 @@ impl Folder {
         }
     }
 
-    /// Counts this process as a user until the file is dropped. The caller holds the membership
-    /// lock.
-    ///
-    /// # Errors
-    /// Names the file.
+    /// Counts this process as a user until the file is dropped. Needs the membership lock.
     pub fn use_it(&self) -> Result<File, String> {
         let path = self.path.join("fabric");
         let locked = OpenOptions::new().read(true).write(true).open(&path).and_then(|file| {
@@ -90,13 +78,11 @@ impl Folder {
         locked.map_err(|e| format!("locking {}: {e}", path.display()))
     }
 
-    /// True if the folder has a fabric, judged by its file's size.
     pub fn has_fabric(&self) -> bool {
         let bytes = size_of::<FabricMemory>() as u64;
         fs::metadata(self.path.join("fabric")).is_ok_and(|file| file.is_file() && file.len() == bytes)
     }
 
-    /// A file or folder here that does not belong to a fabric.
     pub fn foreign_file(&self) -> Option<PathBuf> {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         let mut foreign = entries.filter(|entry| !OWN_FILES.iter().any(|own| entry.file_name() == *own));
@@ -104,9 +90,6 @@ impl Folder {
     }
 
     /// Opens the fabric's file, and sets it up with `profile` if it is new.
-    ///
-    /// # Errors
-    /// Names the file, or the line of the profile.
     pub fn open(&self, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
         fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let _lock = FileLock::take(&self.path.join("lock"))?;
@@ -128,11 +111,7 @@ impl Folder {
         }
     }
 
-    /// Deletes an earlier fabric's files, so that a new one can be set up. The caller holds the
-    /// membership lock.
-    ///
-    /// # Errors
-    /// Names the file.
+    /// Deletes an earlier fabric's files before a new set-up. Needs the membership lock.
     pub fn clear(&self) -> Result<(), String> {
         for name in ["fabric", "profile"] {
             match fs::remove_file(self.path.join(name)) {
@@ -147,10 +126,9 @@ impl Folder {
         Ok(())
     }
 
-    /// Deletes the folder. Processes that are still in the fabric keep what they have mapped.
+    /// Deletes the folder. Processes that are still in the fabric keep the memory mapped.
     pub fn remove(&self) {
-        // Files that cannot be removed do no harm: the next fabric of this name starts from
-        // scratch.
+        // Files that remain do no harm: the next fabric of this name starts from scratch.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -158,7 +136,6 @@ impl Folder {
 fn set_up(memory: &FabricMemory, profile: &Profile) {
     for node in 0..MAX_NODES {
         for (rail, (place, spec)) in memory.rails[node].iter().zip(&profile.rails).enumerate() {
-            // A port without a cable.
             place.down.store(u32::from(!profile.is_cabled(node, rail)), Ordering::Relaxed);
             place.set_path(spec.path);
             place.way.tx.set_rate(spec.line_mbps);

@@ -2,31 +2,30 @@
 //!
 //! A function that is unplugged, or whose driver is unloaded, leaves in these steps ([`Phase`]):
 //!
-//! 1. The kernel cuts programs off: each call that goes through it returns `EIO`, while the device
+//! 1. The kernel cuts programs off: each call through the kernel returns `EIO`. The device
 //!    continues to read and write memory (`uverbs_disassociate_api_pre` in
 //!    drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed).
-//! 2. The objects are destroyed, the newest first (`rdma_alloc_commit_uobject` adds at the head of
-//!    the list that `__uverbs_cleanup_ufile` walks from its head; both in
-//!    drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs: for
-//!    a moment keys are refused while queue pairs live, and a peer's write fails with a remote
-//!    access error. Here all keys become invalid together, the keys of older registrations too.
+//! 2. The objects are destroyed, the newest first: `rdma_alloc_commit_uobject` adds at the head of
+//!    a list, and `__uverbs_cleanup_ufile` walks it from the head
+//!    (drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs. So
+//!    for a moment keys are refused while queue pairs live, and a peer's write fails with a remote
+//!    access error. Here all keys, old ones too, become invalid together.
 //! 3. The device is removed, and the program gets `IBV_EVENT_DEVICE_FATAL`
 //!    (`uverbs_async_event_destroy_uobj` in drivers/infiniband/core/uverbs_std_types_async_fd.c).
 //!    Later posts have no effect, and completion queues stay silent.
 //!
 //! A function whose firmware fails has a step before these. mlx5's driver notices the failure, puts
 //! the device into its internal error state and raises `MLX5_DEV_EVENT_SYS_ERROR`
-//! (`mlx5_enter_error_state` in drivers/net/ethernet/mellanox/mlx5/core/health.c), which mlx5_ib
-//! turns into a first `IBV_EVENT_DEVICE_FATAL` (drivers/infiniband/hw/mlx5/main.c). It completes
-//! requests only for users within the kernel (`mlx5_ib_handle_internal_error`, same file): a
-//! program's queues are silent. Commands are no longer sent to the firmware. Those that destroy
-//! something, and those that move a queue pair to error or reset, succeed without it. All others
-//! fail, with `ENOLINK` since Linux 5.18 and `EIO` before (`mlx5_internal_err_ret_value` in
-//! drivers/net/ethernet/mellanox/mlx5/core/cmd.c). Then the driver unloads, which is the steps
-//! above, and loads again. Nothing proves that such a device is idle before its removal, so here
-//! step 1 resumes the work that it was silent about.
+//! (`mlx5_enter_error_state` in drivers/net/ethernet/mellanox/mlx5/core/health.c). mlx5_ib turns it
+//! into a first `IBV_EVENT_DEVICE_FATAL` (drivers/infiniband/hw/mlx5/main.c). A program's queues
+//! are silent: `mlx5_ib_handle_internal_error` (same file) completes requests only for kernel
+//! users. Commands no longer reach the firmware. Commands that destroy an object, or move a queue
+//! pair to error or reset, succeed without it. All others fail, with `ENOLINK` since Linux 5.18 and
+//! `EIO` before (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
+//! Then the driver unloads (the steps above) and loads again. Nothing proves that such a device is
+//! idle before its removal, so here step 1 resumes the device's work.
 //!
-//! A function that returns is a new device of the same name: objects made on the old one stay dead.
+//! A function that returns is a new device of the same name: objects of the old one stay dead.
 
 use crate::os::shm::RailMemory;
 use std::sync::atomic::Ordering;
@@ -56,15 +55,12 @@ pub enum Phase {
 }
 
 impl Presence {
-    /// Phase of the function of this generation.
+    /// Phase of the function for an object of this generation.
     pub(crate) fn phase_of(self, generation: u32) -> Phase {
         if self.generation == generation { self.phase } else { Phase::Gone }
     }
 
-    /// Checks that the kernel can pass a command to the device for an object of this generation.
-    ///
-    /// # Errors
-    /// `EIO` where programs are cut off from it, `ENOLINK` where its firmware has failed.
+    /// Checks that a command can reach the device: `EIO` if cut off, `ENOLINK` if firmware failed.
     pub(crate) fn ask(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here => Ok(()),
@@ -73,11 +69,7 @@ impl Presence {
         }
     }
 
-    /// Checks that an object of this generation can be destroyed. For a device whose firmware has
-    /// failed, the kernel does so without it.
-    ///
-    /// # Errors
-    /// `EIO` where programs are cut off from the device.
+    /// As [`Self::ask`] for destroying an object, which the kernel can do without the firmware.
     pub(crate) fn end(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here | Phase::Failed => Ok(()),
@@ -85,13 +77,11 @@ impl Presence {
         }
     }
 
-    /// True if the device works for objects of this generation.
     pub(crate) fn works(self, generation: u32) -> bool {
         matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
     }
 
-    /// The state after a step to `phase`. `None` for a step backwards, because only a function that
-    /// was removed can return.
+    /// The state after a step to `phase`; `None` for a step back, except from gone to here.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
@@ -100,7 +90,7 @@ impl Presence {
         }
     }
 
-    // Zeros are a function on the bus.
+    // Zero is a function on the bus.
     fn word(self) -> u32 {
         self.generation << 3 | self.phase as u32
     }
@@ -123,8 +113,7 @@ impl RailMemory {
         Presence::of(self.presence.load(Ordering::Acquire))
     }
 
-    /// Advances the function's removal to `phase`, or plugs a new function in where the old one is
-    /// gone. Does nothing where it is that far already.
+    /// Advances the removal to `phase`, or plugs in a new function after it. Else does nothing.
     pub fn move_to(&self, phase: Phase) {
         let step = |word| Presence::of(word).after(phase).map(Presence::word);
         let _ = self.presence.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);

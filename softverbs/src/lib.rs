@@ -1,57 +1,48 @@
 //! A software RDMA fabric between the processes of one machine.
 //!
-//! The library that this package builds (`softverbs-ibverbs`) replaces `libibverbs.so.1`: programs
+//! This package builds `softverbs-ibverbs`, a library that replaces `libibverbs.so.1`: programs
 //! that use verbs run on it without RDMA hardware, kernel support or root. It has
 //! reliable-connected queue pairs, writes with and without immediate data, sends and reads, with
-//! the states, keys, protection domains, bounds and errors of the verbs specification. Where
-//! devices differ, rails behave as mlx5's do: queues are rounded up as mlx5 rounds them, requests
-//! without a completion keep their places, completion queues overrun ([`completion_queue`]), and
-//! functions fail, leave the bus and return ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails
-//! behave as Linux' soft-RoCE, which is more lenient: [`nic`] lists the differences.
+//! the states, keys, protection domains, bounds and errors of the verbs specification. Rails behave
+//! as mlx5's do: queue sizes are rounded up, requests without a completion keep their places,
+//! completion queues overrun ([`completion_queue`]), and functions fail, leave the bus and return
+//! ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails behave as Linux' soft-RoCE, which is more
+//! lenient ([`nic`]).
 //!
 //! # Mechanism
 //!
 //! Processes of one *fabric* map one file ([`os::shm`]), which holds each queue pair's send queue.
-//! The process that owns the *target* queue pair takes work requests out of the sender's queue,
-//! reads the sender's memory (`process_vm_readv`), and stores it into its own in ordered 8-byte
-//! stores, the last 8 of each 128 after the rest (`os::memory`): LL and LL128 expect that order of
-//! a NIC. An *engine* ([`engine`]) does this work. It runs in a thread of its own (`threads`), so
-//! that a write lands while the target computes, and also inside `ibv_poll_cq`, so that a process
-//! that polls pays no context switch.
+//! An *engine* ([`engine`]) of the process that owns the *target* queue pair takes work requests
+//! out of the sender's queue, reads the sender's memory (`process_vm_readv`), and stores the bytes
+//! into its own memory (`os::memory`). It runs in a thread of its own (`threads`), so that a write
+//! lands while the target computes. It also runs inside `ibv_poll_cq`, so that a process that polls
+//! pays no context switch.
 //!
 //! # Layers
 //!
 //! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
 //! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
 //! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
-//! `abi`.
-//! Where a lower layer has to call a queue pair, it does so by a trait of its own: an engine serves
-//! a `Serve`, a completion queue collects from a `SendQueue`. One thing is out of order:
-//! registering memory is `unsafe`, so it is in `os`, though it uses `fabric`.
-//!
-//! # Time
-//!
-//! A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`], `pacing`).
-//! A piece of a message begins when it was posted and its resources are free, and completes when
-//! they have carried it. A short request waits for at most one packet of other queue pairs. A late
-//! engine costs the rail no bandwidth, so a merged device reaches the sum of its rails even on a
-//! busy machine.
+//! `abi`. A lower layer calls a queue pair through a trait of its own: an engine serves a `Serve`,
+//! a completion queue collects from a `SendQueue`. One thing is out of order: registering memory is
+//! `unsafe`, so it is in `os`, though it uses `fabric`.
 //!
 //! # Rules for changes
 //!
-//! - The target's process takes requests out of the sender's queue and stores the bytes itself, in
-//!   ordered 8-byte words. LL and LL128 rely on that order. `process_vm_writev` does not promise
-//!   one.
+//! - The target's process stores bytes in ordered 8-byte stores, the last 8 of each 128 after the
+//!   rest. LL and LL128 expect this order of a NIC, and `process_vm_writev` does not promise it.
 //! - A completion comes after its bytes.
-//! - A message begins when it was posted and its path is free, so a late engine loses nothing.
-//! - A request of 512 bytes or less waits for one packet of other queue pairs, not for their
-//!   queues.
+//! - A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`],
+//!   `pacing`). A piece of a message begins when it was posted and its resources are free, and
+//!   completes when they have carried it. So a late engine costs no bandwidth, and a merged device
+//!   reaches the sum of its rails even on a busy machine.
+//! - A request of 512 bytes or less waits for at most one packet of other queue pairs.
 //! - Everything in shared memory is an atomic, and every value is bounded when it is read, because
 //!   another process wrote it.
 //! - The model does not know which clock it runs on. Tests set a virtual one (`tests/core.rs`).
 //! - A difference between mlx5 and soft-RoCE is one method of [`nic::Nic`] with the sources of
-//!   both, and `tests/nics.rs` shows both. The default is mlx5's way, which is the strict one. What
-//!   the sources of both agree on, or one leaves open, gets no method.
+//!   both, and `tests/nics.rs` shows both. The default is mlx5, the strict one. There is no method
+//!   if the sources agree, or if one leaves the behaviour open.
 //!
 //! # Machines and cables
 //!

@@ -1,8 +1,7 @@
-//! The software fabric as a verbs library: a shared object that replaces `libibverbs.so.1`.
-//!
-//! A program that is linked as a library (see `build.rs`). [`softverbs::abi`] has the exports.
+//! The software fabric as a verbs library: a program that is linked as a shared object (see
+//! `build.rs`) and replaces `libibverbs.so.1`. [`softverbs::abi`] has the exports.
 #![no_main]
 
-/// Refers to the exported functions; without a reference the linker would leave them out.
+/// Refers to the exported functions, so that the linker keeps them.
 #[used]
 static EXPORTS: &softverbs::abi::Exports = &softverbs::abi::EXPORTS;

@@ -1,26 +1,24 @@
-//! The device that the fabric's rails behave as: mlx5 (a ConnectX) or Linux' soft-RoCE.
+//! The device that the fabric's rails behave as: mlx5 (a ConnectX) or Linux' soft-RoCE. Each
+//! process chooses it for its own devices (`settings`).
 //!
-//! `settings` parses the name once, and each process's `Node` carries it. So a device behaves as
-//! its own process asks.
-//!
-//! Each method here is one difference, with the sources of both behaviours: "rxe" is
+//! Each method is one difference, with the sources of both behaviours: "rxe" is
 //! drivers/infiniband/sw/rxe in Linux and providers/rxe in rdma-core, "mlx5" is
-//! drivers/infiniband/hw/mlx5 and providers/mlx5. `abi/rounding.rs` has the sizes of queues,
-//! [`crate::completion_queue`] the overflow of a completion queue.
+//! drivers/infiniband/hw/mlx5 and providers/mlx5. Two more differences: sizes of queues
+//! (`abi/rounding.rs`), and the overflow of a completion queue ([`crate::completion_queue`]).
 //!
 //! Everything else is common, because both sources agree or one of them leaves it open:
 //!
-//! - Both check protection domains, access flags and bounds (`lookup_mr` and `mr_check_range` in
+//! - Protection domains, access flags and bounds are checked (`lookup_mr` and `mr_check_range` in
 //!   rxe's rxe_mr.c).
-//! - Both wait a second in `ibv_modify_qp` for an address that does not resolve, because the kernel
-//!   does it before it calls a driver (`_ib_modify_qp` calls `ib_resolve_eth_dmac` in
+//! - `ibv_modify_qp` waits a second for an address that does not resolve: the kernel does it before
+//!   it calls a driver (`_ib_modify_qp` calls `ib_resolve_eth_dmac` in
 //!   drivers/infiniband/core/verbs.c, for every RoCE port).
-//! - Both round a completion queue up in the same way (`rxe_queue_init` in rxe's rxe_queue.c,
+//! - Completion queues are rounded up in the same way (`rxe_queue_init` in rxe's rxe_queue.c,
 //!   `create_cq` in mlx5's verbs.c).
-//! - Both retry without end where the peer has no receive and the count is 7, and flush the
-//!   remaining requests when a queue pair fails.
-//! - A function that is unplugged or resets leaves in mlx5's way ([`crate::hotplug`]) with either:
-//!   rxe has no firmware that could fail.
+//! - Retries do not end if the peer has no receive and the count is 7. A queue pair that fails
+//!   flushes its remaining requests.
+//! - A function that is unplugged or resets leaves in mlx5's way ([`crate::hotplug`]): rxe has no
+//!   firmware that could fail.
 
 use verbs_sys::{
     IBV_EVENT_QP_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR,
@@ -30,10 +28,10 @@ use verbs_sys::{
 /// The device that rails behave as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Nic {
-    /// A ConnectX under mlx5: the strict one.
+    /// A ConnectX under mlx5, the strict device.
     #[default]
     Mlx5,
-    /// Linux' soft-RoCE: the lenient one.
+    /// Linux' soft-RoCE, the lenient device.
     SoftRoce,
 }
 
@@ -49,17 +47,13 @@ impl Nic {
         }
     }
 
-    /// Finds the device with this name.
-    ///
-    /// # Errors
-    /// Lists the allowed names.
+    /// Finds the device with this name. The error lists the allowed names.
     pub fn parse(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|nic| nic.name() == name);
         found.ok_or_else(|| format!("must be {}", Self::ALL.map(Self::name).join(" or ")))
     }
 
-    /// The largest message that a port announces, in bytes. rxe: `RXE_PORT_MAX_MSG_SZ` in
-    /// rxe_param.h. mlx5: two to the power of the device's `log_max_msg` (`mlx5_query_port_roce` in
+    /// rxe: `RXE_PORT_MAX_MSG_SZ` in rxe_param.h. mlx5: 2^`log_max_msg` (`mlx5_query_port_roce` in
     /// main.c), which ConnectX devices report as 30.
     pub(crate) fn largest_message_bytes(self) -> u32 {
         match self {
@@ -70,7 +64,7 @@ impl Nic {
 
     /// True if a request without a completion keeps its send queue entry until a later request has
     /// a completion. mlx5 moves its queue's tail by completions alone (`handle_good_req` and
-    /// `wq->tail` in cq.c). rxe frees the place of each request as it is acknowledged, even if the
+    /// `wq->tail` in cq.c). rxe frees each entry when the request is acknowledged, even if the
     /// program does not poll (`do_complete` in rxe_comp.c).
     pub(crate) fn frees_by_completions(self) -> bool {
         match self {
@@ -79,11 +73,11 @@ impl Nic {
         }
     }
 
-    /// Time in which a queue pair retries, in nanoseconds; 0: without end. Two tries are 4.096 us x
-    /// 2^`timeout` apart, and 0 is no limit. rxe does not count the tries of a queue pair with a
-    /// count of 7 (`COMPST_ERROR_RETRY` in `rxe_completer`, rxe_comp.c). mlx5 hands the number to
-    /// the device unchanged (`__mlx5_ib_modify_qp` in qp.c). The InfiniBand specification gives 7 a
-    /// special meaning only for tries without a receive, not here.
+    /// Time for which a queue pair retries; 0: no limit. Tries are 4.096 us x 2^`timeout` apart; a
+    /// `timeout` of 0 is no limit. rxe does not count tries if `retry_count` is 7
+    /// (`COMPST_ERROR_RETRY` in `rxe_completer`, rxe_comp.c). mlx5 hands the number to the device
+    /// unchanged (`__mlx5_ib_modify_qp` in qp.c). The InfiniBand specification gives 7 a meaning
+    /// only for tries without a receive.
     pub(crate) fn patience_ns(self, timeout: u8, retry_count: u8) -> u64 {
         match (self, timeout, retry_count) {
             (_, 0, _) | (Self::SoftRoce, _, 7) => 0,
@@ -91,9 +85,9 @@ impl Nic {
         }
     }
 
-    /// The event that a program gets when a peer uses a key without permission. mlx5:
-    /// `mlx5_ib_qp_event` in qp.c. rxe only moves the queue pair to error
-    /// (`RESPST_ERR_RKEY_VIOLATION` and `RESPST_ERROR` in rxe_resp.c).
+    /// Event for a peer's use of a key without permission. mlx5: `mlx5_ib_qp_event` in qp.c. rxe
+    /// just moves the queue pair to error (`RESPST_ERR_RKEY_VIOLATION`, `RESPST_ERROR` in
+    /// rxe_resp.c).
     pub(crate) fn refusal_event(self) -> Option<ibv_event_type> {
         match self {
             Self::Mlx5 => Some(IBV_EVENT_QP_ACCESS_ERR),
@@ -101,12 +95,12 @@ impl Nic {
         }
     }
 
-    /// Status of a write, send or receive whose own memory its key does not allow. mlx5 reports a
-    /// local protection error, as the InfiniBand specification asks (volume 1, completion return
-    /// status; `mlx5_handle_error_cqe` in cq.c). rxe looks the key up when it makes or accepts a
-    /// packet, and ends with a local QP operation error (`copy_data` in rxe_mr.c, `rxe_requester`
-    /// in rxe_req.c, `RESPST_ERR_MALFORMED_WQE` in rxe_resp.c). A read ends with a protection error
-    /// on both (`do_read` in rxe_comp.c).
+    /// Status of a write, send or receive whose own memory its key does not allow. mlx5: a local
+    /// protection error, by the InfiniBand specification (volume 1, completion return status;
+    /// `mlx5_handle_error_cqe` in cq.c). rxe looks the key up when it makes or accepts a packet,
+    /// and ends with a local QP operation error (`copy_data` in rxe_mr.c, `rxe_requester` in
+    /// rxe_req.c, `RESPST_ERR_MALFORMED_WQE` in rxe_resp.c). A read ends with a protection error on
+    /// both (`do_read` in rxe_comp.c).
     pub(crate) fn own_memory_refused(self) -> ibv_wc_status {
         match self {
             Self::Mlx5 => IBV_WC_LOC_PROT_ERR,
@@ -115,8 +109,8 @@ impl Nic {
     }
 
     /// Status of a receive that is too short for its send. mlx5: a local length error, by the
-    /// InfiniBand specification (volume 1, completion return status). rxe gives the receive the
-    /// same status as the sender (`RESPST_ERR_LENGTH` in rxe_resp.c).
+    /// InfiniBand specification (volume 1, completion return status). rxe: the same status as the
+    /// sender's (`RESPST_ERR_LENGTH` in rxe_resp.c).
     pub(crate) fn receive_too_short(self) -> ibv_wc_status {
         match self {
             Self::Mlx5 => IBV_WC_LOC_LEN_ERR,
@@ -124,8 +118,8 @@ impl Nic {
         }
     }
 
-    /// The `errno` for a send with more entries, or more inline bytes, than its queue pair accepts.
-    /// mlx5: `_mlx5_post_send` and `set_data_inl_seg` in qp.c. rxe: `validate_send_wr` in rxe.c.
+    /// The `errno` for a send with more entries or inline bytes than its queue pair accepts. mlx5:
+    /// `_mlx5_post_send` and `set_data_inl_seg` in qp.c. rxe: `validate_send_wr` in rxe.c.
     pub(crate) fn too_large_to_post(self) -> i32 {
         match self {
             Self::Mlx5 => libc::ENOMEM,
@@ -133,8 +127,8 @@ impl Nic {
         }
     }
 
-    /// True if the device has thread domains and parent domains: `mlx5_ctx_common_ops` in mlx5.c
-    /// has them, `rxe_ctx_ops` in rxe.c does not.
+    /// True for thread domains and parent domains: `mlx5_ctx_common_ops` in mlx5.c has them,
+    /// `rxe_ctx_ops` in rxe.c does not.
     pub(crate) fn has_thread_domains(self) -> bool {
         match self {
             Self::Mlx5 => true,

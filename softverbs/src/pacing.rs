@@ -1,41 +1,36 @@
 //! The fabric's model of time: computes when a piece of a message begins and ends, given the
-//! traffic that shares its resources.
+//! traffic that shares its resources. The caller passes the time, so the model is the same for both
+//! clocks.
 //!
-//! The functions are pure, and the same for both clocks: the caller passes the time. Each resource
-//! is busy until some time. A piece begins once it is posted and all its resources are free. Each
-//! resource is then busy for as long as the piece takes at that resource's rate, and the piece ends
-//! when the slowest resource is done. A short request of another queue pair waits for at most one
-//! packet, as NICs arbitrate. Pieces are larger than packets only because moving bytes packet by
-//! packet would cost too much.
+//! A piece begins once it is posted and all its resources are free. Each resource is then busy for
+//! as long as the piece takes at that resource's rate, and the piece ends when the slowest resource
+//! is done. A short request of another queue pair waits for at most one packet, as NICs arbitrate.
+//! Pieces are larger than packets only because moving bytes packet by packet would cost too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Largest request that counts as short: far less than a packet.
 pub const SHORT_BYTES: u64 = 512;
-/// Bytes that a NIC sends for one queue pair before it serves the others (a packet of the largest
-/// MTU).
+/// A packet of the largest MTU. A NIC sends one for a queue pair before it serves the others.
 const PACKET_BYTES: u64 = 4096;
 
-/// Something that carries one thing at a time: a rail, link or cable in one direction, or a queue
-/// pair.
+/// Carries one thing at a time: a rail, link or cable in one direction, or a queue pair.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Resource {
-    /// Start of the resource's free time, in nanoseconds of the fabric's clock.
+    /// Start of the free time, on the fabric's clock.
     free_at_ns: AtomicU64,
-    /// Start of the free time if the resource had only short requests to carry.
+    /// Start of the free time if there were only short requests.
     short_free_at_ns: AtomicU64,
-    /// Rate in Mb/s, as the bits of an `f64`; 0: no limit.
+    /// Mb/s, as the bits of an `f64`; 0: no limit.
     rate: AtomicU64,
 }
 
 impl Resource {
-    /// Sets the rate in Mb/s; 0: no limit.
     pub fn set_rate(&self, mbps: f64) {
         self.rate.store(mbps.to_bits(), Ordering::Relaxed);
     }
 
-    /// The rate in Mb/s; 0: no limit.
     pub fn rate_mbps(&self) -> f64 {
         f64::from_bits(self.rate.load(Ordering::Relaxed))
     }
@@ -44,8 +39,7 @@ impl Resource {
         if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// Start time of a short request that was posted at `posted_ns`: after earlier short ones, and
-    /// after the packet in progress.
+    /// Returns the start of a short request: after earlier short ones, and the packet in progress.
     fn turn_at_ns(&self, posted_ns: u64) -> u64 {
         let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
         self.free_at_ns().min(in_turn)
@@ -57,8 +51,7 @@ impl Resource {
         if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
     }
 
-    /// Occupies the resource from `begin_ns`, or from when it is free. Returns the time when it is
-    /// free again.
+    /// Occupies the resource from `begin_ns`, or from when it is free. Returns the end.
     fn take(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -66,8 +59,7 @@ impl Resource {
         extend(&self.free_at_ns, begin_ns, self.busy_ns(bytes))
     }
 
-    /// Occupies the resource with a short request from `begin_ns`. Returns the end of the request.
-    /// Other traffic is delayed by its duration.
+    /// Occupies the resource with a short request, which delays other traffic. Returns the end.
     fn take_turn(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -78,27 +70,22 @@ impl Resource {
     }
 }
 
-/// Delays the moment at which a resource is free. Returns the new moment.
 fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
     let taken =
         free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
     taken.unwrap_or(begin_ns).max(begin_ns) + busy_ns
 }
 
-/// The resources that a request passes through.
 #[derive(Debug, Clone, Copy)]
 pub struct Route<'a> {
-    /// The request's queue pair, which keeps the order of its requests.
+    /// The request's queue pair, which keeps its requests in order.
     pub queue_pair: &'a Resource,
-    /// Resources that all queue pairs share.
     pub shared: &'a [&'a Resource],
-    /// True if the complete request is short ([`SHORT_BYTES`]): it waits for packets of other
-    /// requests and not for their pieces.
+    /// True for a request up to [`SHORT_BYTES`]: it waits for others' packets, not their pieces.
     pub is_short: bool,
 }
 
 impl Route<'_> {
-    /// Time when a piece that was posted at `posted_ns` can begin.
     pub fn begins_at_ns(&self, posted_ns: u64) -> u64 {
         let own_ns = posted_ns.max(self.queue_pair.free_at_ns());
         let free =
@@ -116,8 +103,7 @@ impl Route<'_> {
     }
 }
 
-/// Time that a peer waits before it tries again, by the code of `min_rnr_timer`: table 46 of the
-/// InfiniBand specification (9.7.5.2.8).
+/// Time for a code of `min_rnr_timer` (InfiniBand specification, 9.7.5.2.8, table 46).
 pub(crate) fn rnr_wait_ns(code: u8) -> u64 {
     match code {
         0 => 655_360_000,

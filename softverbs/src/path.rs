@@ -1,14 +1,11 @@
 //! Faults of the network between two ports: both ports are up and do not show them.
 //!
-//! A rail has a set of them ([`PathFaults`]), one word in shared memory. A path has the faults of
-//! the rails at both of its ends.
-//!
-//! Three places act on it. `QueuePair::change` resolves the peer's address, and keeps in the queue
-//! pair whether its packets are misdirected. `RailMemory::carries` decides whether a path carries
-//! at all. `QueuePair::is_lost` in `serve.rs` decides about one request, and `QueuePair::transmit`
-//! about one packet. A queue pair whose own
-//! packets are misdirected still receives: its bytes arrive, its acknowledgements do not.
-//! `tests/paths.rs` shows each fault.
+//! A rail has a set of faults ([`PathFaults`]), and a path has the faults of the rails at both
+//! ends. `QueuePair::change` resolves the peer's address, and notes if packets are misdirected.
+//! `RailMemory::carries` decides about a path, `QueuePair::is_lost` (in `serve.rs`) about a
+//! request, and `QueuePair::transmit` about a packet. A queue pair whose packets are misdirected
+//! still receives: the peer's bytes arrive, but its own acknowledgements get lost. `tests/paths.rs`
+//! shows each fault.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,26 +18,24 @@ pub(crate) const SMALL_PACKET_BYTES: u32 = 1024;
 pub enum PathFault {
     /// Every packet is lost. Addresses resolve.
     Silent,
-    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers for any address of
-    /// the host on any of its interfaces while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c).
-    /// The kernel resolves the address once, in the change to ready-to-receive, and hands the
-    /// hardware address to the device (`ib_resolve_unicast_gid_dmac` in
-    /// drivers/infiniband/core/verbs.c). So a queue pair that is connected by the IPv4 GID sends to
-    /// the twin, which has no such queue pair, until it is connected again. Link-local GIDs are not
-    /// affected: an interface answers neighbour solicitations for its own addresses alone
-    /// (`ndisc_recv_ns` in net/ipv6/ndisc.c).
+    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers on any interface
+    /// for any address of the host while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c). The
+    /// kernel resolves the address once, in the change to ready-to-receive, and hands the hardware
+    /// address to the device (`ib_resolve_unicast_gid_dmac` in drivers/infiniband/core/verbs.c). So
+    /// a queue pair that is connected by the IPv4 GID sends to the twin, which has no such queue
+    /// pair, until it is connected again. Link-local GIDs are not affected: an interface answers
+    /// neighbour solicitations for its own addresses alone (`ndisc_recv_ns` in net/ipv6/ndisc.c).
     CrossedArp,
-    /// A switch on the path drops frames for which an interface MTU of 1500 is too small. A packet
-    /// of path MTU 1024 has 1084 bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and
-    /// passes; one of the next path MTU, 2048, does not. Packets with a payload between the two are
-    /// lost here, though those up to about 1440 bytes would pass.
+    /// A switch drops frames that need an interface MTU above 1500. A packet of path MTU 1024 has
+    /// 1084 bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and passes; a packet of
+    /// the next path MTU, 2048, does not. Packets with a payload in between are lost here, though
+    /// up to about 1440 bytes would pass.
     SwitchMtu,
-    /// A switch port drops all frames of both directions for this time after the link came up. A
-    /// bridge port of IEEE 802.1D passes no frames while it listens and learns, for 30 s by
-    /// default.
+    /// A switch port drops all frames, both ways, for this time after the link came up. An IEEE
+    /// 802.1D bridge port passes no frames while it listens and learns, for 30 s by default.
     SpanningTree(Duration),
-    /// One packet of this many is lost, counted over all packets that the rail at the sending end
-    /// has sent: at least 2. Packets that carry data are lost, acknowledgements are not.
+    /// One packet of this many (at least 2) is lost, counted over all packets that the sending rail
+    /// has sent. Packets that carry data are lost, acknowledgements are not.
     Loss(u32),
 }
 
@@ -48,13 +43,12 @@ pub enum PathFault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PathFaults(u64);
 
-/// Blocking time of [`PathFault::SpanningTree`] where none is given.
+/// Default of [`PathFault::SpanningTree`].
 const BLOCKING: Duration = Duration::from_secs(5);
-/// Largest blocking time.
 const MAX_BLOCKING: Duration = Duration::from_secs(3600);
-/// Packets of which one is lost where no number is given.
+/// Default of [`PathFault::Loss`].
 const LOSS: u32 = 1000;
-/// Position of the blocking time in milliseconds in [`PathFaults`], above the flags.
+/// Position in [`PathFaults`] of the blocking time in milliseconds, above the flags.
 const BLOCKING_SHIFT: u32 = 8;
 /// Position in [`PathFaults`] of the packets of which one is lost.
 const LOSS_SHIFT: u32 = 32;
@@ -64,11 +58,7 @@ impl PathFault {
     pub const ALL: [Self; 5] =
         [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING), Self::Loss(LOSS)];
 
-    /// Reads the text that [`fmt::Display`] writes; the time of `spanning-tree` and the packets of
-    /// `loss` may be left out.
-    ///
-    /// # Errors
-    /// Lists the allowed faults.
+    /// Reads the text that [`fmt::Display`] writes; `spanning-tree` and `loss` need no value.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
@@ -132,8 +122,7 @@ impl PathFaults {
         self.0
     }
 
-    /// The set with this fault in place of another of its kind (true), or without one of its kind
-    /// (false).
+    /// Adds the fault in place of one of its kind (true), or removes that kind (false).
     #[must_use]
     pub fn with(self, fault: PathFault, is_on: bool) -> Self {
         let (kind, value) = fault.bits();
@@ -150,7 +139,7 @@ impl PathFaults {
         (self.0 as u32 >> BLOCKING_SHIFT) as u64 * 1_000_000
     }
 
-    /// Number of packets of which one is lost; 0: none is.
+    /// Number of packets of which one is lost; 0: none.
     pub(crate) fn loss(self) -> u64 {
         self.0 >> LOSS_SHIFT
     }

@@ -1,5 +1,4 @@
-//! Posting sends: checks a work request, writes it into shared memory, and rings the peer's
-//! doorbell.
+//! Posting sends: checks a request, writes it to shared memory, and rings the peer's doorbell.
 
 use crate::engine;
 use crate::fabric::lock;
@@ -13,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl QueuePair {
-    /// Posts a send request.
+    /// Posts a send.
     ///
     /// # Errors
-    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full;
-    /// as [`crate::nic::Nic`] defines for a request of too many pieces or inline bytes.
+    /// `EINVAL` if the state or the request does not allow it, `ENOMEM` if the queue is full.
+    /// [`crate::nic::Nic`] defines the error for too many pieces or inline bytes.
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
@@ -74,8 +73,7 @@ impl QueuePair {
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
-    /// Copies a small write or send into the work request itself, so that the peer needs no system
-    /// call for it. Returns the number of bytes.
+    /// Copies a small write or send into the request, so that the peer needs no system call for it.
     fn copy_inline(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;

@@ -1,31 +1,27 @@
 //! Profiles of a fabric's machines: rails, the PCIe links and cables that they share, and their
-//! rates.
-//!
-//! A profile is text, a line each:
+//! rates. A profile is text, a line each:
 //!
 //! ```text
-//! link  NAME pci=DDDD:BB:DD gts=32 width=4 payload=112000        # Mb/s of payload; 0: no limit
+//! link  NAME pci=DDDD:BB:DD gts=32 width=4 payload=112000
 //! cable NAME payload=195000
-//! rail  NAME netdev=IF port=p0 link=LINK cable=CABLE function=0 line=200000 qp=100000 latency=1400   # Mb/s, Mb/s, ns
+//! rail  NAME netdev=IF port=p0 link=LINK cable=CABLE function=0 line=200000 qp=100000 latency=1400
+//! wire  NAME ends=0.CABLE,1.CABLE subnets=each
+//! node  NUMBER forbids=RAIL,RAIL
+//! node  NUMBER forwards=CABLE,CABLE
 //! ```
 //!
-//! A rail may also have `speed=`: the speed that its port reports, where that differs from what it
-//! carries; `mtu=`: its port's path MTU in bytes, 4096 by default; and `path=`: faults of its path
-//! ([`PathFault`]), separated by commas.
+//! `payload`, `line` and `qp` are in Mb/s (0: no limit), `latency` is in ns. A rail may also have
+//! `speed=`, the speed that its port reports if it differs from the rate; `mtu=`, its port's path
+//! MTU in bytes, 4096 by default; and `path=`, faults of its path ([`PathFault`]), separated by
+//! commas.
 //!
-//! With these lines each rail reaches the rail of its name on every other machine. Machines that
-//! are cabled with each other have more lines:
-//!
-//! ```text
-//! wire NAME ends=0.CABLE,1.CABLE subnets=each     # between a port of node 0 and one of node 1; the rails of an end reach those of the other
-//! node NUMBER forbids=RAIL,RAIL                   # programs on this node may not open these devices (EPERM)
-//! node NUMBER forwards=CABLE,CABLE                # this node's NIC forwards packets between two of its ports, both ways
-//! ```
-//!
-//! With wires, the address of a peer that is not at the other end of the wire does not answer
-//! ([`crate::fabric`]), and a port without a wire is down. `subnets=one` gives all rails of a wire
-//! addresses in one subnet. A forwarded packet is limited by the rails at both ends of its path,
-//! and takes no time on the node between, whose ports may be down.
+//! Without `wire` lines, each rail reaches the rail of its name on every other machine. A `wire` is
+//! a cable between ports of two nodes: the rails of one end reach those of the other. Any other
+//! peer's address does not answer ([`crate::fabric`]), and a port without a wire is down.
+//! `subnets=one` gives all rails of a wire addresses in one subnet. Programs on a node may not open
+//! the devices that it `forbids` (`EPERM`). A node's NIC `forwards` packets between two of its
+//! ports, both ways. A forwarded packet is limited by the rails at both ends of its path, and takes
+//! no time on the node between, whose ports may be down.
 
 mod sysfs;
 
@@ -47,8 +43,7 @@ const MOST_MTU_BYTES: u32 = 4096;
 /// Speed that a port without a limit reports.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
-/// One machine's wiring, which is the same on all machines of a fabric, and the cables between
-/// them.
+/// One machine's wiring, the same on all machines of a fabric, and the cables between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// The profile's name, or its file's.
@@ -65,8 +60,7 @@ pub struct Profile {
     pub forbidden: Vec<ForbiddenDevice>,
 }
 
-/// A device that programs on a machine may not open, such as one that a container's device rules
-/// leave out.
+/// A device that programs on a machine may not open, as under a container's device rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForbiddenDevice {
     /// The machine.
@@ -116,8 +110,7 @@ pub struct RailSpec {
     pub function: u32,
     /// Rate of the port, in Mb/s; 0: no limit.
     pub line_mbps: f64,
-    /// Port speed as reported, in Mb/s. Scaling does not change it, so that a program that plans by
-    /// reported speeds plans as on the profile's machine.
+    /// Reported port speed, in Mb/s. Not scaled, so that a program plans as on the real machine.
     pub speed_mbps: f64,
     /// Rate of one queue pair, in Mb/s; 0: no limit.
     pub qp_mbps: f64,
@@ -142,11 +135,11 @@ macro_rules! two_cables {
     };
 }
 
-/// The built-in profiles. A Spark: both twins of a cable share its 200 Gb/s (about 195 after RoCE
-/// framing), each is on its own 32 GT/s x4 link (112 Gb/s of payload), one queue pair gives 100
-/// Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us (published: 1.42 to 1.57). With two
-/// cables two functions share each link. Without a switch three Sparks make a triangle, and four a
-/// ring.
+/// The built-in profiles. On a Spark, both twins of a cable share its 200 Gb/s (about 195 after
+/// RoCE framing), and each has its own 32 GT/s x4 link (112 Gb/s of payload). One queue pair gives
+/// 100 Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us (published: 1.42 to 1.57). With
+/// two cables, two functions share each link. Without a switch, three Sparks make a triangle, and
+/// four a ring.
 const BUILT_IN: [(&str, &str); 5] = [
     (
         "spark-1cable",
@@ -194,10 +187,8 @@ impl Profile {
         BUILT_IN.map(|(name, _)| name)
     }
 
-    /// Loads a built-in profile, or one from a file, with all rates times `scale`.
-    ///
-    /// # Errors
-    /// Names the line that is not usable, or lists the built-in names.
+    /// Loads a built-in profile, or a file, with all rates times `scale`. The error names the wrong
+    /// line, or lists the built-in names.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
             let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
@@ -221,10 +212,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Reads a profile's text.
-    ///
-    /// # Errors
-    /// Names the line, and the allowed values.
+    /// Reads a profile's text. The error names the line, and the allowed values.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
         let mut profile = Self {
             name: name.to_owned(),
@@ -249,10 +237,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Checks that the path of a rail can have a fault.
-    ///
-    /// # Errors
-    /// The reason why it cannot.
+    /// Fails with the reason if the path of a rail cannot have a fault.
     pub(crate) fn allows(&self, rail: usize, fault: PathFault) -> Result<(), String> {
         let spec = &self.rails[rail];
         let has_twin = self.rails.iter().filter(|other| other.cable == spec.cable).count() > 1;
@@ -363,8 +348,7 @@ impl Profile {
         self.forbidden.contains(&ForbiddenDevice { node, rail })
     }
 
-    /// True if packets of one machine's rail reach the other machine's rail. Each rail is given by
-    /// its machine and its index.
+    /// True if packets of one rail reach another one. Each is given by its machine and its index.
     pub fn reaches(&self, (node, rail): (usize, usize), (to_node, to_rail): (usize, usize)) -> bool {
         let is_same = (node, rail) == (to_node, to_rail);
         match self.wires.is_empty() {
@@ -378,8 +362,8 @@ impl Profile {
         self.wires.is_empty() || self.wires.has(self.port(node, rail))
     }
 
-    /// A rail's addresses: link-local as from a hardware address, and IPv4. Without wires the
-    /// latter is 192.168.(100 + rail).(machine + 1), with wires that of [`Wires::address`].
+    /// A rail's addresses: link-local, as from a hardware address, and IPv4. The latter is
+    /// 192.168.(100 + rail).(machine + 1) without wires, and [`Wires::address`] with wires.
     pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
         let [n, d] = [node, rail].map(|n| n as u8);
         let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
@@ -519,8 +503,7 @@ mod tests {
         let triangle = Profile::load("spark-triangle", 1.0).unwrap();
         let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
         let [f0, p2f0, f1, p2f1] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"].map(rail);
-        // Any function of a port reaches any function of the port at the other end of its cable,
-        // and itself.
+        // Any function of a port reaches itself, and any function at the other end of the cable.
         assert!(triangle.reaches((0, f0), (1, f1)) && triangle.reaches((0, f0), (1, p2f1)));
         assert!(triangle.reaches((1, f1), (0, f0)) && triangle.reaches((0, f0), (0, f0)));
         assert!(!triangle.reaches((0, f0), (1, f0)) && !triangle.reaches((0, f0), (2, f1)));

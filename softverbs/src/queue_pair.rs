@@ -1,5 +1,4 @@
-//! Queue pairs: states, receives, and completed sends. `posting.rs` posts sends, `serve.rs` serves
-//! the peer's requests.
+//! Queue pairs: states, receives, and completed sends. `posting.rs` posts, `serve.rs` serves.
 
 mod states;
 
@@ -23,9 +22,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use verbs_sys::IBV_EVENT_QP_FATAL;
 
-/// Time that Linux searches the hardware address of a peer that does not answer, in the call that
-/// makes a queue pair ready to receive: the 1000 ms that `rdma_addr_find_l2_eth_by_grh` passes to
-/// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
+/// Linux' search for the hardware address of a silent peer: `rdma_addr_find_l2_eth_by_grh` passes
+/// 1000 ms to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 const SEARCH: Duration = Duration::from_millis(1000);
 /// Maximum number of receives in one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
@@ -35,7 +33,6 @@ pub struct QueuePair {
     this: Weak<Self>,
     pub(crate) node: Arc<Node>,
     pub(crate) device: usize,
-    /// Generation of the device that it was made on.
     generation: u32,
     domain: u32,
     slot: usize,
@@ -43,12 +40,12 @@ pub struct QueuePair {
     caps: Caps,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// True while it is in its send completion queue's list of queue pairs with sends under way.
+    /// True while the queue pair is in the list of its send completion queue.
     expected: AtomicBool,
     pub(crate) local: Mutex<Local>,
 }
 
-/// The part of a queue pair that is not in shared memory.
+/// The part that is not in shared memory.
 pub(crate) struct Local {
     pub(crate) state: State,
     pub(crate) access: u32,
@@ -58,7 +55,7 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
-    /// Number of sends whose send queue entries are free again.
+    /// Number of sends whose entries are free again.
     pub(crate) freed: u64,
     retry_ns: u64,
 }
@@ -78,13 +75,11 @@ pub(crate) struct Serving {
     pub(crate) cursor: u64,
     /// Number of the next request; all earlier ones were carried completely.
     pub(crate) next: u64,
-    /// Arrival time of the last piece.
     pub(crate) arrives_ns: u64,
-    /// Earliest start of the next piece. Until then the rail was down or the receiver not ready.
+    /// Earliest start of the next piece: the rail was down, or the receiver not ready.
     pub(crate) not_before_ns: u64,
-    /// The next request, once it was admitted. A copy, because the peer can change shared memory.
+    /// The next request, once admitted. A copy, because the peer can change shared memory.
     pub(crate) admitted: Option<Request>,
-    /// Time until which the adversary holds the next piece back.
     pub(crate) held_until_ns: Option<u64>,
     pub(crate) receive: Option<Receive>,
     pub(crate) rnr: Option<Rnr>,
@@ -98,7 +93,7 @@ pub(crate) struct Rnr {
     pub(crate) tries: u32,
 }
 
-/// A request that was carried and completes at its time.
+/// A request that was carried, and completes at `at_ns`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CarriedRequest {
     pub(crate) at_ns: u64,
@@ -117,7 +112,6 @@ impl Serving {
     }
 }
 
-/// A posted send, until it is done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
     pub(crate) wr_id: u64,
@@ -142,10 +136,7 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// Checks the sizes against the fabric's limits.
-    ///
-    /// # Errors
-    /// `EINVAL`.
+    /// Fails with `EINVAL` if a size is above the fabric's limit.
     pub fn check(&self) -> Result<(), i32> {
         let too_large = self.send_requests as usize > SEND_SLOTS
             || self.receive_requests > MAX_RECEIVES
@@ -166,8 +157,8 @@ impl QueuePair {
     /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` when the fabric has no free slot, `EIO` when
-    /// the function was removed, `ENOLINK` when it has failed.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` if the fabric has no free slot, `EIO` if the
+    /// function was removed, `ENOLINK` if it has failed.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -214,8 +205,7 @@ impl QueuePair {
         Ok(made)
     }
 
-    /// True if a key allows `access` to this process's memory for this queue pair. A key of another
-    /// protection domain does not, and no key does where the function's keys are gone.
+    /// True if a key of this queue pair's domain allows `access`. False while keys are invalid.
     pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
         self.phase() != Phase::Keyless && self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
     }
@@ -242,23 +232,22 @@ impl QueuePair {
         self.node.rail(self.device)
     }
 
-    /// Removal phase of the function that it was made on.
     pub(crate) fn phase(&self) -> Phase {
         self.rail().presence().phase_of(self.generation)
     }
 
-    /// True if the peer has put it in error through shared memory.
+    /// True if the peer has put this end in error through shared memory.
     fn failed_from_afar(&self) -> bool {
         self.memory().is_in_error()
     }
 
-    /// Changes the state.
+    /// Changes the state. A failed function does not get the command, so a change to error or reset
+    /// succeeds without effect.
     ///
     /// # Errors
-    /// `EINVAL` when the state or a value does not allow it; `ENETUNREACH` when the peer's GID
-    /// cannot be reached; `ETIMEDOUT`, after a second, when the GID does not answer; `EIO` when the
-    /// function was removed; `ENOLINK` when it has failed. A change to error or reset succeeds on a
-    /// failed function without effect, because the device does not get the command.
+    /// `EINVAL` if the state or a value does not allow it, `ENETUNREACH` if the peer's GID cannot
+    /// be reached, `ETIMEDOUT` after a second if it does not answer, `EIO` if the function was
+    /// removed, `ENOLINK` if it has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (self.rail().presence().ask(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
@@ -322,10 +311,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Resolves the peer's address, without waiting.
-    ///
-    /// # Errors
-    /// As [`Node::look_up`]; `ETIMEDOUT` where the address does not answer.
+    /// Resolves the peer's address without waiting. `ETIMEDOUT` if it does not answer.
     fn resolve(&self, gid: &[u8; 16], is_ipv4: bool) -> Result<RailOf, i32> {
         let rail = self.node.look_up(self.device, gid)?;
         let is_unanswered = RailMemory::is_due(&self.rail().unanswered);
@@ -338,11 +324,9 @@ impl QueuePair {
         self.memory().state.store(state as u32, Ordering::Release);
     }
 
-    /// Takes the right to serve the send queue from the peer, which serves nothing until
-    /// [`QpMemory::release`].
+    /// Takes the right to serve this send queue from the peer, until [`QpMemory::release`].
     fn fence(&self, memory: &QpMemory) {
-        // The peer holds it for a few pieces at a time, and a dead peer is replaced, so this loop
-        // ends.
+        // This loop ends: a peer holds it for a few pieces, and a dead peer is replaced.
         while !memory.hold(self.node.memory, self.node.place) {
             std::thread::yield_now();
         }
@@ -368,16 +352,15 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Completes receives as flushed, up to the first whose completion queue has no room (as rxe:
-    /// `flush_recv_queue` in rxe_resp.c). The queue pair is in error already, so a lost completion
-    /// has no further effect.
+    /// Flushes receives, up to the first whose completion queue has no room (`flush_recv_queue` in
+    /// rxe_resp.c). The queue pair is in error already, so a lost completion has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let (status, qp_num) = (status::FLUSHED, self.number);
         let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
         let _ = receives.try_for_each(|wr_id| self.recv_cq.push(flushed(wr_id), false));
     }
 
-    /// Adds this queue pair to its send completion queue's list, unless it is there.
+    /// Adds this queue pair to the list of its send completion queue.
     pub(crate) fn expect_ends(self: &Arc<Self>) {
         if !self.expected.swap(true, Ordering::AcqRel) {
             self.send_cq.expect(Arc::<Self>::clone(self));
@@ -404,7 +387,7 @@ impl QueuePair {
     /// Posts a receive.
     ///
     /// # Errors
-    /// `EINVAL` when the state or the request does not allow it, `ENOMEM` when the queue is full.
+    /// `EINVAL` if the state or the request does not allow it, `ENOMEM` if the queue is full.
     pub fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let mut local = lock(&self.local);
         if local.state == State::Reset || sges.len() > self.caps.sges as usize {
@@ -434,15 +417,15 @@ impl QueuePair {
         memory.done.store(0, Ordering::Relaxed);
         self.enter(&mut local, State::Reset);
         memory.release(self.node.place);
-        // Polling locks the queue's list first and this queue pair second.
+        // Polling locks the completion queue's list first, and this queue pair second.
         drop(local);
         self.send_cq.forget(self.number);
         self.recv_cq.forget(self.number);
         self.expected.store(false, Ordering::Release);
     }
 
-    /// Ends the program's use of the queue pair. A device that has failed, or that programs are cut
-    /// off from, does not get the command, so it continues with the queue pair until its removal.
+    /// Ends the program's use. A device that has failed, or that programs are cut off from, does
+    /// not get the command: it continues until its removal.
     pub(crate) fn give_up(self: &Arc<Self>) {
         match self.phase() {
             Phase::Failed | Phase::Cut | Phase::Keyless => {
@@ -452,7 +435,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns its slot to the fabric. It sends and receives nothing after this.
+    /// Returns the slot to the fabric. Nothing is sent or received after this.
     pub fn destroy(&self) {
         lock(self.node.engine(self.device)).forget(self.number);
         self.reset();
@@ -510,10 +493,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the next send.
-    ///
-    /// # Errors
-    /// The completion queue had no room; the consequences for this queue pair are already done.
+    /// Completes the next send. Fails if the queue was full; this queue pair has reacted by then.
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), CqOverflow> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
@@ -566,7 +546,6 @@ impl SendQueue for QueuePair {
     }
 }
 
-/// Claims a free slot of the fabric.
 fn claim(node: &Node, device: usize, made_on: u32) -> Option<(usize, u32)> {
     for slot in 0..MAX_QPS {
         let memory = node.qp_memory(slot);

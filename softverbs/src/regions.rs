@@ -8,19 +8,18 @@ pub(crate) struct Regions(RwLock<Vec<Option<Region>>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Local and remote key: one number for both.
+    /// Local and remote key.
     pub(crate) key: u32,
     pub(crate) device: usize,
     pub(crate) domain: u32,
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
-    /// `ibv_access_flags`.
     pub(crate) access: u32,
 }
 
 impl Regions {
-    /// Adds a region and returns its new key; `None` when there are too many. A counter in the
-    /// key's lower 14 bits keeps it from being reused soon.
+    /// Adds a region and returns its new key; `None` if there are too many. The key's lower 14 bits
+    /// are a counter, so that keys are not reused soon.
     pub(crate) fn add(&self, region: Region) -> Option<u32> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = match all.iter().position(Option::is_none) {
@@ -45,8 +44,7 @@ impl Regions {
         }
     }
 
-    /// True if the key allows all of `access` to `bytes` at `addr` in this device's protection
-    /// domain.
+    /// True if the key allows all of `access` in this device's protection domain.
     pub(crate) fn allows(&self, key: u32, (device, domain): (usize, u32), addr: u64, bytes: u64, access: u32) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = all

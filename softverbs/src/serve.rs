@@ -14,11 +14,10 @@ use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// Time after which a queue pair is served again whose rail is down, or that its peer holds.
+/// Delay until a queue pair is served again whose rail is down, or that its peer holds.
 const LATER_NS: u64 = 200_000;
 
-/// The adversary's longest delay. It finds programs that poll in a loop and wrongly assume a
-/// shorter limit.
+/// The adversary's longest delay. It finds programs that poll in a loop and assume a shorter one.
 const LATE_NS: u64 = 50_000;
 
 enum Step {
@@ -54,7 +53,7 @@ impl Serve for QueuePair {
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.rail_of(remote.rail).presence();
         let carries = self.node.carries(self.device, remote.rail, now_ns);
-        // (The slot may belong to another queue pair by now; `serve_held` checks that.)
+        // The slot may belong to another queue pair by now; `serve_held` checks that.
         if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
@@ -78,8 +77,7 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Checked only while it is held: before, its owner could have given the slot to another
-        // queue pair.
+        // Checked while held: before, the owner could have given the slot to another queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -122,7 +120,6 @@ impl QueuePair {
         }
     }
 
-    /// Completes the requests that have arrived by now.
     fn end_due(&self, local: &mut Local, peer: &QpMemory, now_ns: u64) {
         while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
             local.serving.ending.pop_front();
@@ -150,7 +147,6 @@ impl QueuePair {
         }
     }
 
-    /// Reports the end of a request to the peer.
     fn acknowledge(&self, peer: &QpMemory, number: u64, status: u32) {
         if self.is_misrouted() {
             return;
@@ -188,7 +184,6 @@ impl QueuePair {
         }
     }
 
-    /// Carries one piece of the next request.
     fn step(&self, local: &mut Local, remote: &Remote, peer: &QpMemory, now_ns: u64, bounce: &mut Bounce) -> Step {
         if local.serving.ending.back().is_some_and(|ending| ending.status != 0) {
             return Step::Nothing;
@@ -236,8 +231,8 @@ impl QueuePair {
         self.end(local, number, 0, completion, arrives_ns)
     }
 
-    /// Sends the packets of the next piece, up to the first that is lost. Returns the number of
-    /// bytes that arrive and, after a loss, the time until the lost packet is sent again.
+    /// Sends the packets of the next piece, up to the first that is lost. Returns the bytes that
+    /// arrive and, after a loss, the time until the lost packet is sent again.
     fn transmit(&self, local: &Local, remote: &Remote, peer: &QpMemory, request: &Request) -> (u64, Option<u64>) {
         let (own, is_read) = (RailOf { node: self.node.node, device: self.device }, request.is_read());
         let (from, to, sender) = if is_read { (own, remote.rail, self.memory()) } else { (remote.rail, own, peer) };
@@ -266,8 +261,7 @@ impl QueuePair {
         ((sent - 1) * packet_bytes, Some(retry_ns))
     }
 
-    /// Delay of an acknowledgement by the adversary. The acknowledgement never arrives if the rail
-    /// goes down meanwhile.
+    /// Adversary's delay of an acknowledgement, which is lost if the rail goes down meanwhile.
     fn late_ack_ns(&self, number: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -289,7 +283,6 @@ impl QueuePair {
         None
     }
 
-    /// Checks a request before its first byte is moved.
     fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
@@ -327,8 +320,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// True if the key allows a write or read of these bytes. Checked for the complete request, and
-    /// again for each piece, because a registration can end between two pieces.
+    /// True if the key allows the write or read. Checked for the request, and again for each piece,
+    /// because a registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {
             0 => status::REMOTE_WRITE,
@@ -376,7 +369,6 @@ impl QueuePair {
         moved.map_err(|fault| self.status_of(fault))
     }
 
-    /// Stores a send's bytes into the pieces of its receive.
     fn fill_receive(
         &self,
         local: &Local,
@@ -423,7 +415,6 @@ impl QueuePair {
         }
     }
 
-    /// The completion of the receive that the request used, if it used one.
     fn receive_completion(&self, local: &mut Local, request: &Request) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let written = request.head.operation == Operation::Write as u8;
@@ -441,8 +432,7 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// Handles the receive that a failed request had taken: it fails too if it caused the failure,
-    /// and is queued again otherwise.
+    /// Fails the receive of a failed request if it caused the failure, and else queues it again.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
@@ -476,7 +466,6 @@ impl QueuePair {
     }
 }
 
-/// Reason why a request is not admitted.
 enum Refusal {
     NotReady(u64),
     Failed(u32),

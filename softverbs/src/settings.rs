@@ -12,8 +12,7 @@ pub struct Settings {
     pub dir: PathBuf,
     /// `SOFTVERBS_FABRIC`: the fabric's name; default "default".
     pub fabric: String,
-    /// `SOFTVERBS_NODE`: the fabric's machine that this process is on, 0 to 15; default: the lowest
-    /// one without a process.
+    /// `SOFTVERBS_NODE`: this process's machine, 0 to 15; default: the lowest without a process.
     pub node: Option<usize>,
     /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
     pub profile: String,
@@ -21,19 +20,16 @@ pub struct Settings {
     pub nic: Nic,
     /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
     pub scale: f64,
-    /// `SOFTVERBS_THREADS`: engine threads of this process, 1 to 16; default: a quarter of the
-    /// processors, at most one for each rail.
+    /// `SOFTVERBS_THREADS`: engine threads, 1 to 16; default: a quarter of the processors, at most
+    /// one for each rail.
     pub threads: Option<usize>,
-    /// `SOFTVERBS_ADVERSARY`: a seed; polls then return less than they could, queue pairs are
+    /// `SOFTVERBS_ADVERSARY`: a seed. Polls then return less than they could, queue pairs are
     /// served out of turn, and bytes arrive late.
     pub adversary: Option<u64>,
 }
 
 impl Settings {
-    /// Reads the environment.
-    ///
-    /// # Errors
-    /// Names the variable that is not usable, and lists the allowed values.
+    /// The error names the wrong variable, and lists the allowed values.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let known = ["DIR", "FABRIC", "NODE", "PROFILE", "NIC", "SCALE", "THREADS", "ADVERSARY"];
         for (name, _) in std::env::vars_os() {
@@ -58,18 +54,12 @@ impl Settings {
     }
 }
 
-/// The device that `SOFTVERBS_NIC` names, else the default.
-///
-/// # Errors
-/// Lists the allowed values.
+/// The device that `SOFTVERBS_NIC` names, else the default. The error lists the allowed values.
 pub fn nic() -> Result<Nic, String> {
     device(read("SOFTVERBS_NIC"))
 }
 
-/// The name of the fabric that `SOFTVERBS_FABRIC` names, else the default.
-///
-/// # Errors
-/// Describes the allowed names.
+/// The name in `SOFTVERBS_FABRIC`, else the default. The error describes the allowed names.
 pub fn fabric() -> Result<String, String> {
     named(read("SOFTVERBS_FABRIC"))
 }
@@ -78,15 +68,14 @@ fn read(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// The folder of all fabrics: `SOFTVERBS_DIR`, or a folder of this user's own in shared memory.
+/// The folder of all fabrics: `SOFTVERBS_DIR`, or this user's own in shared memory.
 pub fn dir() -> PathBuf {
     let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
     match text.to_str().map(str::trim) {
         Some("") => PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user())),
         given => {
             let given = given.map_or_else(|| PathBuf::from(&text), PathBuf::from);
-            // Ranks may run in other directories, and links in the fabric's folder lead to full
-            // paths.
+            // Ranks may run in other directories, and links in the fabric's folder are full paths.
             std::path::absolute(&given).unwrap_or(given)
         }
     }

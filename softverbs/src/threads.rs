@@ -18,8 +18,7 @@ const REST: Duration = Duration::from_millis(100);
 /// Work that is due within this time is awaited without sleeping.
 const SPIN_NS: u64 = 20_000;
 
-/// Starts the threads, unless they run already or time is virtual. They run until the process ends,
-/// and sleep when there is nothing to do.
+/// Starts the threads, unless they run already or time is virtual. They run as long as the process.
 pub(crate) fn start(node: &Arc<Node>) {
     if !node.claim_threads() {
         return;
@@ -63,14 +62,12 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         return;
     }
     let (depth, longest) = match (polls, node.has_qps()) {
-        // Peers do not wake a process that polls. The sleep is short in case the process stops
-        // polling now.
+        // Peers do not wake a process that polls. The sleep is short in case it stops polling.
         (true, _) => (NAPPING, SHORT_NAP),
         (false, true) => (ASLEEP, NAP),
         (false, false) => (ASLEEP, REST),
     };
-    // Only a waker resets the mark: another thread of this process may still sleep with it, and for
-    // longer.
+    // Only a waker resets the mark: another thread of this process may sleep with it for longer.
     let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {

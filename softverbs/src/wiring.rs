@@ -1,5 +1,4 @@
-//! Cables between ports, for fabrics whose machines are not all on one switch, and the addresses
-//! that follow from them.
+//! Cables between ports of machines that are not all on one switch, and the rails' addresses.
 
 use std::net::Ipv4Addr;
 
@@ -45,10 +44,7 @@ impl Subnets {
         }
     }
 
-    /// Finds the addressing of this name.
-    ///
-    /// # Errors
-    /// Lists the allowed names.
+    /// Finds the addressing of this name. The error lists the allowed names.
     pub fn parse(name: &str) -> Result<Self, String> {
         [Self::Each, Self::One]
             .into_iter()
@@ -57,20 +53,16 @@ impl Subnets {
     }
 }
 
-/// The cables of a fabric. Without any, each rail reaches the rail of its name on every other
-/// machine, as by a switch for each.
+/// The cables of a fabric. Without any, a switch joins all rails of one name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wires {
     wires: Vec<Wire>,
-    /// Two ports of a machine between which its NIC forwards packets.
+    /// Ports of one machine between which its NIC forwards packets.
     forwards: Vec<[Port; 2]>,
 }
 
 impl Wires {
-    /// Adds a cable.
-    ///
-    /// # Errors
-    /// An end has a cable already, both ends are on one machine, or there are too many cables.
+    /// Adds a cable. Fails if an end has one, both ends are on one machine, or there are too many.
     pub fn add(&mut self, wire: Wire) -> Result<(), String> {
         if wire.ends[0].node == wire.ends[1].node {
             return Err("both ends are on one node".to_owned());
@@ -85,10 +77,7 @@ impl Wires {
         Ok(())
     }
 
-    /// Lets a machine's NIC forward packets between two of its ports.
-    ///
-    /// # Errors
-    /// The ports are the same.
+    /// Lets a machine's NIC forward packets between two ports. Fails if they are the same.
     pub fn forward(&mut self, ports: [Port; 2]) -> Result<(), String> {
         if ports[0] == ports[1] {
             return Err("forwards must name two ports".to_owned());
@@ -112,20 +101,18 @@ impl Wires {
         self.wires.is_empty()
     }
 
-    /// Number of machines that the cables connect; none without cables.
+    /// Number of machines that the cables connect; `None` without cables.
     pub fn nodes(&self) -> Option<usize> {
         self.wires.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
     }
 
-    /// True if a cable leads from one port to the other, or two cables and a machine between them
-    /// that forwards packets.
+    /// True if a cable joins the ports, or two cables and a machine between them that forwards.
     pub fn join(&self, one: Port, other: Port) -> bool {
         let (Some(beyond), Some(before)) = (self.beyond(one), self.beyond(other)) else { return false };
         beyond == other
             || self.forwards.iter().any(|ports| ports.contains(&beyond) && ports.contains(&before) && beyond != before)
     }
 
-    /// The port at the other end of a port's cable.
     fn beyond(&self, port: Port) -> Option<Port> {
         let (_, wire) = self.at(port)?;
         wire.ends.into_iter().find(|end| *end != port)
@@ -136,9 +123,9 @@ impl Wires {
         self.at(port).is_some()
     }
 
-    /// The address of a port's rail number `place`, `None` without a cable. All are in a /24:
-    /// 10.W.K.N, where W is the cable's number, K is the rail's number on it, or 0 where all are in
-    /// one subnet, and N differs in each subnet.
+    /// Address 10.W.K.N/24 of a port's rail number `place`; `None` without a cable. W is the
+    /// cable's number, K the rail's on it (0 if all are in one subnet), and N differs in each
+    /// subnet.
     pub fn address(&self, port: Port, place: usize) -> Option<Ipv4Addr> {
         let (number, wire) = self.at(port)?;
         // At most 64 cables, 8 rails and 16 machines: all fit.

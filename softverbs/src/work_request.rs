@@ -87,7 +87,7 @@ impl Head {
             | (self.inline_bytes as u64) << 32
     }
 
-    /// Unpacks a word that another process wrote, so its counts are bounded here.
+    /// Bounds the counts, because another process wrote the word.
     fn unpack(word: u64) -> Self {
         Self {
             operation: word as u8,
@@ -121,8 +121,7 @@ impl SendRequest<'_> {
     }
 }
 
-/// A send request of the peer, read from shared memory. Its counts are within bounds; the other
-/// fields are not checked yet.
+/// A peer's send request from shared memory. Only its counts are within bounds yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) head: Head,

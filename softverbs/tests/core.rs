@@ -1,5 +1,4 @@
-//! Two machines of a fabric in one process, in virtual time: states, keys, bounds, errors, and
-//! pacing to the nanosecond.
+//! Two machines in one process, in virtual time: states, keys, bounds, errors, and exact pacing.
 
 #![allow(unsafe_code)]
 
@@ -99,8 +98,7 @@ fn a_busy_queue_pair_does_not_starve_another() {
             break;
         }
     }
-    // Due after one packet of the other queue pair and the latency, so the first poll after that
-    // finds it.
+    // Due after one packet of the other queue pair and the latency: the first poll finds it.
     assert_eq!(done_ns, Some(110_000));
 }
 
@@ -332,8 +330,7 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
         std::iter::from_fn(|| bed.nodes[0].next_event(0)).map(|event| event.kind).collect::<Vec<_>>()
     };
     let before = (pair.a.bytes.clone(), pair.b.bytes.clone());
-    // Failed: silent in both directions. Commands that need the device fail; those that the kernel
-    // does without it succeed.
+    // Failed: silent both ways. Only the commands that the kernel does without the device succeed.
     rail.move_to(Phase::Failed);
     pair.a.write(10, None, &pair.b);
     pair.b.write(10, None, &pair.a);
@@ -344,8 +341,7 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
     assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
     assert_eq!(events(), [0; 0], "the event comes once");
     assert!(pair.a.bytes == before.0 && pair.b.bytes == before.1);
-    // Cut off: the device had never stopped, although the kernel had reported success in its place.
-    // So the writes arrive now.
+    // Cut off: the device had never stopped, whatever the kernel reported. The writes arrive now.
     rail.move_to(Phase::Cut);
     bed.at(500_000);
     assert_eq!((pair.a.qp.change(Change::Error), pair.poll().0.len()), (Err(libc::EIO), 1));
@@ -389,7 +385,6 @@ fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
         let is_lost = polled == 0;
         assert!(!is_lost || seen[0].about == EventObject::CompletionQueue(cq.number()));
         assert_eq!(pair.a.qp.state() == State::Error, is_lost);
-        // The queue yields no more completions.
         pair.a.write(10, None, &pair.b);
         bed.at(200_000);
         assert_eq!(pair.poll().0.len(), usize::from(!is_lost));
@@ -519,8 +514,7 @@ fn fail_while_polling() {
         let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
         a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
-        // The engine's thread serves the queue while this one polls, at another moment in each
-        // round.
+        // The engine's thread serves the queue meanwhile, at another moment in each round.
         for _ in 0..round % 997 * 20 {
             std::hint::spin_loop();
         }

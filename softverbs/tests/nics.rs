@@ -1,6 +1,5 @@
-//! Differences between mlx5 and soft-RoCE, each shown for both, and a few common behaviours.
-//! `src/abi/rounding.rs` tests the sizes of queues, `c_surface` and `c_surface_soft_roce` the
-//! differences that only the C surface shows.
+//! Differences between mlx5 and soft-RoCE, and a few common behaviours. `src/abi/rounding.rs` tests
+//! the sizes of queues, `c_surface` and `c_surface_soft_roce` the differences of the C surface.
 
 #![allow(unsafe_code)]
 
@@ -95,8 +94,7 @@ fn sends_that_are_flushed_make_one_event_where_their_queue_is_full() {
 fn a_receivers_overflow_reaches_the_peer_by_nak_on_mlx5_and_by_time_out_on_soft_roce() {
     for (nic, at_once, after, told, got) in [
         (Nic::Mlx5, vec![0, status::REMOTE_OPERATION], vec![], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL], vec![]),
-        // The second event belongs to the receive that could not be flushed; the third receive
-        // makes no event.
+        // The second event is for the unflushed receive; the third receive makes no event.
         (Nic::SoftRoce, vec![0], vec![status::RETRY_EXCEEDED], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_CQ_ERR], vec![0]),
     ] {
         let bed = Bed::of(nic);

@@ -105,8 +105,7 @@ fn an_address_answered_by_the_twin_leads_to_the_twin_while_the_queue_pair_is_con
     for pair in [&astray, &good, &later] {
         pair.a.write(8, None, &pair.b);
     }
-    // The other direction resolves correctly: its bytes arrive, but the acknowledgements go to the
-    // twin. So does the answer to a read.
+    // The other way resolves. Bytes arrive, but acknowledgements and read answers go to the twin.
     back.a.qp.post_receive(33, &[]).unwrap();
     back.b.write(8, Some(1), &back.a);
     let unread = reads.b.bytes.clone();
@@ -146,7 +145,6 @@ fn a_switch_for_1500_bytes_drops_what_is_longer_and_only_that() {
     for (mtu_bytes, bytes, passes) in
         [(4096, 1024, true), (4096, 1025, false), (2048, 1025, false), (2048, 5000, false), (1024, 100_000, true)]
     {
-        // A transfer by each end.
         let pair = connected(&bed, IPV4, mtu_bytes);
         let begun_ns = bed.now_ns();
         let place = |end: &End| (end.bytes.as_ptr() as u64 + 9, end.key);
@@ -175,8 +173,7 @@ fn packets_before_a_dropped_one_are_acknowledged_and_later_ones_wait() {
     bed.at(PATIENCE_NS);
     let (a, b) = pair.poll();
     assert_eq!((statuses(&a), received(&b)), (vec![0], vec![1024]));
-    // The request is repeated until the tries are used up; the first answer was at the time of the
-    // poll.
+    // The request is repeated until the tries are used up, counted from the poll's answer.
     set(&bed, 0, Action::Path(PathFault::SwitchMtu, false));
     bed.at(2 * PATIENCE_NS);
     let (a, b) = pair.poll();
@@ -210,8 +207,7 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     assert!(events == [IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE] && bed.nodes[1].port_up(0), "{events:?}");
     bed.at(15 * SECOND_NS + 400_000);
     set(&bed, 1, Action::Up);
-    // The machine whose link was down has forgotten the address; the other one still has the IPv4
-    // address.
+    // The machine whose link was down forgot the address. The other still has the IPv4 address.
     assert_eq!(resolve(&pair.b, &pair.a, IPV4, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, LINK_LOCAL, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, IPV4, 4096), Ok(()));
@@ -308,8 +304,7 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
     assert_eq!(go(100, 10_000), [0]);
     assert_eq!(pair.b.bytes[9..][..11 * 4096], pair.a.bytes[..11 * 4096]);
     assert_eq!((counted(0), counted(1)), ([14, 0, 3, 0, 0, 0], [0, 11, 0, 3, 0, 0]));
-    // A single packet arrives. No packet follows the next one, so its sender waits for 4096 x 2^8
-    // ns.
+    // A single packet arrives. No packet follows the next one: its sender waits for 4096 x 2^8 ns.
     pair.a.write(8, None, &pair.b);
     assert_eq!(go(10, 10_000), [0]);
     pair.a.write(8, None, &pair.b);

@@ -1,7 +1,5 @@
-//! perftest over the fabric: programs from outside the project, as distributions package them.
-//!
-//! LD_PRELOAD loads the library beside rdma-core's. Without perftest the tests are skipped with a
-//! message.
+//! perftest over the fabric, as distributions package it. LD_PRELOAD loads the library beside
+//! rdma-core's. Without perftest the tests are skipped with a message.
 
 #[path = "../../tests/common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -35,7 +33,7 @@ fn ib_write_lat_runs() {
     both_ends("ib_write_lat", &["-n", "100"]);
 }
 
-/// With events, as `ibv_get_cq_event`: sleeps until the queue announces a completion.
+/// With events (`ibv_get_cq_event`): sleeps until the queue announces a completion.
 #[test]
 fn ib_send_bw_runs_by_events() {
     both_ends("ib_send_bw", &["-n", "100", "-e"]);
@@ -84,8 +82,7 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// Reads the kernel's table in place of connecting: the server accepts one connection, and the
-/// client tries only once.
+/// Does not connect: the server accepts one connection, and the client tries only once.
 fn wait_until_listening(mut server: Child, port: u16) -> Child {
     let own = format!(":{port:04X}");
     let listens = |line: &str| {

@@ -1,5 +1,4 @@
-//! Machines that are cabled with each other: the rails that reach each other, and the errors of
-//! those that do not.
+//! Machines cabled with each other: rails that reach each other, and the errors of the others.
 
 #![allow(unsafe_code)]
 
@@ -42,8 +41,7 @@ fn a_cable_connects_rails_of_different_names_at_its_rate() {
         }
         let to = (pair.b.bytes.as_ptr() as u64, pair.b.key);
         pair.a.post(Operation::Write, &[pair.a.sge(7, 8000)], None, to).unwrap();
-        // 8,000 bytes at 8000 Mb/s out of x0, and at 4000 through the cable into y1: 16 us, and 1
-        // us of latency.
+        // 8,000 bytes at 8000 Mb/s out of x0 and 4000 into y1: 16 us, and 1 us of latency.
         bed.at(16_999);
         assert!(pair.poll().0.is_empty());
         bed.at(17_001);
@@ -58,8 +56,7 @@ fn a_cable_connects_rails_of_different_names_at_its_rate() {
         assert!(pair.poll().0.is_empty());
         bed.at(133_001);
         assert_eq!(pair.poll().0.len(), 1);
-        // The port at the other end belongs to this path too, under its own name, so its faults
-        // count.
+        // The port at the other end is on this path too, under its own name: its faults count.
         control(&bed.settings.dir, &bed.settings.fabric, Some(1), "y1", Action::Down).unwrap();
         pair.a.post(Operation::Write, &[pair.a.sge(0, 8)], None, to).unwrap();
         bed.at(1_000_000);

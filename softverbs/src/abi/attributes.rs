@@ -7,23 +7,20 @@ use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
 use verbs_sys::*;
 
-/// Limits that a device reports where the core has none of its own: wide, and within the checks of
-/// the calls.
+/// Limits that only this interface has; the core has none.
 pub(super) const MAX_CQE: c_int = 1 << 22;
-/// Reads under way on one queue pair, in either direction.
+/// Maximum number of reads under way on one queue pair, in each direction.
 pub(super) const MAX_READS: u8 = 16;
 const MANY: c_int = 1 << 16;
 
 /// The only partition key: the default one, of a full member.
 const DEFAULT_PKEY: u16 = 0xffff;
-/// A port's `phys_state` codes in the InfiniBand specification.
+/// Codes of a port's `phys_state` in the InfiniBand specification.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
 /// `enum ibv_gid_type_sysfs` of libibverbs' private header.
 const SYSFS_ROCE_V2: c_int = 1;
 
-/// `ibv_query_device`.
-///
 /// # Safety
 /// `context` must be open, and `attributes` must be valid for writes.
 #[unsafe(no_mangle)]
@@ -60,8 +57,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes:
     })
 }
 
-/// `ibv_query_port` as exported: fills the old struct, which ends where `port_cap_flags2` begins
-/// today.
+/// Fills the old struct, which ends where `port_cap_flags2` begins today.
 ///
 /// # Safety
 /// `context` must be open, and the struct must be valid for writes.
@@ -75,8 +71,7 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port, attributes.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// The port query that `verbs.h` calls: writes as much of the struct as the caller's header knows,
-/// and zeroes the remainder.
+/// The port query that `verbs.h` calls. `bytes` is the size of the struct in the caller's header.
 ///
 /// # Safety
 /// `context` must be open, and `bytes` of `attributes` must be valid for writes.
@@ -99,7 +94,7 @@ pub(super) unsafe extern "C" fn query_port(
     })
 }
 
-/// `ibv_query_port_speed`: the rate in units of 100 Mb/s.
+/// Writes the rate in units of 100 Mb/s.
 ///
 /// # Safety
 /// `context` must be open, and `speed` must be valid for writes.
@@ -115,8 +110,6 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
     })
 }
 
-/// `ibv_query_gid`.
-///
 /// # Safety
 /// `context` must be open, and `gid` must be valid for writes.
 #[unsafe(no_mangle)]
@@ -131,7 +124,7 @@ pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, inde
     })
 }
 
-/// `ibv_query_gid_type`, which rdma-core keeps for its own tools: all addresses here are RoCE v2.
+/// Always answers RoCE v2. rdma-core keeps this function for its own tools.
 ///
 /// # Safety
 /// `context` must be open, and `kind` must be valid for writes.
@@ -151,8 +144,6 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     })
 }
 
-/// `_ibv_query_gid_ex`, which `ibv_query_gid_ex` of `verbs.h` calls.
-///
 /// # Safety
 /// `context` must be open, and `bytes` of `entry` must be valid for writes.
 #[unsafe(no_mangle)]
@@ -177,8 +168,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `_ibv_query_gid_table`, which `ibv_query_gid_table` of `verbs.h` calls. Returns the number of
-/// entries, or a negative `errno`.
+/// `ibv_query_gid_table` of `verbs.h` calls this. Returns the number of entries, or `-errno`.
 ///
 /// # Safety
 /// `context` must be open, and `most` entries of `bytes` each must be valid for writes.
@@ -210,8 +200,6 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     }
 }
 
-/// `ibv_query_pkey`: one key, at index 0.
-///
 /// # Safety
 /// `context` must be open, and `pkey` must be valid for writes.
 #[unsafe(no_mangle)]
@@ -229,10 +217,6 @@ pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, ind
     })
 }
 
-/// `ibv_get_pkey_index`: 0 for the one key, else -1.
-///
-/// # Safety
-/// None; a context has one key.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
     if port == 1 && u16::from_be(pkey) == DEFAULT_PKEY { 0 } else { -1 }
@@ -276,7 +260,6 @@ fn only_port(port: u32) -> Result<(), i32> {
     if port == 1 { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// The largest `enum ibv_mtu` that is at most `bytes`.
 fn mtu(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
@@ -287,9 +270,8 @@ fn mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-/// The width and speed codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) whose product
-/// is nearest to a rate from below; the slowest pair for rates under it. 200 Gb/s is what an
-/// owner's Spark reports: two lanes of NDR.
+/// Returns the codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) of the highest rate up
+/// to `mbps`, or else of the slowest. An owner's Spark reports 200 Gb/s as two lanes of NDR.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const SPARK_PORT: (u32, (u8, u8)) = (200_000, (16, 128));
     if mbps == SPARK_PORT.0 {

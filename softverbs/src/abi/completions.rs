@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_create_comp_channel`. Its descriptor is readable while one of its queues has an event: it
-/// is an epoll over the queues' own descriptors.
+/// The channel's descriptor is an epoll of its queues' descriptors: readable while one has an
+/// event.
 ///
 /// # Safety
 /// `context` must be open.
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     })
 }
 
-/// `ibv_destroy_comp_channel`: `EBUSY` while queues are on it.
+/// Fails with `EBUSY` while the channel has queues.
 ///
 /// # Safety
 /// `channel` must come from [`ibv_create_comp_channel`], and must not be used again.
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// `ibv_create_cq`. Sets `cqe` to the number of completions that the queue holds.
+/// Sets `cqe` to the number of completions that the queue holds.
 ///
 /// # Safety
 /// `context` must be open, and `channel` null or alive.
@@ -96,8 +96,8 @@ pub unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-/// `ibv_destroy_cq`: `EBUSY` while queue pairs use it. Waits until the program has acknowledged the
-/// events that it got.
+/// Fails with `EBUSY` while queue pairs use the queue. Waits until the program has acknowledged the
+/// queue's events.
 ///
 /// # Safety
 /// `cq` must come from [`ibv_create_cq`], and must not be used again.
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// `ibv_get_cq_event`: waits, unless the channel's descriptor was made non-blocking.
+/// Waits, unless the channel's descriptor is non-blocking.
 ///
 /// # Safety
 /// `channel` must be alive, and both pointers must be valid for writes.
@@ -140,14 +140,12 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let channel = unsafe { handles::channel(channel) }?;
         let found = loop {
             let number = announced(channel.c.fd)?;
-            // A queue that is destroyed meanwhile leaves the table under this lock, and then waits
-            // for the counted events.
+            // `ibv_destroy_cq` takes the queue out under this lock, then waits for counted events.
             let queues = lock(&channel.queues);
             let Some(subject) = queues.get(&number) else { continue };
             let address = subject.address.load(Ordering::Acquire);
             let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: null while the queue is being created, else alive as long as it is in the
-            // table.
+            // SAFETY: null during the queue's creation, else alive as long as it is in the table.
             let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
             if handle.core.take_notification() {
                 subject.got();
@@ -163,8 +161,6 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     })
 }
 
-/// `ibv_ack_cq_events`.
-///
 /// # Safety
 /// `cq` must be alive.
 #[unsafe(no_mangle)]
@@ -175,21 +171,16 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     }
 }
 
-/// `ibv_resize_cq`: not supported.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _entries: c_int) -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// `ibv_poll_cq` of `verbs.h` calls this. Returns the number of completions, or a negative `errno`.
+/// `ibv_poll_cq` of `verbs.h` calls this. Returns the number of completions, or `-errno`.
 ///
 /// # Safety
 /// `cq` must be alive, and `into` must have room for `most` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    /// Most completions that are taken from the core together.
     const BATCH: usize = 16;
     let taken = guard::caught(|| {
         // SAFETY: the caller's promise.
@@ -217,8 +208,6 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     }
 }
 
-/// `ibv_req_notify_cq` of `verbs.h` calls this.
-///
 /// # Safety
 /// `cq` must be alive.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
@@ -247,8 +236,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// Puts a queue's own descriptor into the channel's epoll. It must not block: two threads may wait
-/// on one channel.
+/// Adds the queue's descriptor to the channel's epoll, as non-blocking: two threads may wait there.
 fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
     let fd = core.notify_fd();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
@@ -262,7 +250,7 @@ fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result
     if failed { Err(guard::errno()) } else { Ok(()) }
 }
 
-/// The number of a queue whose descriptor is readable.
+/// Returns the number of a queue whose descriptor is readable.
 fn announced(epoll: RawFd) -> Result<u64, i32> {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the descriptor is open, and there is room for one event.

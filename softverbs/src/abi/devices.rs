@@ -10,11 +10,10 @@ use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
 use verbs_sys::*;
 
-/// `ibv_get_device_list`: this machine's devices that are on the bus. The first call joins the
-/// fabric.
+/// Lists this machine's devices that are on the bus. The first call joins the fabric.
 ///
 /// # Safety
-/// As for the function of libibverbs: `count` is null or must be valid for writes.
+/// `count` must be null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     guard::pointer(|| {
@@ -32,10 +31,8 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     })
 }
 
-/// `ibv_free_device_list`: frees the list; the devices stay.
-///
 /// # Safety
-/// `list` is null or must come from [`ibv_get_device_list`].
+/// `list` must be null or come from [`ibv_get_device_list`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
@@ -50,8 +47,6 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, entries)) });
 }
 
-/// `ibv_get_device_name`.
-///
 /// # Safety
 /// `device` must come from the list.
 #[unsafe(no_mangle)]
@@ -60,8 +55,6 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
     unsafe { handles::device(device) }.map_or(std::ptr::null(), |device| device.c.name.as_ptr())
 }
 
-/// `ibv_get_device_guid`: in network order.
-///
 /// # Safety
 /// `device` must come from the list.
 #[unsafe(no_mangle)]
@@ -70,8 +63,6 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 
     unsafe { handles::device(device) }.map_or(0, |device| device.core().guid.to_be())
 }
 
-/// `ibv_get_device_index`.
-///
 /// # Safety
 /// `device` must come from the list.
 #[unsafe(no_mangle)]
@@ -80,8 +71,6 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
     unsafe { handles::device(device) }.map_or(-1, |device| c_int::try_from(device.index).unwrap_or(-1))
 }
 
-/// `ibv_open_device`.
-///
 /// # Safety
 /// `device` must come from the list.
 #[unsafe(no_mangle)]
@@ -89,8 +78,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
-        // A kernel returns this where a container's device rules leave the device out
-        // (`devcgroup_check_permission`).
+        // A container's device rules have this effect (`devcgroup_check_permission`).
         if handle.node.forbids(handle.index) {
             return Err(libc::EPERM);
         }
@@ -117,7 +105,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         c.context.cmd_fd = -1;
         c.context.async_fd = handle.node.event_fd(handle.index);
         c.context.num_comp_vectors = 1;
-        // Marks a context that is the end of a `verbs_context` (__VERBS_ABI_IS_EXTENDED).
+        // Marks a context that is part of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         let object = ContextHandle { c: UnsafeCell::new(c), device: handle, generation, users: Users::default() };
         let object: *mut u8 = handles::give(object);
@@ -126,8 +114,6 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     })
 }
 
-/// `ibv_close_device`.
-///
 /// # Safety
 /// `context` must come from [`ibv_open_device`], and must not be used again.
 #[unsafe(no_mangle)]
@@ -136,12 +122,10 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::any_context(context) }?;
         if handle.users.none_left().is_err() {
-            // Objects made on it still point at it. A kernel would destroy them all; here the
-            // context stays until the process ends.
+            // Its objects point at it, so it stays. (A kernel would destroy them.)
             return Ok(());
         }
-        // SAFETY: made by `ibv_open_device`, in an object that begins this far before it, and no
-        // object uses it.
+        // SAFETY: made by `ibv_open_device`, this far into an object that has no users left.
         unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
@@ -152,7 +136,6 @@ impl DeviceHandle {
         &self.node.devices()[self.index]
     }
 
-    /// Waits while commands to the function's firmware do not return.
     pub(super) fn await_firmware(&self) {
         self.node.rail(self.index).await_firmware();
     }
@@ -171,8 +154,7 @@ impl DeviceHandle {
     }
 }
 
-/// The devices, made once. Where the fabric cannot be joined, the reason is written to stderr,
-/// because `errno` has no room for it.
+/// The devices, made once. An error goes to stderr too, because `errno` has no room for the reason.
 fn devices() -> Result<&'static [DeviceHandle], i32> {
     static DEVICES: OnceLock<Result<Vec<DeviceHandle>, i32>> = OnceLock::new();
     let devices = DEVICES.get_or_init(|| match Node::join() {

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_get_async_event`: waits, unless the context's `async_fd` was made non-blocking. Where a
-/// device is open more than once, the first caller gets the event.
+/// Waits, unless the context's `async_fd` is non-blocking. If a device is open more than once, the
+/// first caller gets the event.
 ///
 /// # Safety
 /// `context` must be open, and `event` must be valid for writes.
@@ -32,8 +32,6 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
     })
 }
 
-/// `ibv_ack_async_event`.
-///
 /// # Safety
 /// `event` must come from [`ibv_get_async_event`], and must be acknowledged only once.
 #[unsafe(no_mangle)]
@@ -41,8 +39,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
     let subject = if is_about_qp(event.event_type) {
-        // SAFETY: for these kinds the union has a queue pair, which is not destroyed before it is
-        // acknowledged.
+        // SAFETY: these kinds have a queue pair, which lives until the event is acknowledged.
         unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.subject)
     } else if event.event_type == IBV_EVENT_CQ_ERR {
         // SAFETY: as above, for a completion queue.

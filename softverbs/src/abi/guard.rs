@@ -1,5 +1,4 @@
-//! Wrappers of every exported function: no panic crosses into C, and errors are returned in each
-//! function's own way.
+//! Wrappers for exported functions: no panic crosses into C, and errors have each function's form.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +30,7 @@ pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     })
 }
 
-/// The body's result; a panic becomes `EIO`. The objects of the C surface have no state that a
-/// panic could leave half-changed: the core's locks guard what they own.
+/// Turns a panic into `EIO`. No C object is left half-changed: the core's locks guard the state.
 pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }

@@ -1,7 +1,7 @@
 //! The objects behind C's pointers, and every conversion between the two.
 //!
 //! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the
-//! other. Only a context begins before it: `verbs_context` ends with `ibv_context`.
+//! other. Only a context is not at the beginning: `verbs_context` ends with `ibv_context`.
 
 use crate::completion_queue::CompletionQueue;
 use crate::fabric::{Node, lock};
@@ -13,18 +13,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use verbs_sys::*;
 
-/// A device. It lives as long as the process.
+/// Lives as long as the process.
 #[repr(C)]
 pub(super) struct DeviceHandle {
     pub(super) c: ibv_device,
-    /// Room for the fields that a real `verbs_device` has behind `ibv_device`: provider libraries
-    /// look there to identify a device's provider.
+    /// Room for the fields of a real `verbs_device` behind `ibv_device`: provider libraries look
+    /// there to identify a device's provider.
     pub(super) provider: [usize; 16],
     pub(super) node: Arc<Node>,
     pub(super) index: usize,
-    /// Queue pairs, by number, for events about them.
+    /// Queue pairs and completion queues, by number, for events about them.
     pub(super) qps: Mutex<HashMap<u32, Arc<Subject>>>,
-    /// Completion queues, by number, for events about them.
     pub(super) cqs: Mutex<HashMap<u32, Arc<Subject>>>,
 }
 
@@ -32,7 +31,6 @@ pub(super) struct DeviceHandle {
 pub(super) struct ContextHandle {
     pub(super) c: UnsafeCell<verbs_context>,
     pub(super) device: &'static DeviceHandle,
-    /// Generation of the device that was opened.
     pub(super) generation: u32,
     pub(super) users: Users,
 }
@@ -84,13 +82,13 @@ pub(super) struct QpHandle {
     pub(super) core: Arc<QueuePair>,
     pub(super) device: &'static DeviceHandle,
     pub(super) subject: Arc<Subject>,
-    /// Attributes from its creation, and later ones from `ibv_modify_qp`.
+    /// Set at creation and by `ibv_modify_qp`.
     pub(super) attributes: Mutex<ibv_qp_attr>,
     pub(super) signal_all: bool,
     pub(super) holds: Vec<Hold>,
 }
 
-/// Counts the objects that use this one; while there are some, it cannot be destroyed.
+/// Number of objects that use this one. It can be destroyed only when there are none.
 #[derive(Default)]
 pub(super) struct Users(Arc<AtomicUsize>);
 
@@ -100,14 +98,11 @@ impl Users {
         Hold(Arc::clone(&self.0))
     }
 
-    /// # Errors
-    /// `EBUSY` while an object uses this one.
     pub(super) fn none_left(&self) -> Result<(), i32> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
 
-/// One use of another object, until it is dropped.
 pub(super) struct Hold(Arc<AtomicUsize>);
 
 impl Drop for Hold {
@@ -116,8 +111,8 @@ impl Drop for Hold {
     }
 }
 
-/// The subject of events: the C object's address, and the number of events that a program got and
-/// has not acknowledged. Destroying the object waits for those.
+/// Address of a C object that has events, and the number of events that the program got and has not
+/// acknowledged. Destroying the object waits for them.
 pub(super) struct Subject {
     /// Null until the object has its address.
     pub(super) address: AtomicUsize,
@@ -151,8 +146,7 @@ impl Subject {
 /// Returns the object behind a pointer, for the duration of a call.
 ///
 /// # Safety
-/// `pointer` is null, or an `$object` of this library that is not destroyed before the call
-/// returns.
+/// `pointer` is null, or an `$object` of this library that lives until the call returns.
 macro_rules! behind {
     ($name:ident, $c:ty, $object:ty) => {
         pub(super) unsafe fn $name<'a>(pointer: *mut $c) -> Result<&'a $object, i32> {
@@ -169,8 +163,8 @@ behind!(channel, ibv_comp_channel, ChannelHandle);
 behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
-/// Returns the object behind a context, for a call that a kernel would pass to the device: `EIO`
-/// where the function was removed, `ENOLINK` where it has failed.
+/// Returns the object behind a context, for a call that a kernel passes to the device. Fails with
+/// `EIO` if the function was removed, with `ENOLINK` if its firmware has failed.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -181,10 +175,7 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     handle.device.node.presence(handle.device.index).ask(handle.generation).map(|()| handle)
 }
 
-/// Returns a kernel's answer to the destruction of an object on a context.
-///
-/// # Errors
-/// `EIO` where the function was removed.
+/// Returns a kernel's answer to destroying an object of a context: `EIO` after a removal.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -203,8 +194,7 @@ pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a Co
     if pointer.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's promise; the context is the last member of the struct that the object
-    // begins with.
+    // SAFETY: the caller's promise; `context` is the last member of the object's first struct.
     Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
 }
 
@@ -212,8 +202,8 @@ pub(super) fn give<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
-/// C's pointer to an object that C owns already, or that stays with this library. (A pointer to its
-/// first field alone would not lead back to the object, by Rust's rules.)
+/// Returns C's pointer to an object that C or this library owns. By Rust's rules, a pointer to the
+/// first field would not lead back to the object.
 pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
     std::ptr::from_ref(object).cast_mut().cast()
 }

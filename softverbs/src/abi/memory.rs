@@ -6,8 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
-/// Access flags that are accepted. The core enforces local write, remote write and remote read;
-/// atomics and memory windows are granted, but nothing here can use them.
+/// Accepted access flags. The core enforces the first three. Nothing uses atomics or windows.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -15,8 +14,6 @@ const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_MW_BIND
     | IBV_ACCESS_HUGETLB;
 
-/// `ibv_alloc_pd`.
-///
 /// # Safety
 /// `context` must be open.
 #[unsafe(no_mangle)]
@@ -24,8 +21,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
-        // Counted from 1, as a kernel's handles of a context: 0 is for users of the core without
-        // this interface.
+        // Counted from 1, as in a kernel: 0 is for users of the core without this interface.
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
         let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];
@@ -33,11 +29,10 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     })
 }
 
-/// `ibv_dealloc_pd`: `EBUSY` while an object is in it.
+/// Fails with `EBUSY` while an object is in the domain.
 ///
 /// # Safety
-/// `pd` must come from [`ibv_alloc_pd`] or the context's `alloc_parent_domain`. The caller must
-/// not use it again.
+/// `pd` must come from [`ibv_alloc_pd`] or [`alloc_parent_domain`], and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
@@ -52,8 +47,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// A thread domain: promises that only one thread at a time uses its objects. It changes nothing
-/// here.
+/// Promises that one thread at a time uses the domain's objects, which changes nothing here.
 ///
 /// # Safety
 /// `context` must be open, and `attributes` valid for reads.
@@ -69,7 +63,7 @@ pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: 
 }
 
 /// # Safety
-/// `td` must come from [`alloc_td`]. The caller must not use it again.
+/// `td` must come from [`alloc_td`], and must not be used again.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
@@ -80,8 +74,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// A protection domain on top of another one. The program's own allocator is not used, because
-/// nothing here needs it.
+/// Stacks a protection domain on another one. Nothing here needs the program's own allocator.
 ///
 /// # Safety
 /// `context` must be open, and the domains in `attributes` alive.
@@ -106,8 +99,6 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
-/// `ibv_reg_mr`.
-///
 /// # Safety
 /// `pd` must be alive. The memory must stay mapped until [`ibv_dereg_mr`], and the caller must
 /// accept that peers use it as `access` allows.
@@ -117,8 +108,6 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
     unsafe { ibv_reg_mr_iova2(pd, addr, length, addr as u64, access as c_uint) }
 }
 
-/// `ibv_reg_mr_iova`.
-///
 /// # Safety
 /// The same as for [`ibv_reg_mr`].
 #[unsafe(no_mangle)]
@@ -133,8 +122,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
-/// `ibv_reg_mr_iova2`: the access flags of the optional range (relaxed ordering) are accepted and
-/// ignored.
+/// Ignores the access flags of the optional range (relaxed ordering).
 ///
 /// # Safety
 /// The same as for [`ibv_reg_mr`].
@@ -167,10 +155,6 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     })
 }
 
-/// `ibv_reg_dmabuf_mr`: not supported.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     _pd: *mut ibv_pd,
@@ -183,10 +167,6 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     guard::pointer(|| Err(libc::EOPNOTSUPP))
 }
 
-/// `ibv_rereg_mr`: not supported; the region stays as it was.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
     _mr: *mut ibv_mr,
@@ -200,10 +180,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     guard::zero_or_minus_one(|| Err(libc::EOPNOTSUPP)).min(OLD_REGION_IS_VALID)
 }
 
-/// `ibv_dereg_mr`. After it returns, no peer writes to the region.
+/// After this returns, no peer writes to the region.
 ///
 /// # Safety
-/// `mr` must come from a registration. The caller must not use it again.
+/// `mr` must come from a registration, and must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     guard::status(|| {
@@ -218,38 +198,22 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_fork_init`: has nothing to do. Bytes move by the address of a process, so pages that a fork
-/// shares are still the parent's.
-///
-/// # Safety
-/// None.
+/// Does nothing: bytes move by process and address, so pages that a fork shares stay the parent's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-/// `ibv_is_fork_initialized`.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
     IBV_FORK_UNNEEDED
 }
 
-/// `ibv_dontfork_range`: nothing to do.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dontfork_range(_base: *mut c_void, _bytes: usize) -> c_int {
     0
 }
 
-/// `ibv_dofork_range`: nothing to do.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dofork_range(_base: *mut c_void, _bytes: usize) -> c_int {
     0

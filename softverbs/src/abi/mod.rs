@@ -1,8 +1,8 @@
 //! The C surface: the functions of `libibverbs.so.1` over the core.
 //!
 //! `handles.rs` converts between C's pointers and the objects behind them, `guard.rs` keeps panics
-//! out of C. A context is a `verbs_context` with the few extended functions that exist here;
-//! programs fall back where one is null.
+//! out of C. A context is a `verbs_context` with few extended functions; programs fall back where
+//! one is null. A function without a `# Safety` section accepts any arguments.
 #![allow(unsafe_code)]
 
 mod attributes;
@@ -19,22 +19,19 @@ mod rounding;
 mod transition;
 mod unsupported;
 
-/// The addresses of the exported functions. The library's `main.rs` refers to it, so that the
-/// linker keeps them.
+/// Addresses of the exported functions. `main.rs` refers to them, so that the linker keeps them.
 pub struct Exports(#[allow(dead_code)] [*const (); COUNT]);
 
 // SAFETY: addresses of functions, which are never called or read through.
 unsafe impl Sync for Exports {}
 
-/// Lists the exported functions, and has the compiler compare each with the type that the header
-/// gives it.
+/// Lists the exported functions. The compiler compares each with its type in the header.
 macro_rules! exports {
     ($($module:ident::$name:ident: $type:ident;)*) => {
         const COUNT: usize = [$(stringify!($name)),*].len();
         /// The exported functions.
         pub static EXPORTS: Exports = Exports([$($module::$name as *const ()),*]);
         $(const _: verbs_sys::$type = Some($module::$name);)*
-        /// Their names, for the test that compares them with the linker's list.
         #[cfg(test)]
         const NAMES: [&str; COUNT] = [$(stringify!($name)),*];
     };

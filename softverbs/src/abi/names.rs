@@ -3,10 +3,6 @@
 use std::ffi::{CStr, c_char};
 use verbs_sys::*;
 
-/// `ibv_node_type_str`.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_node_type_str(kind: ibv_node_type) -> *const c_char {
     let text = match kind {
@@ -19,10 +15,6 @@ pub unsafe extern "C" fn ibv_node_type_str(kind: ibv_node_type) -> *const c_char
     text.as_ptr()
 }
 
-/// `ibv_port_state_str`.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
     let text = match state {
@@ -37,19 +29,11 @@ pub unsafe extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_c
     text.as_ptr()
 }
 
-/// `ibv_event_type_str`.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_event_type_str(kind: ibv_event_type) -> *const c_char {
     event_text(kind).as_ptr()
 }
 
-/// `ibv_wc_status_str`.
-///
-/// # Safety
-/// None.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     status_text(status).as_ptr()

@@ -9,12 +9,12 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use verbs_sys::*;
 
-/// Posts a chain of sends. If one fails, returns its `errno` and sets `bad` to it; the sends before
-/// that one are posted.
+/// Posts a chain of sends. If a send fails, returns its `errno` and points `bad` to it; the sends
+/// before that one stay posted.
 ///
 /// # Safety
-/// `qp` must be alive, the chain and its lists may be read, and the memory that they name stays
-/// registered until completion (or for an inline request, may be read now).
+/// `qp` must be alive, the chain and its lists readable, and the memory that they name registered
+/// until completion (readable now for an inline request).
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
@@ -39,8 +39,7 @@ pub(super) unsafe extern "C" fn post_send(
 /// Posts a chain of receives; reports errors as [`post_send`].
 ///
 /// # Safety
-/// `qp` must be alive, the chain and its lists may be read, and the memory that they name stays
-/// registered until completion.
+/// The same as for [`post_send`].
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     first: *mut ibv_recv_wr,
@@ -103,7 +102,7 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
 /// Copies the bytes of an inline request; `None` if they exceed [`INLINE_BYTES`].
 ///
 /// # Safety
-/// The pieces may be read.
+/// The pieces must be readable.
 unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'a [u8]> {
     let mut at = 0;
     for sge in sges {
@@ -118,7 +117,7 @@ unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'
 /// Copies a scatter/gather list; `too_many` is the error for a list above [`MAX_SGES`].
 ///
 /// # Safety
-/// `list` has `count` entries that may be read.
+/// `list` must have `count` readable entries.
 unsafe fn gathered(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     if count > 0 && list.is_null() {
@@ -139,7 +138,7 @@ unsafe fn gathered(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([
 }
 
 /// # Safety
-/// `bad` is null or must be valid for writes.
+/// `bad` must be null or valid for writes.
 unsafe fn outcome<Request>(posted: Result<(), i32>, at: *mut Request, bad: *mut *mut Request) -> c_int {
     let Err(errno) = posted else { return 0 };
     // SAFETY: the caller's promise.

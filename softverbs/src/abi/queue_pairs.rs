@@ -1,4 +1,4 @@
-//! Queue pairs: creation and changes of state. `posting.rs` has posting.
+//! Creation and state changes of queue pairs.
 
 use super::guard;
 use super::handles::{self, QpHandle, Subject};
@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// `ibv_create_qp`: reliable connections only, without a shared receive queue. Writes the queue
-/// pair's real sizes into `wanted`.
+/// Makes only reliable connections without a shared receive queue. Writes the real sizes to
+/// `wanted`.
 ///
 /// # Safety
-/// `pd` and the queues in `wanted` must be alive, and `wanted` may be read and written.
+/// `pd` and the queues in `wanted` must be alive, and `wanted` readable and writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     guard::pointer(|| {
@@ -64,10 +64,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
     })
 }
 
-/// `ibv_modify_qp`.
-///
 /// # Safety
-/// `qp` must be alive, and `given` may be read.
+/// `qp` must be alive, and `given` readable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr, mask: c_int) -> c_int {
     guard::status(|| {
@@ -83,8 +81,6 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr,
     })
 }
 
-/// `ibv_query_qp`.
-///
 /// # Safety
 /// `qp` must be alive, and both structs must be valid for writes.
 #[unsafe(no_mangle)]
@@ -125,18 +121,13 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `ibv_query_qp_data_in_order`: 0, no promise. Bytes are stored as a NIC stores them for callers
-/// that did not ask for an order.
-///
-/// # Safety
-/// None.
+/// Returns 0, no promise: the order is a NIC's for callers that did not ask for one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: ibv_wr_opcode, _flags: u32) -> c_int {
     0
 }
 
-/// `ibv_destroy_qp`. Waits until the program has acknowledged the events that it got about the
-/// queue pair.
+/// Waits until the program has acknowledged the queue pair's events.
 ///
 /// # Safety
 /// `qp` must come from [`ibv_create_qp`], and must not be used again.
@@ -148,8 +139,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.give_up();
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: the queue pair is alive, and its context is open as long as an object is made on
-        // it.
+        // SAFETY: the queue pair is alive; its context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed((*qp).context) };
         // SAFETY: made by `give`, and no object uses it.
         unsafe { handles::end::<QpHandle, _>(qp) };
@@ -187,8 +177,7 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 .priority
                 .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
         }
-        // The peer's access, and the time that it has to wait, are fixed once the queue pair
-        // receives.
+        // The peer's access and its waiting time are fixed once the queue pair receives.
         _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),
         (IBV_QPS_RTR, IBV_QPS_RTS) => handle.core.change(Change::ReadyToSend {
             timeout: after.timeout,

@@ -1,13 +1,12 @@
-//! Real sizes of queues for the sizes that a program asks for. They differ, so a program that
-//! confuses the two fails here already.
+//! Real sizes of queues, often larger than the sizes that a program asks for. A program that
+//! confuses the two fails here, not only on real hardware.
 //!
-//! mlx5 fills whole blocks of its queues: the arithmetic of rdma-core's providers/mlx5/verbs.c
-//! (`mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` for a reliable connection, and
-//! `create_cq`). Soft-RoCE rounds up too: a queue to a power of two less one, and pieces and inline
-//! bytes, which share their room, to the larger of the two (`rxe_init_sq` and `rxe_init_rq` in
-//! drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older kernels have queues
-//! of the same sizes, and report the sizes that were asked for. Both round a completion queue in
-//! the same way.
+//! mlx5 fills whole blocks: `mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` (for a
+//! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c. Soft-RoCE rounds a
+//! queue up to a power of two less one. Its pieces and inline bytes share their room, and both get
+//! the larger of the two (`rxe_init_sq` and `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c,
+//! `rxe_queue_init` in rxe_queue.c). Older kernels have the same queues, but report the requested
+//! sizes. Both devices round completion queues alike.
 
 use crate::nic::Nic;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};
@@ -15,17 +14,16 @@ use crate::queue_pair::MAX_RECEIVES;
 use std::ffi::c_int;
 use verbs_sys::ibv_qp_cap;
 
-/// Size of a request beside its data: a control segment, and room for the largest operation, the
+/// Size of a request without its data: a control segment, and room for the largest operation, the
 /// binding of a memory window (`sq_overhead`: 16 + 48 + 64 + 64).
 const OVERHEAD_BYTES: u32 = 192;
-/// Sizes of the head of inline data (`struct mlx5_wqe_inl_data_seg`), and of a scatter/gather entry
-/// (`struct mlx5_wqe_data_seg`, and `struct ib_sge`).
+/// Sizes of `struct mlx5_wqe_inl_data_seg`, and of `struct mlx5_wqe_data_seg` and `struct ib_sge`.
 const INLINE_HEAD_BYTES: u32 = 4;
 const SEGMENT_BYTES: u32 = 16;
 /// `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: u32 = 64;
 
-/// Real sizes of a queue pair; `asked` is within this fabric's limits, and so is the result.
+/// Returns a queue pair's real sizes. `asked` and the result are within this fabric's limits.
 pub fn rounded_up(nic: Nic, asked: ibv_qp_cap) -> ibv_qp_cap {
     match nic {
         Nic::Mlx5 => blocks_filled(asked),
@@ -65,10 +63,10 @@ fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
     }
 }
 
-/// Real size of a completion queue: mlx5 rounds `entries` plus one up to a power of two
+/// Returns a completion queue's real size. mlx5 rounds `entries` plus one up to a power of two
 /// (`align_queue_size` in rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
 pub fn completions_for(entries: c_int) -> c_int {
-    // `create_cq` accepts up to 2^24 places, and this fabric's limit is lower.
+    // `create_cq` accepts up to 2^24 places; this fabric's limit is lower.
     (u32::try_from(entries).unwrap_or(0) + 1).next_power_of_two().cast_signed() - 1
 }
 

@@ -1,17 +1,16 @@
-//! The attributes that each change of a queue pair's state requires and allows, for reliable
-//! connections (InfiniBand specification, 11.2.5.2, table 96), and the range of their values.
+//! Attributes that each state change of a queue pair requires and allows, with their ranges, for
+//! reliable connections (InfiniBand specification, 11.2.5.2, table 96).
 
 use super::attributes::MAX_READS;
 use verbs_sys::*;
 
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// Entries of the port's GID table.
     pub(super) gids: usize,
     pub(super) mtu_bytes: u32,
 }
 
-/// A queue pair's partition key, peer and packet numbers are 24 bits.
+/// Numbers of queue pairs and packets have 24 bits.
 const MAX_24_BITS: u32 = 0xff_ffff;
 
 struct Rule {
@@ -69,14 +68,11 @@ const RULES: [Rule; 7] = [
     Rule { from: IBV_QPS_ERR, to: IBV_QPS_ERR, required: 0, optional: 0 },
 ];
 
-/// Checks that a change from one state to another may come with these attributes.
-///
-/// # Errors
-/// `EINVAL`: there is no such change, or an attribute is missing or not allowed.
+/// Fails with `EINVAL` if there is no such change, or an attribute is missing or not allowed.
 pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Result<(), i32> {
     let mask = mask & !IBV_QP_STATE;
-    // Reset and error can be entered from anywhere, with no other attribute. The exception is reset
-    // to error: in reset no request is outstanding.
+    // Every state can change to reset or error without attributes, except reset to error: in reset
+    // no request is outstanding.
     if to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET) {
         return if mask == 0 { Ok(()) } else { Err(libc::EINVAL) };
     }
@@ -86,10 +82,7 @@ pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Resu
     if complete && nothing_else { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// Checks the values of the attributes in `mask`.
-///
-/// # Errors
-/// `EINVAL` for one that is out of range, `EOPNOTSUPP` for a second path.
+/// Fails with `EINVAL` for a value out of range, with `EOPNOTSUPP` for a second path.
 pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result<(), i32> {
     if mask & (IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE) != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -113,7 +106,6 @@ pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result
     if wrong { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-/// The attributes after a change: those in `mask` from `given`, the others from `before`.
 pub(super) fn merged(before: &ibv_qp_attr, given: &ibv_qp_attr, mask: u32) -> ibv_qp_attr {
     let mut after = *before;
     macro_rules! take {
@@ -146,7 +138,6 @@ pub(super) fn merged(before: &ibv_qp_attr, given: &ibv_qp_attr, mask: u32) -> ib
     after
 }
 
-/// `enum ibv_mtu` in bytes.
 pub(super) fn mtu_bytes(code: ibv_mtu) -> Option<u32> {
     (IBV_MTU_256..=IBV_MTU_4096).contains(&code).then(|| 128 << code)
 }

@@ -1,18 +1,14 @@
-//! Functions that a device of this kind does not support: shared receive queues, address handles
-//! and multicast (there are no datagrams), import of other processes' objects, enhanced connection
-//! establishment. Each fails as the verbs specification requires.
+//! Functions that the device does not support: shared receive queues, address handles and multicast
+//! (there are no datagrams), import of other processes' objects, enhanced connection establishment.
+//! Each fails as the verbs specification requires.
 
 use super::guard;
 use std::ffi::c_int;
 use verbs_sys::*;
 
-/// Functions that return NULL and set `EOPNOTSUPP`.
 macro_rules! no_object {
     ($($name:ident($($argument:ident: $type:ty),*) -> $object:ty;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: not supported.")]
-        ///
-        /// # Safety
-        /// None: it touches nothing.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> *mut $object {
             guard::pointer(|| Err(libc::EOPNOTSUPP))
@@ -20,13 +16,9 @@ macro_rules! no_object {
     )*};
 }
 
-/// Functions that return `EOPNOTSUPP`.
 macro_rules! no_effect {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: not supported.")]
-        ///
-        /// # Safety
-        /// None: it touches nothing.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
             libc::EOPNOTSUPP
@@ -38,9 +30,6 @@ macro_rules! no_effect {
 macro_rules! no_return {
     ($($name:ident($argument:ident: $type:ty);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: there is nothing that it could be given.")]
-        ///
-        /// # Safety
-        /// None: it touches nothing.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($argument: $type) {}
     )*};

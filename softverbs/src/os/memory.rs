@@ -1,12 +1,11 @@
-//! Moves bytes out of another process's memory, and into this one's in a NIC's order.
+//! Copies bytes from another process's memory into this one's, in a NIC's order.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Maximum number of bytes moved together: small enough to stay in the processor's cache between
-/// the two copies.
+/// Maximum bytes moved together: small enough for the processor's cache between the two copies.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
-/// Buffer for bytes between the read from one process and the store in the other.
+/// Buffer between the read from one process and the store in the other.
 #[derive(Debug)]
 pub struct Bounce(Box<[u64]>);
 
@@ -16,7 +15,6 @@ impl Default for Bounce {
     }
 }
 
-/// Reason why bytes could not be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The other process has ended.
@@ -31,14 +29,12 @@ pub enum Fault {
 pub type Piece = (u64, u64);
 
 /// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores
-/// them at `to` in this process, in order and without tearing 8-byte words.
+/// them at `to` in this process, in order and without tearing 8-byte words. After an error, some of
+/// the bytes may have been stored.
 ///
 /// # Safety
-/// `to` must be valid for writes of `bytes` bytes: it must lie in a registered region, whose
-/// registration lasts at least until this returns.
-///
-/// # Errors
-/// A [`Fault`]; some of the bytes may have been stored.
+/// `to` must be valid for writes of `bytes` bytes: in a region that is registered until this
+/// returns.
 pub unsafe fn pull(
     bounce: &mut Bounce,
     pid: u32,
@@ -58,13 +54,10 @@ pub unsafe fn pull(
 }
 
 /// Answers an RDMA read: writes `bytes` at `from` in this process to `offset` of the pieces of
-/// process `pid`.
+/// process `pid`. After an error, some of the bytes may have been written.
 ///
 /// # Safety
 /// `from` must be valid for reads of `bytes` bytes.
-///
-/// # Errors
-/// A [`Fault`]; some of the bytes may have been written.
 pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
     let (remote, count) = window(pieces, offset, bytes);
     let local = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: bytes };
@@ -107,11 +100,8 @@ pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
     }
 }
 
-/// [`pull`] into memory that was just found registered. The caller's check and this call are under
-/// the engine's lock, which deregistration takes too.
-///
-/// # Errors
-/// The same as for [`pull`].
+/// [`pull`] into memory that was just found registered. The caller holds the engine's lock during
+/// the check and this call; deregistration takes it too.
 pub(crate) fn store_from(
     bounce: &mut Bounce,
     pid: u32,
@@ -120,8 +110,7 @@ pub(crate) fn store_from(
     bytes: usize,
     to: u64,
 ) -> Result<(), Fault> {
-    // SAFETY: registered for writing, so mapped and allowed to be written until the registration
-    // ends.
+    // SAFETY: registered for writing, so mapped and writable until the registration ends.
     unsafe { pull(bounce, pid, pieces, offset, bytes, to) }
 }
 
@@ -154,15 +143,14 @@ pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], o
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
 
-/// Copies registered memory of this process into a work request that carries its bytes. The caller
-/// has just checked the key.
+/// Copies registered memory into a work request that carries its bytes. The key was just checked.
 pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
     // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as
     // with a NIC. The two ranges do not overlap: `into` is on this library's stack.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
 }
 
-/// The parts of `pieces` that cover `bytes` bytes from `offset`.
+/// Returns the parts of `pieces` that cover `bytes` bytes from `offset`.
 fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
     let mut all = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::shm::MAX_SGES];
     let (mut count, mut left) = (0, bytes as u64);

@@ -1,5 +1,4 @@
-//! Calls to the operating system, with the core's `unsafe`: shared memory, other processes' memory,
-//! and sleeping.
+//! Calls to the operating system, with the core's `unsafe` code.
 #![allow(unsafe_code)]
 
 pub(crate) mod memory;

@@ -4,31 +4,28 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Effective user ID of this process.
 pub fn user() -> u32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Start time of a process, in the kernel's ticks. With its number it names the process
-/// permanently. `None` when the process has ended.
+/// A process's start time in the kernel's ticks, unique with its PID. `None` if it has ended.
 pub fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command in parentheses may have any characters, so fields are counted from its last
-    // parenthesis; the start time is field 22.
+    // parenthesis. The start time is field 22.
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
     if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// Identifies this process's PID namespace, the only scope in which a process number has a meaning;
-/// 0 where the kernel does not report it.
+/// Identifies this process's PID namespace, outside which its PIDs have no meaning; 0: unknown.
 pub fn pid_namespace() -> u32 {
     use std::os::unix::fs::MetadataExt;
-    // Namespaces are numbered with 32 bits (`ns_common.inum` in the kernel).
+    // Namespace numbers have 32 bits (`ns_common.inum` in the kernel).
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino() as u32)
 }
 
-/// The clock that all processes of this machine share, in nanoseconds.
+/// Reads the clock that all processes of this machine share.
 #[inline]
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -37,22 +34,18 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Allows other processes of this user to read this one's memory, where Yama would allow only a
-/// parent. (A narrower permission is not possible: the processes that will join the fabric are not
-/// known.)
+/// Lets any process of this user read this process's memory, where Yama would allow only a parent.
+/// The processes that will join the fabric are not known, so a narrower permission is not possible.
 pub fn let_peers_read() {
-    // PR_SET_PTRACER and PR_SET_PTRACER_ANY of linux/prctl.h. Without Yama this fails, and is not
-    // needed.
+    // From linux/prctl.h, as PR_SET_PTRACER_ANY below. Fails without Yama, where it is not needed.
     const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
     // SAFETY: only changes who may trace this process.
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
 }
 
-/// Sleeps while `word` is `expected`, for at most `limit`.
 pub fn sleep_while(word: &AtomicU32, expected: u32, limit: Duration) {
     let time = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    // SAFETY: the word lives in shared memory that is never unmapped; the time is read during the
-    // call.
+    // SAFETY: the word is in shared memory that is never unmapped; the call only reads the time.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
 }
 
@@ -67,29 +60,24 @@ pub fn wake(word: &AtomicU32) {
 pub struct Bell(RawFd);
 
 impl Bell {
-    /// Creates a bell that is not readable.
-    ///
-    /// # Errors
-    /// The `errno`.
     pub fn new() -> Result<Self, i32> {
         // SAFETY: takes no memory.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
         if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
     }
 
-    /// The descriptor. The owner may make it non-blocking.
+    /// The owner may make the descriptor non-blocking.
     pub fn fd(&self) -> RawFd {
         self.0
     }
 
-    /// Makes the descriptor readable.
     pub fn ring(&self) {
         let one = 1u64;
         // SAFETY: writes the eight bytes of `one`. It cannot block before 2^64 rings.
         unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
     }
 
-    /// Resets the descriptor. Waits until it is readable if it blocks. Returns false if it was not
+    /// Resets the descriptor, once it is readable. Returns false if it is non-blocking and not
     /// readable.
     pub fn take(&self) -> bool {
         let mut count = 0u64;
@@ -105,15 +93,10 @@ impl Drop for Bell {
     }
 }
 
-/// Holds a file's lock while it lives.
 #[derive(Debug)]
 pub struct FileLock(std::fs::File);
 
 impl FileLock {
-    /// Waits for the lock of `file`.
-    ///
-    /// # Errors
-    /// Names the file.
     pub fn take(path: &std::path::Path) -> Result<Self, String> {
         let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
         let file = open.map_err(|e| format!("{}: {e}", path.display()))?;
@@ -136,16 +119,15 @@ pub fn block_signals() {
     }
 }
 
-/// True if the first and the last byte of a range can be read, which `ibv_reg_mr` finds out by
-/// pinning. (A test for a mapping is not enough: a GPU's memory has addresses that the processor
-/// cannot read.)
+/// True if the first and last byte of a range can be read; `ibv_reg_mr` checks this by pinning. A
+/// mapping is not enough: the processor cannot read all of a GPU's mapped memory.
 pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
         let mut byte = 0u8;
         let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let remote = libc::iovec { iov_base: *place as *mut libc::c_void, iov_len: 1 };
-        // SAFETY: the kernel reads one byte of this process into `byte`, or returns EFAULT; no
-        // memory is accessed here.
+        // SAFETY: the kernel reads one byte into `byte` or returns EFAULT; nothing is accessed
+        // here.
         let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
         read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     })
@@ -159,8 +141,7 @@ mod tests {
     fn only_what_the_processor_can_read_is_readable() {
         let bytes = [7u8; 3];
         assert!(readable(bytes.as_ptr() as usize, bytes.len()) && !readable(4096, 1));
-        // SAFETY: a new mapping at an address of the kernel's choice; unmapped below, and not
-        // accessed in between.
+        // SAFETY: a new mapping where the kernel chooses; unmapped below, not accessed in between.
         let reserved = unsafe {
             libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };

@@ -10,12 +10,12 @@ impl Node {
     /// Registers memory in a protection domain of a device. Returns its key.
     ///
     /// # Safety
-    /// Until it is deregistered, the memory stays mapped, and peers may read it and (with write
+    /// Until deregistration, the memory must stay mapped, and peers may read it and (with write
     /// access) write it.
     ///
     /// # Errors
-    /// An `errno`: `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read,
-    /// `ENOMEM` for too many registrations.
+    /// `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read, `ENOMEM` for too
+    /// many registrations.
     pub unsafe fn register(
         &self,
         (device, domain): (usize, u32),
@@ -42,10 +42,7 @@ impl Node {
         Ok(key)
     }
 
-    /// Ends a registration. After this returns, no peer reads or writes the memory.
-    ///
-    /// # Errors
-    /// `EINVAL` for an unknown key.
+    /// Ends a registration; after this, no peer accesses the memory. `EINVAL` for an unknown key.
     pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
         // The engine checks keys and moves bytes under this lock.
         let _fence = lock(self.engine(device));

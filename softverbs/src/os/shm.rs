@@ -15,7 +15,6 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum number of processes in a fabric.
 pub(crate) const MAX_PROCESSES: usize = 64;
 /// Maximum number of queue pairs in a fabric.
 pub const MAX_QPS: usize = 2048;
@@ -25,12 +24,12 @@ pub const SEND_SLOTS: usize = 1024;
 pub const INLINE_BYTES: usize = 256;
 /// Maximum number of scatter/gather entries of one work request.
 pub const MAX_SGES: usize = 4;
-/// Words of doorbell bits, one bit for each queue pair.
+/// One bit for each queue pair.
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
-/// Words of neighbour bits, one bit for each rail of each machine.
+/// One bit for each rail of each machine.
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
-/// Version of the layout below; changes with it.
+/// Changes with the layout below.
 pub(crate) const LAYOUT: u64 = 0x5356_000d;
 
 /// Layout of the complete file.
@@ -42,7 +41,7 @@ pub struct FabricMemory {
     pub virtual_clock: AtomicU64,
     /// Counter for the numbers of queue pairs.
     pub generations: AtomicU32,
-    /// PID namespace of the processes (`os::process::pid_namespace`); 0: no process has joined yet.
+    /// `os::process::pid_namespace` of the processes; 0: no process has joined yet.
     pub(crate) pid_namespace: AtomicU32,
     /// Number of nodes that the fabric was made for; 0: unknown.
     pub(crate) nodes: AtomicU32,
@@ -56,7 +55,6 @@ pub struct FabricMemory {
     pub qps: [QpMemory; MAX_QPS],
 }
 
-/// A resource with two directions.
 #[repr(C)]
 pub(crate) struct TwoWay {
     /// Out of the machine.
@@ -70,37 +68,33 @@ pub(crate) struct TwoWay {
 pub struct RailMemory {
     /// 1: down. (Zeros must be a working rail.)
     pub down: AtomicU32,
-    /// Number of next incoming requests that are refused as invalid.
+    /// Number of next incoming requests to refuse as invalid.
     pub refusals: AtomicU32,
-    /// Number of next posts that fail (`ENOMEM`), sends and receives alike.
+    /// Number of next posts that fail with `ENOMEM`, sends and receives alike.
     pub failing_posts: AtomicU32,
-    /// Number of next registrations that fail (`ENOMEM`).
+    /// Number of next registrations that fail with `ENOMEM`.
     pub failing_registrations: AtomicU32,
-    /// 1: registrations without local write access fail (`EFAULT`). Under Linux this depends on the
-    /// memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
+    /// 1: registrations without local write access fail with `EFAULT`. Under Linux this depends on
+    /// the memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
     pub needs_local_write: AtomicU32,
-    /// Number of next connecting queue pairs that fail (`ETIMEDOUT`), as if the peer's address did
-    /// not answer: after a second, as under Linux, or without delay in virtual time, where nothing
-    /// may sleep.
+    /// Number of next connecting queue pairs that fail with `ETIMEDOUT`, as if the peer's address
+    /// did not answer: after a second, as under Linux, or without delay in virtual time.
     pub unanswered: AtomicU32,
-    /// The rail's path faults: [`PathFaults`].
+    /// A [`PathFaults`].
     path: AtomicU64,
-    /// Number of next completions that are treated as if their completion queue were full.
+    /// Number of next completions for which their queue counts as full.
     pub overruns: AtomicU32,
-    /// 1: commands to its firmware do not return. Under Linux a command waits for the firmware, for
+    /// 1: commands to the firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error; posting and polling do not.
     hung: AtomicU32,
-    /// State of the rail's PCIe function: a `hotplug::Presence`.
+    /// A `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
-    /// Time at which the rail's link came up.
     up_since_ns: AtomicU64,
-    /// The kernel's neighbour table: a bit for each address that was resolved since the link came
-    /// up, IPv4 and link-local.
+    /// Neighbour table: a bit for each address resolved since the link came up (link-local, IPv4).
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
-    /// Capacity in both directions.
     pub(crate) way: TwoWay,
     pub(crate) sent_bytes: AtomicU64,
-    /// Counters of its port, by [`Counter`].
+    /// By [`Counter`].
     pub(crate) counters: [AtomicU64; Counter::ALL.len()],
     /// Packets at the last call of [`Self::has_new_packets`].
     shown_packets: AtomicU64,
@@ -137,7 +131,7 @@ impl RailMemory {
         }
     }
 
-    /// Marks the link as up. The kernel forgot the neighbours when it lost the carrier
+    /// Marks the link as up. The kernel cleared the neighbour table when it lost the carrier
     /// (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in net/ipv6/ndisc.c call
     /// `neigh_carrier_down`).
     pub(crate) fn link_up(&self, now_ns: u64) {
@@ -145,21 +139,20 @@ impl RailMemory {
         self.up_since_ns.store(now_ns, Ordering::Release);
     }
 
-    /// True while its switch port drops all frames because the link came up a moment ago.
+    /// True while the switch port drops all frames because the link came up a moment ago.
     pub(crate) fn is_blocked(&self, now_ns: u64) -> bool {
         // A link that came up in the future: a test has set the clock back.
         let up_ns = now_ns.checked_sub(self.up_since_ns.load(Ordering::Acquire));
         up_ns.is_some_and(|up_ns| up_ns < self.path().blocking_ns())
     }
 
-    /// True while its port and its path carry packets.
     pub(crate) fn carries(&self, now_ns: u64) -> bool {
         let is_up = self.down.load(Ordering::Acquire) == 0;
         is_up && !self.path().has(PathFault::Silent) && !self.is_blocked(now_ns)
     }
 
-    /// True for a peer's address in the neighbour table. The kernel sends no request for an address
-    /// whose entry is valid, however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
+    /// True for an address in the neighbour table. The kernel sends no request for a valid entry,
+    /// however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
     pub(crate) fn is_neighbour(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
         let bit = node * MAX_RAILS + device;
         self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
@@ -170,7 +163,6 @@ impl RailMemory {
         self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
 
-    /// Adds to a counter of its port.
     pub(crate) fn count(&self, counter: Counter, by: u64) {
         self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
     }
@@ -181,7 +173,7 @@ impl RailMemory {
     }
 
     /// Counts packets as sent, up to the first that is lost if one in `loss` is (0: none). Returns
-    /// their number, and true if the last of them is lost.
+    /// their number, and true if the last one is lost.
     pub(crate) fn send(&self, packets: u64, loss: u64) -> (u64, bool) {
         let until_lost = |sent: u64| sent.checked_rem(loss).map_or(u64::MAX, |since| loss - since);
         let sent = &self.counters[Counter::Sent as usize];
@@ -191,7 +183,7 @@ impl RailMemory {
         (packets.min(until_lost), packets >= until_lost)
     }
 
-    /// True if packets were counted since the last call, by any process.
+    /// True if any process has counted packets since the last call.
     pub(crate) fn has_new_packets(&self) -> bool {
         let packets = self.counted(Counter::Sent).wrapping_add(self.counted(Counter::Received));
         self.shown_packets.swap(packets, Ordering::Relaxed) != packets
@@ -206,15 +198,14 @@ impl RailMemory {
 /// State of a process, as the other processes see it.
 #[repr(C)]
 pub struct ProcessMemory {
-    /// Process number; 0: this entry is free.
+    /// 0: this entry is free.
     pub(crate) pid: AtomicU32,
     pub(crate) node: AtomicU32,
-    /// Start time, as `os::process::started` gives it.
+    /// `os::process::started` of the process.
     pub(crate) started: AtomicU64,
     /// State of its engines (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
     pub sleeping: AtomicU32,
     pub(crate) registrations: AtomicU32,
-    /// Time of its last poll of a completion queue.
     pub(crate) polled_ns: AtomicU64,
     /// By rail: a bit for each non-zero word of `doorbells`.
     pub(crate) rung: [AtomicU64; MAX_RAILS],
@@ -230,60 +221,49 @@ pub struct QpMemory {
     /// Index of its process's entry.
     pub(crate) process: AtomicU32,
     pub(crate) node: AtomicU32,
-    /// Index of its rail.
     pub(crate) device: AtomicU32,
     /// A `queue_pair::State`.
     pub(crate) state: AtomicU32,
     pub(crate) remote: AtomicU32,
-    /// Initial packet sequence number of its sends.
     pub(crate) send_psn: AtomicU32,
-    /// One more than the index of the process that takes work requests out of the send queue, or
-    /// flushes the queue.
+    /// Index plus one of the process that takes requests out of the send queue, or flushes it.
     pub(crate) holder: AtomicU32,
-    /// The sender's tries when the receiver is not ready; 7: no limit.
+    /// Tries while the receiver is not ready; 7: no limit.
     pub(crate) rnr_retry: AtomicU32,
-    /// Generation of the device that it was made on.
     pub(crate) generation: AtomicU32,
     pub(crate) mtu_bytes: AtomicU32,
-    /// Traffic class of its packets, and above it the service level. They have no effect here.
+    /// Traffic class, and above it the service level. They have no effect here.
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) astray: AtomicU32,
     /// Time after which it sends an unacknowledged packet again; 0: never.
     pub(crate) ack_timeout_ns: AtomicU64,
-    /// Number of work requests posted since the queue pair was created or last reset.
+    /// Number of work requests posted since creation or the last reset.
     pub(crate) posted: AtomicU64,
     /// Number of these work requests that are done.
     pub(crate) done: AtomicU64,
-    /// Time when its peer last served it.
     pub(crate) served_ns: AtomicU64,
-    /// Rate of its sends.
     pub(crate) pace: Resource,
-    /// The work requests, by number modulo [`SEND_SLOTS`].
+    /// By number modulo [`SEND_SLOTS`].
     pub(crate) slots: [Slot; SEND_SLOTS],
 }
 
 #[repr(C)]
 pub(crate) struct Slot {
-    /// Packed `work_request::Head`: operation, flags, and numbers of entries and inline bytes.
+    /// A packed `work_request::Head`.
     pub(crate) head: AtomicU64,
     /// Immediate data, then the remote key.
     pub(crate) imm_rkey: AtomicU64,
     pub(crate) remote_addr: AtomicU64,
-    /// Total number of bytes.
     pub(crate) bytes: AtomicU64,
     pub(crate) posted_ns: AtomicU64,
     /// An `ibv_wc_status`, once the request is done; before that, the error it was posted with.
     pub(crate) status: AtomicU64,
-    /// Address and size of each scatter/gather entry.
     pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
     pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
 }
 
-/// Maps the file, after extending it to the layout's size.
-///
-/// # Errors
-/// Names the failed step.
+/// Extends the file to the layout's size, and maps it. The error names the failed step.
 pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     let bytes = size_of::<FabricMemory>();
     file.set_len(bytes as u64).map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
@@ -293,15 +273,14 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     if place == libc::MAP_FAILED {
         return Err(format!("mapping the fabric's file: {}", std::io::Error::last_os_error()));
     }
-    // SAFETY: the mapping is page-aligned, as large as the type, lasts as long as the process, and
-    // the type is all atomics, for which every content is valid and every concurrent change
-    // allowed. The file is never truncated (it only ever gets this one length).
+    // SAFETY: the mapping is page-aligned, as large as the type, and lasts as long as the process.
+    // The type is all atomics: every content is valid, and every concurrent change allowed. The
+    // file is never truncated (it only ever gets this one length).
     Ok(unsafe { &*place.cast::<FabricMemory>() })
 }
 
 impl QpMemory {
-    /// Claims, for the process with index `place`, the right to take work requests out of this
-    /// queue. Replaces a holder that has died.
+    /// Claims this queue's requests for the process with index `place`. Replaces a dead holder.
     pub(crate) fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
         let mine = place as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
@@ -313,13 +292,12 @@ impl QpMemory {
         }
     }
 
-    /// Releases this process's right to take work requests. Does nothing if another process has it.
+    /// Ends a [`Self::hold`]. Does nothing if another process holds the queue.
     pub(crate) fn release(&self, place: usize) {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Bytes of unfinished requests to these addresses of the peer. For tests that look from
-    /// outside: exact while no process posts or serves.
+    /// Unfinished bytes to these addresses of the peer; exact while no process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
         let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
         let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));
@@ -333,7 +311,6 @@ impl QpMemory {
 }
 
 impl FabricMemory {
-    /// True if the process with index `place` still runs.
     pub(crate) fn is_alive(&self, place: usize) -> bool {
         let Some(process) = self.processes.get(place) else { return false };
         let pid = process.pid.load(Ordering::Acquire);

@@ -1,15 +1,11 @@
-//! A profile's machine as a tree in the form of sysfs.
+//! A profile's machine as a tree like sysfs.
 
 use super::{MOST_MTU_BYTES, Profile};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Profile {
-    /// Writes the files of `/sys` that programs read of such a machine: interfaces with their
-    /// physical ports, devices with their PCIe links.
-    ///
-    /// # Errors
-    /// Names the file.
+    /// Writes what programs read of `/sys`: interfaces with ports, devices with PCIe links.
     pub fn write_sysfs(&self, root: &Path) -> Result<(), String> {
         for (index, rail) in self.rails.iter().enumerate() {
             let link = &self.links[rail.link];
@@ -26,8 +22,7 @@ impl Profile {
             }
             put(&net.join("phys_port_name"), &format!("{}\n", rail.phys_port))?;
             put(&net.join("phys_switch_id"), "5f5f5f5f5f5f\n")?;
-            // The path MTU leaves room for headers: an interface MTU of 1500 gives a path MTU of
-            // 1024.
+            // Headers need room: an interface MTU of 1500 gives a path MTU of 1024.
             let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES { 9000 } else { rail.mtu_bytes + 476 };
             put(&net.join("mtu"), &format!("{netdev_mtu}\n"))?;
             put(&net.join("dev_port"), "0\n")?;
@@ -46,11 +41,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Adds or removes a rail's RDMA device in such a tree; does nothing without a tree. An entry
-    /// that is added again has another inode, as in sysfs.
-    ///
-    /// # Errors
-    /// Names the file.
+    /// Adds or removes a rail's RDMA device. A new entry has a new inode, as in sysfs.
     pub fn show_device(&self, root: &Path, rail: usize, is_there: bool) -> Result<(), String> {
         let (class, rail) = (root.join("class/infiniband"), &self.rails[rail]);
         let (entry, link) = (class.join(&rail.name), &self.links[rail.link]);
@@ -60,8 +51,7 @@ impl Profile {
             _ if !class.exists() => Ok(()),
             true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
             false => match entry.symlink_metadata() {
-                // Each removed entry is kept, under a name of its own: a file system may give the
-                // inode of a deleted file to the next one that is made.
+                // Kept: a file system may give a deleted file's inode to the next file.
                 Ok(found) => {
                     let removed = root.join("removed");
                     let kept = removed.join(format!("{}-{}", rail.name, found.ino()));

@@ -1,11 +1,10 @@
-//! The built library, loaded and looked up as programs do, and the two ends of a connection on it.
+//! The built library, loaded and looked up as programs do, and two connected ends on it.
 
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use verbs_sys::*;
 
-/// The shared object that the package builds.
 pub const PATH: &str = env!("CARGO_BIN_EXE_softverbs-ibverbs");
 pub fn fabric() -> String {
     format!("c_surface-{}", crate::NIC.name())
@@ -15,21 +14,20 @@ pub fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
 
-/// Loads a library with its symbols kept local; null when the file does not exist.
+/// Keeps the library's symbols local. Null if the file does not exist.
 pub fn open(path: &str) -> *mut c_void {
     let path = CString::new(path).unwrap();
     // SAFETY: a C string. The library's initialisers have no conditions for callers.
     unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }
 }
 
-/// The symbol of exactly this version; null when there is none.
+/// Null if the library does not have the symbol in exactly this version.
 pub fn look_up(library: *mut c_void, name: &str, version: &str) -> *mut c_void {
     let (name, version) = (CString::new(name).unwrap(), CString::new(version).unwrap());
     // SAFETY: the library is open, and both are C strings.
     unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) }
 }
 
-/// True if the library has the function in any version.
 pub fn has(library: *mut c_void, name: &str) -> bool {
     let name = CString::new(name).unwrap();
     // SAFETY: the library is open, and the name is a C string.
@@ -41,8 +39,7 @@ pub fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
         std::fs::create_dir_all(dir()).unwrap();
-        // SAFETY: once, before the library is loaded; no other code here reads the environment
-        // meanwhile.
+        // SAFETY: once, before the library is loaded; no other code reads the environment then.
         unsafe {
             std::env::set_var("SOFTVERBS_DIR", dir());
             std::env::set_var("SOFTVERBS_FABRIC", fabric());
@@ -62,8 +59,7 @@ macro_rules! call {
     ($name:ident($($argument:expr),*)) => { call!("IBVERBS_1.1", $name($($argument),*)) };
     ($version:literal, $name:ident($($argument:expr),*)) => {{
         let symbol = $crate::library::look_up($crate::library::handle(), stringify!($name), $version);
-        // SAFETY: the type is made from the header's declaration of this function; null becomes
-        // `None`.
+        // SAFETY: the type is made from the function's declaration in the header; null is `None`.
         let function = unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, type_of!($name)>(symbol)
         };
@@ -73,7 +69,6 @@ macro_rules! call {
     }};
 }
 
-/// The header's type for a function.
 macro_rules! type_of {
     (ibv_get_device_list) => {
         verbs_sys::fn_ibv_get_device_list
@@ -177,7 +172,6 @@ pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Opens the device at `index` in the list.
 pub fn open_device(index: usize) -> *mut ibv_context {
     let mut count = 0;
     let list = call!(ibv_get_device_list(&raw mut count));
@@ -262,7 +256,6 @@ impl End {
         ibv_sge { addr: self.memory.as_ptr().expose_provenance() as u64 + offset as u64, length: bytes, lkey }
     }
 
-    /// Posts one request from a piece to an address in the peer's memory.
     pub fn post(&self, opcode: u32, flags: u32, mut piece: ibv_sge, peer: &Self, offset: u64, wr_id: u64) -> c_int {
         let mut request: ibv_send_wr = zeroed();
         (request.wr_id, request.opcode, request.send_flags) = (wr_id, opcode, flags);
@@ -275,7 +268,7 @@ impl End {
         self.post_chain(&mut request).0
     }
 
-    /// Posts a chain. Returns the result, and the request at fault.
+    /// Returns the result, and the request at fault.
     pub fn post_chain(&self, first: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = std::ptr::null_mut();
         // SAFETY: the context is open, the queue pair alive, and the chain lives for the call.
@@ -283,7 +276,6 @@ impl End {
         (status, bad)
     }
 
-    /// Posts a write of `count` scatter/gather entries of eight bytes each.
     pub fn post_pieces(&self, count: usize, flags: u32, peer: &Self) -> c_int {
         let mut pieces = vec![self.piece(0, 8); count];
         let mut request: ibv_send_wr = zeroed();
@@ -303,8 +295,7 @@ impl End {
         unsafe { (*self.context).ops.post_recv.unwrap()(self.qp, &raw mut request, &raw mut bad) }
     }
 
-    /// Waits for the next completion. Without one the test hangs, so the result does not depend on
-    /// timing.
+    /// Without a completion the test hangs, so the result does not depend on timing.
     pub fn completion(&self) -> ibv_wc {
         let mut completion: ibv_wc = zeroed();
         loop {
@@ -327,7 +318,6 @@ impl End {
     }
 }
 
-/// Two connected ends on one device.
 pub fn connected(context: *mut ibv_context, channel: *mut ibv_comp_channel) -> (End, End) {
     let (a, b) = (End::new(context, channel), End::new(context, channel));
     for (end, peer) in [(&a, &b), (&b, &a)] {

@@ -1,5 +1,4 @@
-//! The built library from outside: loaded by its path, its functions looked up by name and version,
-//! as NCCL does.
+//! The built library: loaded by its path, its functions looked up by name and version, as by NCCL.
 #![allow(unsafe_code)]
 
 mod library;
@@ -30,8 +29,7 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
             version = begun;
         } else if let Some(name) = line.trim().strip_suffix(';').filter(|name| name.contains("ibv_")) {
             assert!(!look_up(handle(), name, version).is_null(), "{name} in {version}");
-            // Private symbols change their version with each release, and an older rdma-core lacks
-            // the newest functions.
+            // Private symbols' versions change with each release; an old rdma-core lacks functions.
             if let Some(real) = real.filter(|real| !version.contains("PRIVATE") && has(*real, name)) {
                 assert!(
                     !look_up(real, name, version).is_null(),
@@ -274,8 +272,7 @@ fn a_channel_announces_a_queue_once_for_each_request() {
     assert_eq!(call!(ibv_close_device(context)), 0);
 }
 
-/// All events are tested in one test, on a device of their own, because events belong to the device
-/// and not to a test.
+/// One test for all events, on its own device, because events belong to the device.
 #[test]
 fn events_name_the_queue_pair_and_the_port() {
     let context = open_device(1);

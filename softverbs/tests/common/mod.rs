@@ -36,7 +36,6 @@ impl Bed {
         Self::wired(nic, "")
     }
 
-    /// Adds `lines` to the profile.
     pub fn wired(nic: Nic, lines: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -144,7 +143,6 @@ impl End {
         Sge { addr: self.bytes.as_ptr() as u64 + at as u64, bytes, lkey: self.key }
     }
 
-    /// Posts an inline write of its own first `bytes` bytes.
     pub fn post_inline(&self, bytes: usize, to: &End) -> Result<(), i32> {
         let sges = [self.sge(0, bytes as u32)];
         self.qp.post_send(&SendRequest {
