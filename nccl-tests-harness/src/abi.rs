@@ -1,19 +1,17 @@
-//! One plugin's table of any version: the functions that all versions have alike, and for each
-//! other function an enum of its types.
+//! A plugin's table of any version: functions that are the same in all, and enums for the others.
 
 use nccl_net_spark::abi::types::{self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12};
 use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
-/// The versions that can be driven.
+/// Versions that this program can drive.
 pub use types::NET_VERSIONS as VERSIONS;
 
-/// For an option that names one of them.
+/// Returns a parser for an option that names a version.
 pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(i64::from(*VERSIONS.start())..=i64::from(*VERSIONS.end()))
 }
 
-/// The functions of one plugin's table of any version.
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
     pub version: u32,
@@ -36,7 +34,7 @@ pub(crate) struct Functions {
     pub finalize: Option<Finalize>,
 }
 
-/// Makes an enum of the types of a function, each named by the first version that has it.
+/// Defines an enum of a function's types, each named after the first version that has it.
 macro_rules! one_of {
     ($($function:ident: $($version:ident($type:ty))*;)*) => {$(
         #[derive(Clone, Copy)]
@@ -64,7 +62,6 @@ one_of! {
 type Describe<Properties> = types::functions::GetProperties<Properties>;
 
 impl Functions {
-    /// Returns the functions of a table of `version`.
     pub(crate) fn of<I, P, L, C, S, R, M: More>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
     where
         I: Into<Init> + Copy,
@@ -96,7 +93,6 @@ impl Functions {
     }
 }
 
-/// The end of a table.
 pub(crate) trait More {
     fn finalize(&self) -> Option<Finalize> {
         None

@@ -1,5 +1,4 @@
-//! The command line: all commands, with their names, help and examples. Each command has its own
-//! options in its own folder.
+//! All commands, with names, help and examples. Each command's options are in its own folder.
 
 mod examples;
 mod execute;
@@ -170,7 +169,7 @@ mod tests {
         one_line(&Cli::try_parse_from(arguments.split_whitespace()).unwrap_err())
     }
 
-    /// As a shell takes a line apart, up to a comment or a redirection.
+    /// Splits a line into words as a shell does, up to a comment or a redirection.
     fn words(line: &str) -> Vec<String> {
         let mut words = vec![String::new()];
         let mut quote = None;
@@ -187,7 +186,7 @@ mod tests {
         words
     }
 
-    /// What clap checks of the definitions by itself: names that are given twice, for one.
+    /// Runs clap's own checks of the definitions, such as the one for duplicate names.
     #[test]
     fn the_definitions_are_consistent() {
         Cli::command().debug_assert();
@@ -233,7 +232,7 @@ mod tests {
             assert!(!lines.is_empty(), "{name}: {examples}");
             assert!(examples.lines().all(|line| line.len() < 80), "{name}: {examples}");
             for line in lines {
-                // What a shell would put into another command.
+                // The command inside `$(...)`.
                 let line =
                     line.split_once("$(").and_then(|(_, rest)| rest.split_once(')')).map_or(line, |(inner, _)| inner);
                 let words = words(line);

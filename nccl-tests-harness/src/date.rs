@@ -1,13 +1,13 @@
-//! Today's date, for what is written down or drawn.
+//! Today's date and time in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Today in UTC, as in 2026-11-22; 1970-01-01 where the clock is before that.
+/// Returns the date, as in 2026-11-22; 1970-01-01 if the clock is before that.
 pub fn today() -> String {
     date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
 }
 
-/// Now in UTC, as in 2026-11-22 14:03:07 UTC.
+/// Returns the time, as in 2026-11-22 14:03:07 UTC.
 pub fn moment() -> String {
     moment_at(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
@@ -17,7 +17,7 @@ fn moment_at(seconds: u64) -> String {
     format!("{} {hours:02}:{minutes:02}:{:02} UTC", date(seconds / 86_400), seconds % 60)
 }
 
-/// The date that is `days` after 1970-01-01, by the Gregorian calendar.
+/// Returns the date that is `days` after 1970-01-01, by the Gregorian calendar.
 fn date(days: u64) -> String {
     let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let (mut year, mut day) = (1970, days);

@@ -1,5 +1,4 @@
-//! The devices that the ranks' messages travel over: RDMA devices of this machine, or the software
-//! fabric.
+//! The devices that carry the ranks' messages: RDMA devices, or the software fabric.
 
 pub mod limit;
 pub mod options;
@@ -30,7 +29,7 @@ pub enum Kind {
 /// The fabric that the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wish {
-    /// The kind; none: RDMA devices if there are any.
+    /// Kind; if none, RDMA devices if there are any.
     pub kind: Option<Kind>,
     /// A built-in profile of the software fabric, or a file.
     pub profile: String,
@@ -44,7 +43,7 @@ pub struct Wish {
     pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
-    /// The software fabric's name; none: a name made for the run.
+    /// Name of the software fabric; if none, a name is made for the run.
     pub name: Option<String>,
 }
 
@@ -52,29 +51,23 @@ pub struct Wish {
 pub struct Fabric {
     /// The kind.
     pub kind: Kind,
-    /// The description for the run's header.
+    /// Description for the run's header.
     pub about: String,
     environment: Vec<(String, String)>,
-    /// The software fabric, if it is one.
     soft: Option<Soft>,
 }
 
-/// The software fabric of a run.
 struct Soft {
-    /// The folder of all fabrics.
     dir: PathBuf,
     name: String,
     library: PathBuf,
     profile: Profile,
-    /// Rails that carry only a part of their rate for the whole run.
     slow_rails: Vec<(String, f64)>,
-    /// The files, which are removed at the end of the run.
     prepared: Prepared,
 }
 
-/// The kernel's folder of RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// The part before the process number in the name of a run's own fabric.
+/// Prefix before the PID in the name of a run's own fabric.
 const PREFIX: &str = "nccl-spark-";
 /// The built-in profile without limits.
 pub const UNPACED: &str = "unpaced";
@@ -82,7 +75,7 @@ pub const UNPACED: &str = "unpaced";
 /// environment names.
 ///
 /// # Errors
-/// A mistake on the command line, or a fabric that cannot be made.
+/// Fails on a mistake on the command line, and when the fabric cannot be made.
 pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
     let devices = rdma_devices(Path::new(DEVICES));
     let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), soft: None };
@@ -147,15 +140,13 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
 }
 
-/// Returns a name that no running fabric has. In another PID namespace a process may have the same
-/// number as this one.
+/// Returns a name that no running fabric has: PIDs may repeat in other PID namespaces.
 fn own_name(dir: &Path) -> String {
     let plain = format!("{PREFIX}{}", std::process::id());
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
     std::iter::once(plain.clone()).chain(numbered).find(|name| !control::is_used(dir, name)).unwrap_or(plain)
 }
 
-/// True for a name of the form that [`own_name`] gives.
 fn is_of_a_run(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|numbers| {
         numbers.split('-').count() <= 2 && numbers.split('-').all(|number| number.parse::<u32>().is_ok())
@@ -172,12 +163,11 @@ fn about(wish: &Wish, name: &str, why: &str) -> String {
 }
 
 impl Fabric {
-    /// The environment of all ranks.
     pub(crate) fn shared_environment(&self) -> &[(String, String)] {
         &self.environment
     }
 
-    /// The environment of one rank.
+    /// Returns the environment of one rank.
     pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
         let mut environment = self.environment.clone();
         if self.kind == Kind::Soft {
@@ -189,8 +179,8 @@ impl Fabric {
         environment
     }
 
-    /// Makes a folder in which a software fabric's library has the names of the verbs library, for
-    /// programs that load those. It is removed with the fabric.
+    /// Makes a folder in which the software fabric's library has the names of the verbs library,
+    /// for programs that load those names. The folder is removed with the fabric.
     pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");
@@ -208,8 +198,8 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// The most that node 0 of a software fabric can send to node 1, as between any two that are
-    /// cabled, while the rails of `fallen` carry a part of their rate.
+    /// Returns the most that node 0 of a software fabric can send to node 1, as between any two
+    /// cabled nodes, while the rails of `fallen` carry a part of their rate.
     pub fn limit(&self, fallen: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -222,36 +212,35 @@ impl Fabric {
         Some(limit::of_rails(profile, &rails))
     }
 
-    /// The names of a software fabric's rails, the same on each node.
+    /// Returns the names of a software fabric's rails, the same on each node.
     pub fn rails(&self) -> impl Iterator<Item = &str> {
         self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
     }
 
-    /// Lets a rail of this run's software fabric carry `factor` of its rate, on all nodes; 1 for
-    /// what it carried at the start.
+    /// Sets a rail of the software fabric to `factor` of its rate, on all nodes; 1 restores the
+    /// rate at the start.
     ///
     /// # Errors
-    /// There is no such rail, or no software fabric.
+    /// Fails when there is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
         let soft = self.soft()?;
         let own = soft.slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
         soft.act(None, rail, Action::Slow(if factor >= 1.0 { own } else { factor })).map_err(|error| anyhow!(error))
     }
 
-    /// Takes the device of a node's rail off the bus, or brings it back as a new device of the same
-    /// name.
+    /// Takes the device of a node's rail off the bus, or adds it as a new device of the same name.
     ///
     /// # Errors
-    /// There is no such node or rail, or no software fabric.
+    /// Fails when there is no such node or rail, or no software fabric.
     pub fn plug(&self, node: usize, rail: &str, is_plugged: bool) -> Result<()> {
         let action = if is_plugged { Action::Plug } else { Action::Unplug };
         self.soft()?.act(Some(node), rail, action).map_err(|error| anyhow!(error))
     }
 
-    /// The number of queue pairs of the processes of a software fabric's node.
+    /// Returns the number of queue pairs of the processes of a software fabric's node.
     ///
     /// # Errors
-    /// The fabric's state cannot be read.
+    /// Fails when the fabric's state cannot be read.
     pub fn queue_pairs(&self, node: usize) -> Result<usize> {
         let Soft { dir, name, .. } = self.soft()?;
         let status = control::status(dir, name).map_err(|error| anyhow!(error))?;
@@ -264,16 +253,13 @@ impl Fabric {
     }
 }
 
-/// The software fabric that this process is on by its environment.
+/// The software fabric that this process's environment names.
 #[derive(Debug, Clone)]
 pub(crate) struct SoftRails(Profile);
 
 impl SoftRails {
-    /// The rails of the fabric that the environment names, if `verbs_library` is the software
-    /// fabric's; none otherwise.
-    ///
-    /// # Errors
-    /// There is no such fabric.
+    /// Returns the rails of the fabric in the environment; none if `verbs_library` is not the
+    /// software fabric's. Fails when there is no such fabric.
     pub(crate) fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
         let is_soft = Path::new(verbs_library).file_name() == Path::new(places::FABRIC).file_name();
         if !is_soft {
@@ -284,8 +270,7 @@ impl SoftRails {
         Ok(Some(Self(profile)))
     }
 
-    /// The payload that the rails of these devices carry together without faults, in Mb/s; none: no
-    /// limit.
+    /// Returns the payload of these devices' rails together in Mb/s; none if there is no limit.
     pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
         let rails = self.0.rails.iter().enumerate();
         let used: Vec<_> =
@@ -343,7 +328,7 @@ mod tests {
     fn the_chosen_device_reaches_the_ranks_and_the_header() {
         for (nic, header) in [(Nic::Mlx5, ": profile unpaced; "), (Nic::SoftRoce, ": profile unpaced, as soft-roce; ")]
         {
-            // Any file: nothing is loaded here.
+            // Any file works: nothing is loaded here.
             let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
             let fabric = set_up(&Wish { profile, library, nic, ..wish(Some(Kind::Soft)) }, 2, None).unwrap();
             let told = |environment: &[(String, String)]| {
@@ -366,7 +351,7 @@ mod tests {
         assert!(error(&of("/no/profile"), 2).starts_with("--profile: profile \"/no/profile\" is neither built in ("));
     }
 
-    /// By hand: of a triangle's four functions two lead to the next node, by one cable of 195 Gb/s.
+    /// By hand: two of a triangle's four functions lead to the next node, by a cable of 195 Gb/s.
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {

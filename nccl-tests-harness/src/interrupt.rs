@@ -1,10 +1,9 @@
 //! Ctrl-C and other signals that ask the program to end. The program reports the signal, ends its
 //! child processes, and removes its files.
 //!
-//! The thread here ends the processes. The main thread then fails as it does whenever a rank dies,
-//! and cleans up behind itself; where it waits for something else, this thread exits in its place.
-//! A command that still has something to write asks for more time
-//! ([`leave_the_end_to_the_main_thread`]).
+//! A thread ends the processes. The main thread then fails as it does whenever a rank dies, and
+//! cleans up. If it waits for something else, the thread exits in its place. A command that still
+//! has something to write asks for more time ([`leave_the_end_to_the_main_thread`]).
 //!
 //! `signal-hook` sets the handlers, because they need `unsafe` otherwise. A blocked signal mask in
 //! place of handlers would be inherited by every child.
@@ -24,26 +23,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that a process may take to end before it is killed.
+/// Time for a process to end before it is killed.
 const GRACE: Duration = Duration::from_secs(3);
 /// Time for the main thread to clean up once no process is left.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The signal that came, set by the handler itself: it is set before any thread sees a rank die by
-/// the same Ctrl-C.
+/// The received signal. The handler sets it before a thread sees a rank die by the same Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
-/// Time for the main thread where it asked for time, in seconds; else 0.
+/// Seconds that the main thread asked for, else 0.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
-/// Additional time for processes then: they may be this program, which gives its own processes
-/// [`GRACE`].
+/// Additional time in that case: a process may be this program, whose processes have [`GRACE`].
 const NESTED_GRACE: Duration = Duration::from_secs(5);
 /// True if signals are only noted.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes the program end in order when SIGINT, SIGTERM or SIGHUP comes, except for signals that it
-/// was started to ignore.
+/// Makes the program end in order on SIGINT, SIGTERM or SIGHUP, unless started to ignore it.
 pub fn watch() -> Result<()> {
     let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
@@ -62,9 +58,9 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Makes these signals only be noted, for a command that started no process and reads [`status`]
-/// often enough. A second signal ends the program immediately: the command may wait for a reader of
-/// its output.
+/// Only notes these signals, for a command that started no process and reads [`status`] often
+/// enough. A second signal ends the program immediately: the command may wait for a reader of its
+/// output.
 pub fn note() -> Result<()> {
     let received = RECEIVED.get_or_init(Arc::default);
     IS_QUIET.store(true, Ordering::Release);
@@ -80,8 +76,8 @@ pub fn note() -> Result<()> {
     install().context("install signal handlers")
 }
 
-/// Returns the exit status of a program after a signal, as shells show it: 128 and the signal's
-/// number. Prints one message, unless the signals are only noted.
+/// Returns the exit status after a signal as shells show it: 128 plus the signal's number. Prints
+/// one message, unless the signals are only noted.
 pub fn status() -> Option<u8> {
     let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
     (number != 0).then(|| {
@@ -97,18 +93,18 @@ pub fn leave_the_end_to_the_main_thread(most: Duration) {
     WANTED_S.store(most.as_secs(), Ordering::Release);
 }
 
-/// The signals that this program was not started to ignore.
+/// Returns the signals that this program was not started to ignore.
 fn wanted() -> Vec<i32> {
     let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0).collect()
 }
 
-/// Has a folder deleted when the program is asked to end and the main thread cannot do it.
+/// Deletes a folder when the program is asked to end and the main thread cannot do it.
 pub fn remove_at_exit(folder: &Path) {
     folders(|all| all.push(folder.to_owned()));
 }
 
-/// Takes a folder that is deleted off the list.
+/// Removes a deleted folder from the list.
 pub fn keep_at_exit(folder: &Path) {
     folders(|all| all.retain(|other| other != folder));
 }
@@ -123,7 +119,7 @@ fn announce(number: i32) {
         let name = Signal::try_from(number).map_or("a signal", Signal::as_str);
         // A progress bar may be on the terminal's line.
         let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
-        // This error has no place to go.
+        // There is nowhere to report this error.
         let _ = writeln!(output::error(), "{clear}nccl-spark: interrupted by {name}: stopping the ranks");
     });
 }
@@ -137,11 +133,10 @@ fn end(number: i32) {
     };
     let (mut asked, mut alone_since) = (HashSet::new(), start);
     while alone_since.elapsed() < clean_up && start.elapsed() < grace + clean_up {
-        // Processes that are started only now are ended too: a command may take a dead rank for a
-        // failed attempt.
+        // Also ends processes that start only now: a command may retry after a rank died.
         for child in children() {
             alone_since = Instant::now();
-            // The process may have ended since.
+            // The process may have ended meanwhile.
             if start.elapsed() > grace {
                 let _ = signal::kill(child, Signal::SIGKILL);
             } else if asked.insert(child) {
@@ -151,13 +146,12 @@ fn end(number: i32) {
         std::thread::sleep(LOOK);
     }
     for folder in folders(std::mem::take) {
-        // This error has no place to go.
+        // There is nowhere to report this error.
         let _ = fs::remove_dir_all(folder);
     }
     std::process::exit(128 + number);
 }
 
-/// Returns the processes that this one started and that still run.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -175,8 +169,7 @@ fn running_parent(stat: &str) -> Option<u32> {
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 
-/// Returns the ignored signals, a bit for each number from 1 on: shells start background jobs with
-/// some, and nohup does.
+/// Returns a bit for each ignored signal, from 1 on. Shells and nohup start jobs that ignore some.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The output of child processes, line by line, until all of them have ended or the time is over.
+//! Reads the output of child processes line by line, until all of them have ended or time is up.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{self, Signal};
@@ -11,23 +11,22 @@ use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Time that a child may take to end after SIGTERM before it is killed.
+/// Time for a child to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A named pipe, which a process that is no child of this one can print into.
+/// A named pipe, which a process that is not a child can print into.
 #[derive(Debug)]
 pub struct NamedPipe {
     reader: File,
-    /// Without a writer the reader would see the end before any process has opened the pipe.
+    /// Prevents an end of the stream before any process has opened the pipe.
     writer: File,
 }
 
 impl NamedPipe {
-    /// Makes a pipe at `path`.
     pub(crate) fn make(path: &Path) -> Result<Self> {
         let open = || {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;
-            // To open it for reading alone waits for a writer.
+            // Opening the pipe only for reading would wait for a writer.
             let writer = File::options().read(true).write(true).open(path)?;
             std::io::Result::Ok(Self { reader: File::open(path)?, writer })
         };
@@ -35,14 +34,16 @@ impl NamedPipe {
     }
 }
 
-/// Gives every line of the children's standard output and error and of `pipes` to `hear`, with the
-/// spaces at its end, and with the child's number, or for a pipe the children's count plus the
-/// pipe's number. Returns the children's exit statuses when all have closed both and no process
-/// writes to the pipes any more, or none when `timeout` is over. Ends children that still run then,
-/// and when `hear` fails. Standard output and error must be pipes.
+/// Passes every line of the children's standard output and error and of `pipes` to `hear`, with the
+/// spaces at its end. The number is the child's index, or for a pipe the number of children plus
+/// the pipe's index. Standard output and error must be pipes.
+///
+/// Returns the children's exit statuses once all have closed both streams and no process writes to
+/// the pipes, or none when `timeout` is over. Ends children that still run then, and when `hear`
+/// fails.
 ///
 /// # Errors
-/// Errors of `hear` and of the system.
+/// Fails when `hear` fails, and on errors of the system.
 pub fn follow(
     children: &mut [Child],
     pipes: Vec<NamedPipe>,
@@ -89,7 +90,6 @@ pub fn follow(
     statuses.collect::<Result<Vec<_>>>().map(Some)
 }
 
-/// Reads until the stream ends or the receiver is dropped.
 fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
@@ -101,12 +101,12 @@ fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     }
 }
 
-/// Asks a child to end, as mpirun needs it to end its ranks; one that does not is killed.
+/// Sends SIGTERM to a child: mpirun then ends its ranks. Kills a child that does not end.
 fn end(child: &mut Child) {
     if !matches!(child.try_wait(), Ok(None)) {
         return;
     }
-    // Neither can fail but for a child that is gone, which is what is wanted.
+    // These calls fail only if the child has ended already.
     let _ = signal::kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
     let until = Instant::now() + GRACE;
     while Instant::now() < until {
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!((heard.len(), ends.unwrap().unwrap().len()), (3, 1));
         assert_eq!(heard[1..], [(1, "b".to_owned()), (1, "c".to_owned())]);
         assert!(NamedPipe::make(&path).unwrap_err().to_string().contains("make the pipe"));
-        // A pipe that nobody opens holds nothing up.
+        // A pipe that no process opens causes no delay.
         std::fs::remove_file(&path).unwrap();
         let pipes = vec![NamedPipe::make(&path).unwrap()];
         let ends = follow(&mut [shell("echo a")], pipes, Duration::from_secs(60), |_, _| Ok(()));

@@ -1,8 +1,8 @@
 //! The command line `nccl-spark`.
 //!
-//! Exit status: 0 all is well, 1 a run failed or data was wrong, 2 the command line is wrong, 3 the
-//! doctor found that the plugin does not work, 141 the output was closed, 130, 143 and 129 ended by
-//! SIGINT (Ctrl-C), SIGTERM and SIGHUP.
+//! Exit status: 0 success, 1 a run failed or data was wrong, 2 wrong command line, 3 the doctor
+//! found that the plugin does not work, 141 output closed; 130, 143 and 129: SIGINT (Ctrl-C),
+//! SIGTERM and SIGHUP.
 
 use std::process::ExitCode;
 

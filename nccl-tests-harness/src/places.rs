@@ -1,6 +1,6 @@
-//! The places of the plugin and the software fabric: below the program's prefix once installed
-//! (`install`, or a package, which may have Debian's folder for each architecture below lib),
-//! beside the program as cargo builds them.
+//! The places of the plugin and the software fabric. Installed files are below the program's
+//! prefix; a Debian package may use the architecture's folder below lib. Built files are beside the
+//! program.
 
 use crate::usage::wrong;
 use anyhow::{Context, bail, ensure};
@@ -11,31 +11,26 @@ use std::path::{Path, PathBuf};
 pub(crate) const PROGRAM: &str = "bin/nccl-spark";
 /// The plugin, below a prefix. NCCL looks for this name with `NCCL_NET_PLUGIN=spark`.
 pub(crate) const PLUGIN: &str = "lib/libnccl-net-spark.so";
-/// The software fabric's library, below a prefix.
 pub(crate) const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
-/// The plugin's name as cargo has it.
 const BUILT_PLUGIN: &str = "libnccl_net_spark.so";
 const BUILT_FABRIC: &str = "softverbs-ibverbs";
 
-/// The folder of a Debian package for libraries of this architecture.
 const PACKAGE_LIB: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu/" } else { "lib/x86_64-linux-gnu/" };
 
-/// The prefix below which `program` would be if it were installed.
 pub(crate) fn prefix(program: &Path) -> Option<&Path> {
     program.parent()?.parent()
 }
 
-/// The plugin that belongs to `program`, if it is there.
 pub(crate) fn plugin(program: &Path) -> Option<PathBuf> {
     installed(program, PLUGIN).or_else(|| Some(program.with_file_name(BUILT_PLUGIN)).filter(|path| path.is_file()))
 }
 
-/// Returns the whole path of the plugin: `given`, or the one that belongs to `program`.
+/// Returns the absolute path of the plugin: `given`, or the one that belongs to `program`.
 ///
 /// # Errors
-/// Names the file that is not there, and the command that builds it.
+/// Names the missing file, and the command that builds it.
 pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
     let build = build_command();
     let Some(plugin) = given.or_else(|| plugin(program)) else {
@@ -55,11 +50,11 @@ pub struct PluginOption {
 }
 
 impl PluginOption {
-    /// Returns the option's library, or the one that belongs to `program`, or the name by which the
-    /// loader finds one.
+    /// Returns the option's library, else the one that belongs to `program`, else a name for the
+    /// loader.
     ///
     /// # Errors
-    /// The option's file does not exist.
+    /// Fails when the option's file does not exist.
     pub fn library(self, program: &Path) -> Result<PathBuf, clap::Error> {
         match self.plugin {
             Some(path) => existing("--plugin", &path),
@@ -68,29 +63,28 @@ impl PluginOption {
     }
 }
 
-/// The whole path of a library that `option` names: without a slash it would be looked for in the
-/// loader's directories instead of here.
+/// Returns the absolute path of a library that `option` names. The loader would search a path
+/// without a slash in its own directories.
 pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
     path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
 }
 
-/// The software fabric's library that belongs to `program`; it may not be there.
+/// Returns the software fabric's library for `program`; the file may not exist.
 pub(crate) fn fabric(program: &Path) -> PathBuf {
     installed(program, FABRIC).unwrap_or_else(|| program.with_file_name(BUILT_FABRIC))
 }
 
-/// The command that builds what belongs to this program, in the profile of this one.
+/// Returns the command that builds the workspace in the profile of this program.
 pub(crate) fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
 
-/// Finds the program `name` in the folders of the variable PATH. `is_there` tests for a file.
 pub(crate) fn in_path(name: &str, path: &str, is_there: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let folders = path.split(':').filter(|folder| !folder.is_empty());
     folders.map(|folder| Path::new(folder).join(name)).find(|file| is_there(file))
 }
 
-/// A Debian package has libraries in the architecture's own folder below lib.
+/// Finds an installed file: below the prefix, or in the architecture's folder of a Debian package.
 fn installed(program: &Path, path: &str) -> Option<PathBuf> {
     let prefix = prefix(program)?;
     let of_package = path.replacen("lib/", PACKAGE_LIB, 1);

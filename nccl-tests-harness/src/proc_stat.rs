@@ -1,7 +1,6 @@
-//! The kernel's line about a process: proc_pid_stat(5).
+//! The fields of /proc/PID/stat: proc_pid_stat(5).
 
-/// Returns the fields after the command, which is in parentheses and may contain any text: first
-/// the state, then the parent, then the process group.
+/// Returns the fields after the command (any text in parentheses): state, parent, process group.
 pub fn fields(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit(')').next().unwrap_or_default().split_whitespace()
 }

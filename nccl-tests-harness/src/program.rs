@@ -1,5 +1,5 @@
-//! What the programs share around their commands: this reads the command line and the environment,
-//! runs the command, and returns the exit status. No other file of the crate reads the environment.
+//! The frame that the programs share: reads the command line and the environment, runs the command,
+//! and returns the exit status. No other file of the crate reads the environment.
 
 use crate::output::{self, STANDARD_OUTPUT, Verbosity};
 use crate::places::PluginOption;
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
-/// What shells show for a program that ended because its output was closed (128 + SIGPIPE).
+/// Exit status that shells show if a program ends because its output was closed (128 + SIGPIPE).
 const UNREAD: u8 = 141;
 
 /// The options, common to all commands, that set how much a command prints.
@@ -31,13 +31,13 @@ pub struct Loudness {
     verbose: u8,
 }
 
-/// The result of a command that ran to its end.
+/// Result of a command that ran to its end.
 pub enum Outcome {
-    /// All is well.
+    /// Success.
     Good,
     /// Data was wrong, or there is nothing to use.
     Failed,
-    /// An exit status that the command defines itself: `doctor` and `rails` do.
+    /// Exit status that the command defines itself, as `doctor` and `rails` do.
     Status(u8),
 }
 
@@ -88,10 +88,10 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     }
 }
 
-/// Parses the arguments of a command line. The first one is the program's name.
+/// Parses the words of a command line. The first one is the program's name.
 ///
 /// # Errors
-/// A mistake on the command line.
+/// Fails on a mistake on the command line.
 pub fn read<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
     let command = C::command();
     let words = words::prepared(&command, words);
@@ -102,38 +102,36 @@ pub fn read<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = 
     C::from_arg_matches(&matches)
 }
 
-/// The path of this program's executable.
+/// Returns the path of this program's executable.
 pub fn file() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's file")
 }
 
-/// From here on, a signal such as SIGINT ends the processes that this program has started and
-/// removes the files that it has made. For commands that start processes or make files.
+/// Makes a signal such as SIGINT end the processes that this program started and remove the files
+/// that it made. For commands that start processes or make files.
 pub fn end_in_order() -> Result<()> {
     interrupt::watch()
 }
 
-/// A variable of the environment, unless it is empty.
+/// Returns a variable of the environment, unless it is empty.
 #[allow(clippy::disallowed_methods)]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The environment.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn variables() -> Vec<(String, String)> {
     let text = |value: OsString| value.to_string_lossy().into_owned();
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
-/// The launcher's job in which this process is a rank; none if `is_local`, when this process starts
-/// all ranks.
+/// Returns the launcher's job of this process. None if `is_local`: this process starts all ranks.
 pub fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
 
-/// Reports, before any rank starts, a setting that would make the plugin fail in every rank. Checks
-/// nothing for another plugin, which has settings of its own.
+/// Reports, before any rank starts, a setting that would make the plugin fail in every rank.
+/// Another plugin has its own settings and is not checked.
 pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     if PluginOption::default().library(program)? == plugin {
         Settings::of_this_process()?;
@@ -141,7 +139,7 @@ pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes `text` to standard error. A failed write is ignored: nothing can be done about it.
+/// Writes `text` to standard error. Nothing can be done about a failed write.
 fn complain(name: &str, text: &str) {
     for line in text.lines() {
         let _ = writeln!(output::error(), "{name}: {line}");

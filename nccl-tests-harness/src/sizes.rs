@@ -1,11 +1,11 @@
-//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and the sweep from the
-//! smallest to the largest. As in nccl-tests a sweep ends at the last size that its steps meet: `-b
-//! 8 -e 64M -f 4` ends at 32M, `-b 1K -e 64M -f 4` at 64M.
+//! Message sizes as nccl-tests takes them: `8`, `64K`, `1.5M`, `2G`, and sweeps over sizes. As in
+//! nccl-tests, a sweep ends at the last size that its steps reach: `-b 8 -e 64M -f 4` ends at 32M,
+//! `-b 1K -e 64M -f 4` at 64M.
 
 /// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
 ///
 /// # Errors
-/// The sizes that are allowed, where `text` is not one.
+/// Names the allowed sizes.
 pub fn parse(text: &str) -> Result<usize, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 1_u64 << 10),
@@ -15,7 +15,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     };
     let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let bytes = number.parse::<f64>().ok().filter(|_| plain).map(|value| value * unit as f64);
-    // 2^53: above it a double no longer tells neighbouring sizes apart.
+    // Above 2^53 a double cannot distinguish neighbouring sizes.
     match bytes {
         Some(bytes) if bytes < (1_u64 << 53) as f64 => Ok(bytes as usize),
         _ => Err("must be a number of bytes below 2^53, with or without K, M or G (powers of 1024)".to_owned()),
@@ -25,13 +25,13 @@ pub fn parse(text: &str) -> Result<usize, String> {
 /// The step from one size of a sweep to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Times this much (2 or more).
+    /// Multiplies the size (2 or more).
     Factor(usize),
-    /// This many bytes more (1 or more).
+    /// Adds bytes to the size (1 or more).
     Bytes(usize),
 }
 
-/// The sizes from `min_bytes` on, up to `max_bytes` at most.
+/// Returns the sizes from `min_bytes` to at most `max_bytes`.
 pub fn sweep(min_bytes: usize, max_bytes: usize, step: Step) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(min_bytes), move |&size| match step {
         Step::Factor(factor) => size.checked_mul(factor),

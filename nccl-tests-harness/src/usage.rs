@@ -1,16 +1,15 @@
-//! Mistakes on the command line: how a command reports one, and how it is printed.
+//! Mistakes on the command line: the error that a command returns, and its text.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Error};
 use std::ffi::OsStr;
 
-/// Takes any text. Shell completions offer the values that are known.
+/// Accepts any text. Shell completions offer the known values.
 #[derive(Debug, Clone)]
 pub(crate) struct Suggesting(Vec<PossibleValue>);
 
 impl Suggesting {
-    /// A parser whose completions offer `known`.
     pub(crate) fn new(known: impl IntoIterator<Item = impl Into<PossibleValue>>) -> Self {
         Self(known.into_iter().map(Into::into).collect())
     }
@@ -28,12 +27,12 @@ impl TypedValueParser for Suggesting {
     }
 }
 
-/// A mistake on the command line. It names the program's usage, as clap's own errors do.
+/// Returns the error for a mistake on the command line, with the usage line of clap's own errors.
 pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
     Command::new("nccl-spark").override_usage("nccl-spark [OPTIONS] <COMMAND>").error(ErrorKind::ValueValidation, text)
 }
 
-/// A mistake on the command line as one line of text.
+/// Formats a mistake on the command line as one line of text.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines =
@@ -42,13 +41,12 @@ pub fn one_line(error: &clap::Error) -> String {
     lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
 }
 
-/// An error as text: a mistake on the command line in one line, any other with its causes.
+/// Formats an error: a mistake on the command line in one line, any other with its causes.
 pub(crate) fn text(error: &anyhow::Error) -> String {
     error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
 }
 
-/// A line of clap's with what is allowed said plainly: "0 is not in 1..=4294967295" becomes "must
-/// be at least 1".
+/// Rewrites clap's line about a range: "0 is not in 1..=4294967295" becomes "must be at least 1".
 fn plain(line: &str) -> String {
     let range = line.rsplit_once(": ").and_then(|(before, reason)| {
         let (value, range) = reason.split_once(" is not in ")?;
@@ -56,7 +54,7 @@ fn plain(line: &str) -> String {
         Some((before, value.parse::<i128>().ok()?, least.parse::<i128>().ok()?, most.parse::<i128>().ok()?))
     });
     if let Some((before, value, least, most)) = range {
-        // Options without a greatest value of their own have that of their type.
+        // An option without its own maximum has the maximum of its type.
         let is_open = most >= i128::from(u32::MAX);
         return match () {
             () if least == most => format!("{before}: must be {least}"),

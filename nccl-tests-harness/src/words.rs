@@ -1,16 +1,16 @@
-//! The words of the command line before clap reads them, for what its definitions cannot say.
+//! Prepares the words of the command line for clap, where clap's definitions are not enough.
 
 use crate::usage::wrong;
 use clap::error::ErrorKind;
 use clap::{Command, Error};
 use std::ffi::{OsStr, OsString};
 
-/// The words for clap.
+/// Returns the words for clap.
 ///
-/// A `--json` without a FILE of its own becomes `--json=-`: clap would take the next word for the
-/// FILE, also where it is an argument such as a test of nccl-tests. A negative number becomes a
-/// part of the option before it, as in `-b=-5`: no option has such a name, and the error names the
-/// option and what it takes.
+/// A `--json` without its own FILE becomes `--json=-`: clap would take the next word as the FILE,
+/// even an argument such as a test of nccl-tests. A negative number becomes a part of the option
+/// before it, as in `-b=-5`: no option has such a name, and the error then names the option and its
+/// allowed values.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());
     let mut words = words.into_iter().peekable();
@@ -36,15 +36,14 @@ pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) ->
     prepared
 }
 
-/// True for the name of a subcommand, and for a value that the command lists for one of its
-/// arguments.
+/// True for the name of a subcommand, and for a value that the command lists for an argument.
 fn is_known(command: &Command, word: &OsStr) -> bool {
     let mut values = command.get_positionals().flat_map(|argument| argument.get_possible_values());
     let is_value = word.to_str().is_some_and(|word| values.any(|value| value.matches(word, false)));
     is_value || command.find_subcommand(word).is_some()
 }
 
-/// True for an option without a value of its own.
+/// True for an option word without `=VALUE`.
 fn is_option(word: &OsStr) -> bool {
     let bytes = word.as_encoded_bytes();
     bytes.starts_with(b"-") && bytes.iter().any(|byte| *byte != b'-') && !bytes.contains(&b'=')
@@ -54,10 +53,10 @@ fn is_negative(word: &OsStr) -> bool {
     matches!(word.as_encoded_bytes(), [b'-', b'0'..=b'9' | b'.', ..])
 }
 
-/// The error of a value that has to be text and is not. clap's own does not say which one it is.
+/// Returns the error for a value that must be text and is not. clap's own error does not name it.
 pub fn not_utf8(program: &Command, words: &[OsString]) -> Option<Error> {
     let text = |word: &OsString| OsString::from(word.to_string_lossy().into_owned());
-    // Values that are paths may be anything: it is the word without which clap finds no fault.
+    // Paths may be any bytes. The cause is the first word whose change to text ends the error.
     let is_cause = |at: &usize| {
         let mended = words[..=*at].iter().map(text).chain(words[at + 1..].iter().cloned());
         !program.clone().try_get_matches_from(mended).is_err_and(|error| error.kind() == ErrorKind::InvalidUtf8)
@@ -84,7 +83,7 @@ mod tests {
     use std::ffi::{OsStr, OsString};
     use std::os::unix::ffi::OsStrExt;
 
-    /// The target of a line's `--json`, and the words that its command takes as arguments.
+    /// Returns the target of a line's `--json`, and the arguments of its command.
     fn told(line: &str) -> (Option<Target>, Vec<String>) {
         let program = Cli::command();
         let words = prepared(&program, line.split(' ').map(Into::into));
@@ -103,7 +102,7 @@ mod tests {
         Some(Target::File(name.into()))
     }
 
-    /// The commands of `command` with a report as JSON, as they are called.
+    /// Returns the commands below `command` that have a report as JSON, as they are called.
     fn with_report(command: &Command, called: &str) -> Vec<String> {
         let has_report = |command: &Command| {
             command.get_arguments().any(|option| option.get_id() == "json" && option.get_action().takes_values())
@@ -140,7 +139,7 @@ mod tests {
             ("nccl-tests --json ./all_reduce sendrecv", file("./all_reduce"), "sendrecv"),
             ("nccl-tests --json -- -b 8", Some(Target::Output), "all_gather -b 8"),
             ("nccl-tests sendrecv -- --json all_reduce", None, "sendrecv --json all_reduce"),
-            // A test of nccl-tests, which rails does not have.
+            // `rails` has no such argument.
             ("rails --json all_reduce", file("all_reduce"), ""),
         ] {
             let expected = arguments.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
@@ -148,7 +147,7 @@ mod tests {
         }
     }
 
-    /// It would write a settings file, where the user wanted the sweep.
+    /// Otherwise it would write a settings file where the user wanted the sweep.
     #[test]
     fn a_subcommand_after_json_is_no_file() {
         let words = ["nccl-spark", "tune", "--json", "collectives"].map(Into::into);
@@ -186,7 +185,6 @@ mod tests {
             (&[&b"memory"[..], b"--profile", b"a\xff"][..], "invalid value 'a\u{fffd}' for '--profile': must be UTF-8"),
             (&[b"all-gather", b"-b", b"8\xff", b"-q"], "invalid value '8\u{fffd}' for '-b': must be UTF-8"),
             (&[b"all-gather", b"--minbytes=8\xff"], "invalid value '8\u{fffd}' for '--minbytes': must be UTF-8"),
-            // A path may be anything.
             (
                 &[b"memory", b"--plugin", b"/\xff", b"--profile", b"\xff"],
                 "invalid value '\u{fffd}' for '--profile': must be UTF-8",

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-/// Runs the doctor with these variables, and without those of the test's own environment.
+/// Runs the doctor with these variables only.
 fn doctor(arguments: &str, variables: &str) -> Said {
     let mut command = Command::new(nccl_spark().get_program());
     command.env_clear().arg("doctor").args(arguments.split_whitespace());
@@ -36,7 +36,7 @@ fn the_exit_status_reports_faults() {
     }
 }
 
-/// NCCL would print "network Spark not found" there.
+/// NCCL would print "network Spark not found".
 #[test]
 fn a_missing_plugin_is_a_fault() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +81,7 @@ fn a_bare_machine_is_broken_and_the_missing_parts_are_listed() {
     let not_seen: Vec<_> =
         told["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
     assert!(not_seen.contains(&"the limit of locked memory"), "{not_seen:?}");
-    // The text goes to standard error then, the verdict first.
+    // The text then goes to standard error, the verdict first.
     assert!(said.err.starts_with("The plugin does not work: "), "{said:?}");
 }
 
@@ -98,7 +98,7 @@ fn a_running_process_is_judged_by_its_own_environment() {
     assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
 }
 
-/// Another user chooses the names and values, and a terminal would act on control characters.
+/// Another user may choose the names and values, and a terminal would act on control characters.
 #[test]
 fn control_characters_of_variables_are_not_printed() {
     let odd = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
@@ -147,7 +147,7 @@ fn facts_and_gaps_are_listed_with_v_and_always_in_json() {
     }
 }
 
-/// By COLUMNS, else by the terminal's width, else 100.
+/// The width is COLUMNS, else the terminal's width, else 100.
 #[test]
 fn sentences_are_wrapped_to_the_width_of_the_terminal() {
     let root = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         let mut process = command.spawn().unwrap();
         drop(command);
         let mut text = Vec::new();
-        // A read at the end of a terminal is an error.
+        // Reading at the end of a terminal is an error.
         let _ = File::from(terminal.master).read_to_end(&mut text);
         process.wait().unwrap();
         String::from_utf8_lossy(&text).into_owned()

@@ -1,6 +1,6 @@
 //! `nccl-spark doctor` with another host: two processes on two nodes of a software fabric, with
-//! rates so low that any machine reaches them. ssh is a script that starts the program on another
-//! node.
+//! rates so low that any machine reaches them. A script in place of ssh starts the program on
+//! another node.
 
 mod common;
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// With this scale a link carries 22.4 Mb/s.
 const SCALE: f64 = 0.0002;
 const FABRIC: &str = "bed";
-/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+/// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 struct Bed {
@@ -42,7 +42,7 @@ impl Bed {
         Self { dir, prepared }
     }
 
-    /// The program on a node, without the variables of the test's own environment.
+    /// Returns the program on a node, without the variables of the test's own environment.
     fn program(&self, node: usize, arguments: &[&str]) -> Command {
         let mut command = Command::new(nccl_spark().get_program());
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).args(arguments);
@@ -83,8 +83,8 @@ impl Bed {
         control::control(self.dir.path(), FABRIC, Some(node), rail, action).unwrap();
     }
 
-    /// A script in place of ssh, with the node's number as the host's name. It runs `before` on the
-    /// host first.
+    /// Makes a script in place of ssh, which first runs `before`. A host's name has its node's
+    /// number.
     fn ssh(&self, before: &str) -> String {
         let script = self.dir.path().join("ssh");
         let root = self.prepared.folder().join("sys/nodes");
@@ -97,7 +97,6 @@ impl Bed {
     }
 }
 
-/// The software fabric's library, which is beside the program after `cargo build`.
 fn softverbs_library(plugin: &Path) -> Option<std::path::PathBuf> {
     let folder = plugin.parent()?;
     [folder, folder.parent()?].into_iter().map(|folder| folder.join("softverbs-ibverbs")).find(|path| path.is_file())
@@ -128,7 +127,7 @@ fn told(said: &Said) -> Value {
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
 }
 
-/// The ids of the findings that concern both hosts.
+/// Returns the ids of the findings that concern both hosts.
 fn ids(told: &Value) -> Vec<&str> {
     let known = [
         "peer-",
@@ -156,7 +155,7 @@ fn paths(told: &Value) -> &Vec<Value> {
     told["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{told}"))
 }
 
-/// Without rates there is no expectation, so that a busy machine does not count as a slow rail.
+/// Without rates there is no expectation, so a busy machine does not count as a slow rail.
 #[test]
 fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     if !is_built() {
@@ -184,7 +183,7 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
     let paths = paths(&told);
     assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{told}");
     assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{told}");
-    // Calculated by hand: a link of 112 Gb/s, and for all rails two of them, at a five thousandth.
+    // By hand: a link of 112 Gb/s, and for all rails two of them, at a five-thousandth.
     let expected: Vec<f64> = paths.iter().map(|path| path["expected_mbps"].as_f64().unwrap()).collect();
     assert_eq!(
         expected.iter().map(|mbps| (mbps * 10.0).round() / 10.0).collect::<Vec<_>>(),
@@ -204,7 +203,7 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
     }
     // A machine that is too busy for these rates has slow rails, and the doctor reports them.
     assert!(ids(&told).is_empty() || grades.iter().any(|grade| *grade != "good"), "{said:?}");
-    // Progress, in one line each.
+    // One progress line each.
     assert!(said.err.contains("# 1/5 ") && said.err.contains("# 5/5 all rails together: "), "{said:?}");
 }
 
@@ -223,7 +222,7 @@ fn a_slow_rail_with_correct_attributes_is_found_over_ssh() {
     let told = told(&said);
     let grade = |at: usize, way: &str| paths(&told)[at]["measured"][way]["grade"].as_str().unwrap();
     assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{told}");
-    // On a machine that is too busy for the other rail as well, no rail is slower than the other.
+    // If the machine is too busy for the other rail as well, no rail is slower than the other.
     let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
     let finding = told["findings"].as_array().unwrap().iter().find(|finding| {
         finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")
@@ -310,7 +309,7 @@ fn a_silent_or_invalid_partner_is_one_error() {
         let speech = speech.to_owned();
         let talking = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            // The other end may give up first. Then it ends, and the write fails.
+            // The other end may give up and close first. The write then fails.
             let _ = stream.write_all(speech.as_bytes());
             let _ = stream.read_to_end(&mut Vec::new());
         });
@@ -377,7 +376,7 @@ fn a_host_that_ssh_cannot_reach_is_one_error() {
     assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
 }
 
-/// Without `--limit` it would wait for half a minute.
+/// Without `--limit` the doctor would wait for half a minute.
 #[test]
 fn silent_hosts_are_waited_for_until_the_limit() {
     let mut command = Command::new(nccl_spark().get_program());

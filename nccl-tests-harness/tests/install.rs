@@ -15,7 +15,6 @@ const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 const MANIFEST: &str = "lib/nccl-spark/manifest";
 const PAGE: &str = "share/man/man1/nccl-spark-all-gather.1";
 
-/// A prefix, and replacements for the plugin and the software fabric.
 struct Place {
     fake: Fake,
     prefix: PathBuf,
@@ -89,8 +88,7 @@ fn the_installed_program_replaces_and_removes_itself() {
     assert!(said.out.contains("not set NCCL_NET in a login script"), "{said:?}");
     assert!(said.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{said:?}");
 
-    // By the installed program: it makes a new file under the name, so that a job which has the old
-    // one mapped keeps it.
+    // The installed program makes a new file: a job that has mapped the old one keeps it.
     let files = place.files();
     let before = fs::metadata(place.file(PLUGIN)).unwrap().ino();
     let old = fs::File::open(place.file(PLUGIN)).unwrap();
@@ -100,7 +98,7 @@ fn the_installed_program_replaces_and_removes_itself() {
     drop(old);
     assert_eq!(place.files(), files, "something is left over");
 
-    // Needs nothing else: not the folder of the build, not the prefix.
+    // Uninstalling needs neither the folder of the build nor the prefix's name.
     let said = Said::from(Command::new(place.file(PROGRAM)).arg("uninstall").output().unwrap());
     assert!(said.status == Some(0) && said.out.contains(&format!("Removed {} files", files.len() - 1)), "{said:?}");
     assert!(!place.prefix.exists(), "{:?}", place.files());
@@ -150,7 +148,7 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
     let list = fs::read_to_string(place.file(MANIFEST)).unwrap();
     let sum = Said::from(Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap());
     assert_eq!(sum.status, Some(0), "{sum:?}");
-    // State after an older version: other content, and two files more.
+    // State after an older version: other content, and two more files.
     let page = list.lines().find(|line| line.ends_with(PAGE)).unwrap();
     let old = sha256("old");
     let older = list.replace(page, &format!("{old}  {PAGE}\n{old}  share/gone.1\n{old}  share/changed.1"));
@@ -184,7 +182,7 @@ fn the_installed_program_needs_only_its_prefix() {
     command.args(["install", "--plugin"]).arg(common::built().unwrap()).arg("--softverbs").arg(fabric);
     let said = Said::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
     assert_eq!(said.status, Some(0), "{said:?}");
-    // A copy elsewhere finds no plugin, so the one found below is the prefix's.
+    // A copy elsewhere finds no plugin, so the plugin found below is the prefix's.
     let run = |program: &Path| -> Said {
         let mut command = Command::new(program);
         command.args(["all_gather", "--fabric", "soft", "--profile", "unpaced", "-b", "8", "-e", "1M", "-f", "512"]);
@@ -251,7 +249,7 @@ fn an_unwritable_place_is_named_before_anything_is_written() {
     fs::set_permissions(place.file("bin"), Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A root folder with the program as the Debian package has it, and dpkg's list of that package.
+/// Makes a root folder with the program as in the Debian package, and dpkg's list of that package.
 fn debian_root() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for folder in ["usr/bin", "var/lib/dpkg/info"] {
@@ -289,13 +287,13 @@ fn a_packaged_program_names_the_command_that_installs_and_removes_it() {
         assert_eq!(said.err.lines().count(), 1, "{said:?}");
         assert!(program.exists());
 
-        // Earlier files of install in another place are removed as usual.
+        // Files that install put in another place earlier are removed as usual.
         let place = Place::new();
         assert_eq!(place.install().status, Some(0));
         assert_eq!(by(&program, &["uninstall", "--prefix", place.prefix.to_str().unwrap()]).status, Some(0));
         assert_eq!(place.files(), Vec::<PathBuf>::new());
     }
-    // Without dpkg's list, or without the package's own file, it is a copy like any other.
+    // Without dpkg's list, or without the wheel's own file, the program is a copy like any other.
     fs::remove_file(debian.path().join("var/lib/dpkg/info/nccl-net-spark.list")).unwrap();
     fs::remove_file(wheel.join("__init__.py")).unwrap();
     for program in [debian.path().join("usr").join(PROGRAM), wheel.join(PROGRAM)] {
@@ -313,7 +311,7 @@ fn files_of_the_debian_package_are_neither_replaced_nor_removed() {
     assert_fails(&place.install(), &[&owned, "nothing was installed"]);
     assert_eq!(place.files(), [place.file(PROGRAM)]);
 
-    // Installed first by install, then by the package, which replaces files without a question.
+    // install comes first, then the package, which replaces files without asking.
     let list = debian.path().join("var/lib/dpkg/info/nccl-net-spark.list");
     let text = fs::read(&list).unwrap();
     fs::remove_file(&list).unwrap();

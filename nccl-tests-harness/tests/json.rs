@@ -1,5 +1,4 @@
-//! `--json` of every command: printed without a FILE, and no file is left by a run that has no
-//! report.
+//! `--json` of every command: printed without a FILE, and no file left by a run without a report.
 
 mod common;
 
@@ -19,7 +18,6 @@ fn run(fake: &Fake, arguments: &str) -> Said {
     say(&words)
 }
 
-/// The files in `folder` beside the fake plugin.
 fn files(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     entries.filter(|name| !name.ends_with(".so")).collect()
@@ -65,7 +63,7 @@ fn a_run_without_a_report_leaves_no_file_and_keeps_one_that_was_there() {
         assert_eq!(fs::read_to_string(&file).unwrap(), "of before", "{command}");
         fs::remove_file(&file).unwrap();
     }
-    // A report of another length is replaced.
+    // The new report replaces a longer one.
     fs::write(&file, "x".repeat(100_000)).unwrap();
     let said = run(&fake, &format!("all-gather -b 64 -e 64 -n 1 {json}"));
     let told: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();

@@ -1,5 +1,4 @@
-//! Ranks that a launcher starts: the environments of mpirun, srun and torchrun, and mpirun itself
-//! where it is installed.
+//! Ranks that mpirun, srun and torchrun start: by their environments, and by mpirun itself.
 
 mod common;
 
@@ -7,7 +6,7 @@ use common::{Fake, Said, has_mpirun, nccl_spark};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::process::{Command, Output, Stdio};
 
-/// Runs one process for each environment, all together. Returns the output of each.
+/// Runs a process for each environment at the same time, and returns their outputs.
 fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<Said> {
     let start = |environment: &Vec<(&str, String)>| {
         let mut command = nccl_spark();
@@ -19,15 +18,14 @@ fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) ->
     processes.into_iter().map(|process| process.wait_with_output().unwrap().into()).collect()
 }
 
-/// A number that differs between all tests and runs, as a launcher's job numbers do.
+/// Returns a number that no other test or run has, like a launcher's job number.
 fn job() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     u64::from(std::process::id()) * 1000 + count
 }
 
-/// A name to look up, or an address where there is none: without /etc/hosts localhost cannot be
-/// resolved.
+/// Returns this machine's name, or an address: without /etc/hosts localhost has none.
 fn this_machine() -> &'static str {
     let is_known = ("localhost", 0).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
     if is_known { "localhost" } else { "127.0.0.1" }
@@ -49,7 +47,7 @@ fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
-    // The port after torchrun's own.
+    // The port after torchrun's own is free.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
     let of = |rank: usize| {
         vec![

@@ -1,12 +1,12 @@
-//! `nccl-spark memory --litmus` with a fake CUDA driver, over the real plugin and over a fake one,
-//! with whole lines and with torn ones.
+//! `nccl-spark memory --litmus` with a fake CUDA driver, over the real and a fake plugin, with
+//! whole and torn lines.
 
 mod common;
 
 use common::{Fakes, Said, built, nccl_spark};
 use serde_json::Value;
 
-/// The figures of a row: lines and torn lines.
+/// Returns the figures of a row: lines and torn lines.
 #[track_caller]
 fn row(said: &Said, name: &str) -> [u64; 2] {
     let start = format!("{name}  ");
@@ -17,8 +17,8 @@ fn row(said: &Said, name: &str) -> [u64; 2] {
 
 const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 where this plugin's tuner";
 
-/// The litmus test over the real plugin and the software fabric with a fake GPU, with small
-/// messages before it; none where the plugin is not built.
+/// Runs the litmus test over the real plugin and the software fabric with a fake GPU, after small
+/// messages. None if the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let plugin = built()?;
     let fakes = Fakes::new();

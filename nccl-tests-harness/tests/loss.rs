@@ -1,5 +1,5 @@
-//! A rail that loses one packet in a thousand, over the software fabric: what the job says, and
-//! what top, the file for Prometheus and the report have of it.
+//! A rail that loses one packet in a thousand, over the software fabric: the output of the job, of
+//! top and of the report, and the file for Prometheus.
 
 mod common;
 
@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 /// The rail that loses packets, on every node.
 const RAIL: &str = "rocep1s0f0";
-/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+/// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Bed {
     folder: tempfile::TempDir,
 }
 
-/// A job that ends with the test.
 struct Job(Child);
 
 impl Drop for Job {
@@ -47,7 +46,6 @@ impl Bed {
         self.folder.path().join(name)
     }
 
-    /// The program with the sysfs of node 0.
     fn on_node_0(&self, arguments: &[&str]) -> Said {
         let mut command = nccl_spark();
         command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
@@ -61,7 +59,7 @@ impl Bed {
         said
     }
 
-    /// Node 0's ports, once [`RAIL`] has lost at least this many packets and loses more.
+    /// Returns node 0's ports once [`RAIL`] has lost at least `least_lost` packets and loses more.
     fn ports(&self, least_lost: u64) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -77,7 +75,7 @@ impl Bed {
     }
 }
 
-/// The number of packets that a port has lost and sent again.
+/// Returns the number of packets that a port has lost and sent again.
 fn lost(port: &Value) -> u64 {
     let count = |name: &str| port["counters"][name].as_u64().unwrap();
     count("packet_seq_err") + count("local_ack_timeout_err")
@@ -98,8 +96,7 @@ fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
     let ports = bed.ports(10);
     let port = |device: &str| ports.iter().find(|port| port["rail"] == format!("{device}:1")).unwrap();
     let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
-    // Each thousandth packet is lost. The packets are those at the last loss, and are read before
-    // or after it.
+    // Every thousandth packet is lost. The packets are read shortly before or after a loss.
     let lost = lost(port(RAIL));
     let expected = count(RAIL, "port_xmit_packets") / 1000;
     assert!(lost.abs_diff(expected) <= 1 + expected / 10, "{lost} of {:#}", port(RAIL));
@@ -136,7 +133,7 @@ fn the_end_of_a_job_names_what_was_lost_with_soft_roces_names_too() {
         let said: Said = bed.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
         assert_eq!(said.status, Some(0), "{said:?}");
         let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
-        // Each of two ranks says it once, and both have lost packets by the end.
+        // Each of two ranks reports it once, and both have lost packets by the end.
         assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.err);
         let ends: Vec<&str> = said.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
         assert_eq!(ends.len(), 2, "{}", said.err);

@@ -7,8 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// A program with the name all_gather_perf, which runs `body`; `row` prints a line of the table,
-/// `via` and `chose` print lines of NCCL's log.
+/// A program named all_gather_perf that runs `body`. There `row` prints a line of the table, `via`
+/// and `chose` print lines of NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
@@ -132,8 +132,7 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
 
 #[test]
 fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
-    // `$3` of its arguments is the largest size of the range; over Socket all_reduce is faster than
-    // over this plugin.
+    // `$4` is the largest size. Over Socket, all_reduce is faster than over this plugin.
     let body = r#"
         via "$NCCL_NET"; head
         case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac

@@ -83,7 +83,7 @@ fn an_output_that_cannot_be_written_is_named() {
 }
 
 /// Runs the program with standard error on a terminal, and standard output too if `shares`. Returns
-/// the terminal's text, and standard output.
+/// the text on the terminal and on standard output.
 fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String) {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = nccl_spark();
@@ -99,7 +99,7 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     let reader = std::thread::spawn(move || {
         let (mut screen, mut part) = (Vec::new(), [0; 4096]);
         let mut master = File::from(terminal.master);
-        // A read at the end of a terminal is an error.
+        // Reading at the end of a terminal is an error.
         while let Ok(bytes @ 1..) = master.read(&mut part) {
             screen.extend_from_slice(&part[..bytes]);
         }
@@ -113,11 +113,9 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     (reader.join().unwrap(), table)
 }
 
-/// A run of six seconds on any machine: each message takes one. It prints a line of a table every
-/// other second.
+/// A run of six seconds on any machine, one per message. Prints a table line every other second.
 const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
-/// Erases the cursor's line.
 const ERASE: &str = "\x1b[2K";
 
 #[test]

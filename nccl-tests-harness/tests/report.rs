@@ -1,5 +1,5 @@
-//! `nccl-spark report` as a program: a value of each kind planted in every input, parts that fail
-//! and hang, Ctrl-C, existing files.
+//! `nccl-spark report` as a program: planted values in every input, parts that fail and hang,
+//! Ctrl-C, existing files.
 
 mod common;
 
@@ -41,7 +41,6 @@ const PLANTED: &[&str] = &[
     "correct horse battery staple",
 ];
 
-/// The text files of a machine that a report reads, with a Spark's contents.
 const FILES: &[(&str, &str)] = &[
     ("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia"),
     ("etc/os-release", "ID=ubuntu\nVERSION_ID=\"24.04\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\""),
@@ -106,7 +105,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A Spark with one rail. The program writes the results of each part, from `results`.
+    /// Makes a Spark with one rail. The program writes the results of each part, from `results`.
     fn new() -> Self {
         let bed = Self { folder: tempfile::tempdir().unwrap() };
         FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));
@@ -161,7 +160,6 @@ impl Bed {
         self.write(&format!("root/{path}"), &format!("{text}\n"));
     }
 
-    /// Writes a library of the machine that has a text in it.
     fn library(&self, name: &str, text: &str) {
         let source = self.path("library.c");
         fs::write(&source, format!("const char text[] = \"{text}\";")).unwrap();
@@ -199,7 +197,7 @@ impl Bed {
     }
 }
 
-/// Results of the commands with every field; `?` is a placeholder for any text.
+/// Returns results of the commands with every field; `?` is a placeholder for any text.
 fn results() -> Vec<(&'static str, Value)> {
     let finding = json!([{"severity": "slow", "id": "slow-rail", "text": "?", "cure": "?"}]);
     let rate = json!({"mbps": 1.0, "grade": "good"});
@@ -256,8 +254,7 @@ fn results() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Replaces text by `planted` and adds fields with that name: where any text may be, or everywhere
-/// if `is_all`.
+/// Replaces placeholders, or all text if `is_all`, by `planted`, and adds fields of that name.
 fn plant(json: &mut Value, planted: &str, is_all: bool) {
     match json {
         Value::String(text) if is_all || text == "?" => planted.clone_into(text),
@@ -283,9 +280,9 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
         ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
     for (at, planted) in PLANTED.iter().enumerate() {
         let bed = Bed::new();
-        // A number would be accepted in a file of the kernel that has only a number.
+        // A file of the kernel that has only a number would accept a number.
         let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
-        // In place of a file, and after a Spark's contents of it.
+        // The text replaces a Spark's contents of the file, or follows them.
         for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
             bed.file(path, &if at % 2 == 0 { (*planted).to_owned() } else { format!("{text}-{planted}") });
         }
@@ -353,7 +350,7 @@ fn the_report_has_a_sparks_facts() {
     assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
 }
 
-/// All keys, except sizes that are keys.
+/// Collects all keys, except sizes that are keys.
 fn keys(json: &Value, into: &mut BTreeSet<String>) {
     match json {
         Value::Array(array) => array.iter().for_each(|one| keys(one, into)),
@@ -478,7 +475,7 @@ fn ctrl_c_ends_the_part_and_writes_the_rest() {
     let bed = Bed::new();
     bed.program("nccl-spark", "case $1 in memory) touch begun; sleep 600;; esac");
     let inner = bed.command("--output r.json --only machine,memory,all-gather");
-    // The tests may be a background job of a shell, which starts it with SIGINT ignored.
+    // The tests may be a shell's background job, which starts with SIGINT ignored.
     let mut outer = Command::new("env");
     outer.arg("--default-signal=INT").arg(inner.get_program()).args(inner.get_args()).current_dir(&bed.folder);
     outer.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -510,7 +507,7 @@ fn the_report_uses_the_software_fabric_where_no_other_exists() {
     let mut command = nccl_spark();
     command.args(["report", "--output", "-", "--only", "machine,all-gather"]);
     command.env("SOFTVERBS_DIR", folder.path()).env_remove("NCCL_SPARK_SYSFS");
-    // The loader finds the plugin in the way it finds an installed one.
+    // The loader finds the plugin as it finds an installed one.
     let library = tempfile::tempdir().unwrap();
     symlink(built().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
     command.env("LD_LIBRARY_PATH", library.path());

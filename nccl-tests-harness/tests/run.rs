@@ -1,5 +1,4 @@
-//! Collectives end to end: real processes, a fake plugin over loopback TCP, and faults planted in
-//! it.
+//! Collectives end to end: real processes, a fake plugin over loopback TCP, and planted faults.
 
 mod common;
 
@@ -8,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+/// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(collective: &str, arguments: &str) -> Said {
@@ -19,7 +18,7 @@ fn run(collective: &str, arguments: &str) -> Said {
     say(&all)
 }
 
-/// The rows of the table: size, count, busbw, wrong.
+/// Returns the rows of the table: size, count, busbw, wrong.
 fn rows(said: &Said) -> Vec<(u64, u64, f64, String)> {
     rows_of(said, "none", "-1")
 }
@@ -40,7 +39,7 @@ fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
 
 fn assert_right(said: &Said, sizes: &[(u64, u64)], operation: &str, root: &str) {
     assert_eq!(said.status, Some(0), "{said:?}");
-    // The fake prints a message there when it is not closed in order.
+    // The fake prints a message if it is not closed in order.
     assert_eq!(said.err, "", "{said:?}");
     let rows = rows_of(said, operation, root);
     assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
@@ -95,7 +94,7 @@ fn alltoall_brings_each_part_to_its_rank() {
 }
 
 /// Every rank that gets a damaged partial sum has the damage. The checked iteration is the fourth:
-/// for a rank that receives twice in each, message 7 is the first of it.
+/// a rank that receives twice in each iteration gets messages 7 and 8 in it.
 #[test]
 fn damage_in_the_other_collectives_is_found() {
     for (collective, fault, wrong) in [
@@ -146,7 +145,7 @@ fn without_checks_no_result_is_called_right() {
     assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(0), "N/A"), "{said:?}");
 }
 
-/// Message 4 is that of the checked iteration, after one for warming up and two that are timed.
+/// Message 4 belongs to the checked iteration, after one for warming up and two timed ones.
 #[test]
 fn damaged_swapped_and_stale_data_is_counted_and_fails_the_run() {
     let flipped = run("all-gather", "-b 8K -e 16K -f 2 -n 2 --rank-env 1:FAKE_CORRUPT=4");
@@ -216,7 +215,7 @@ fn a_hang_ends_the_run_and_names_the_call() {
     assert!(stuck.err.starts_with("nccl-spark: no progress for 4 s (--timeout): rank 0: "), "{stuck:?}");
     assert!(stuck.err.contains("timing 64 bytes, 0 of 2 messages done, inside isend\n"), "{stuck:?}");
 
-    // Every message after the lost one counts as the one before it, until the last one is missing.
+    // After a lost message, each counts as the one before it, until the last is missing.
     let lost = run("sendrecv", "-b 64 -e 64 --timeout 4 --rank-env 1:FAKE_LOSE=3");
     let expected = ["checking 64 bytes, 1 of 2 messages done; rank 1: ", "waiting for the other ranks\n"];
     assert!(lost.status == Some(1) && expected.iter().all(|part| lost.err.contains(part)), "{lost:?}");
@@ -257,8 +256,7 @@ fn an_unusable_setting_is_reported_once_before_any_rank_starts() {
     }
 }
 
-/// A missing file, or an argument that does not fit, is a mistake on the command line, no matter
-/// where it is found.
+/// A missing file or unsuitable argument is a mistake on the command line, wherever it is found.
 #[test]
 fn a_mistake_on_the_command_line_has_status_2() {
     let fake = Fake::compile(&[]);
@@ -293,7 +291,7 @@ fn a_mistake_on_the_command_line_has_status_2() {
         let is_told = said.err.starts_with(&format!("nccl-spark: {why}")) && said.err.lines().count() == 1;
         assert!((said.status, said.out.as_str()) == (Some(2), "") && is_told, "{arguments:?}: {said:?}");
     }
-    // The report of the run has the same text.
+    // The run's report has the same text.
     let said = say(&[&["all-gather", "--profile", "/no/such", "--json"], &soft[..]].concat());
     let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(format!("nccl-spark: {}\n", told["error"].as_str().unwrap()), said.err, "{said:?}");
@@ -316,8 +314,7 @@ fn ranks_do_not_outlive_a_killed_parent() {
     }
 }
 
-/// Reads the process numbers in the lines `# Rank 0 Pid 1234 ...`, up to the table's head: then the
-/// ranks are connected.
+/// Reads the PIDs in `# Rank 0 Pid 1234 ...`, up to the head: the ranks are connected then.
 fn pids_of_ranks(parent: &mut Child) -> Vec<u32> {
     let lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
     let head = lines.take_while(|line| !line.contains("(elements)")).collect::<Vec<_>>();

@@ -1,5 +1,4 @@
-//! The plugin itself over the software fabric. These tests need a build of the whole workspace, and
-//! are skipped with a message without it.
+//! The plugin over the software fabric. The tests are skipped if the whole workspace is not built.
 
 mod common;
 
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+/// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn command(arguments: &str) -> Command {
@@ -34,7 +33,7 @@ fn run(arguments: &str) -> Said {
     start(arguments).wait_with_output().unwrap().into()
 }
 
-/// A job that runs until it is ended, on a fabric in a folder of its own.
+/// A job that runs until it is ended, on a fabric in its own folder.
 struct Endless {
     dir: tempfile::TempDir,
     job: Child,
@@ -46,12 +45,12 @@ impl Endless {
         let dir = tempfile::tempdir().unwrap();
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
         let inner = command(&endless);
-        // A shell starts a background job with SIGINT ignored, and the tests may be one; a user's
-        // shell would not ignore it for this job.
+        // A shell starts a background job with SIGINT ignored, and the tests may be such a job. A
+        // user's shell would not ignore SIGINT for this job.
         let mut outer = Command::new("env");
         outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
         outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process group of its own, as a shell gives each job: a Ctrl-C reaches all of it.
+        // The job gets its own process group, as from a shell: Ctrl-C reaches all of it.
         let job = outer.env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
         let mut endless = Self { dir, job, ranks: Vec::new() };
         let deadline = Instant::now() + PATIENCE;
@@ -78,13 +77,11 @@ impl Endless {
         first
     }
 
-    /// Sends a signal to the job, or to its group.
     fn signal(&self, signal: Signal, to_all: bool) {
         let pid = Pid::from_raw(i32::try_from(self.job.id()).unwrap());
         if to_all { signal::killpg(pid, signal) } else { signal::kill(pid, signal) }.unwrap();
     }
 
-    /// Waits for the job's end, which has to come soon.
     fn ended(mut self) -> (Said, tempfile::TempDir, Vec<u64>) {
         let deadline = Instant::now() + PATIENCE;
         while self.job.try_wait().unwrap().is_none() {
@@ -98,7 +95,6 @@ impl Endless {
     }
 }
 
-/// The processes of all nodes, in the output of `fabric status --json -`.
 fn pids(said: &Said) -> Vec<u64> {
     let Ok(told) = serde_json::from_str::<Value>(&said.out) else { panic!("{said:?}") };
     let nodes = told["fabrics"].as_array().unwrap().iter().flat_map(|fabric| fabric["nodes"].as_array().unwrap());
@@ -240,7 +236,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     assert_eq!([faults(0), faults(1)], [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])], "{told}");
     job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
-    // Its files still exist, but no process uses them.
+    // The fabric's files still exist, but no process uses them.
     assert!(folder.join("fabric").exists());
     let fabric = |arguments: &str| -> Said {
         command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", dir.path()).output().unwrap().into()
@@ -251,7 +247,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     assert!(said.status == Some(1) && said.err.contains("no software fabric runs in "), "{said:?}");
     let said = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
     assert!(said.status == Some(1) && said.err.ends_with("running: none\n"), "{said:?}");
-    // The next job cleans up.
+    // The next job removes them.
     let next = command("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1")
         .env("SOFTVERBS_DIR", dir.path())
         .output();
@@ -293,8 +289,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
         eprintln!("skipped: this user cannot make a PID namespace (unshare --pid --fork --mount-proc)");
         return;
     }
-    // The name has the form of default names, with a process number that does not exist in the
-    // other namespace.
+    // A default name, with a PID that does not exist in the other namespace.
     let job = Endless::start("--fabric-name nccl-spark-4000000");
     let elsewhere = |arguments: &str| -> Said {
         let inner = command(arguments);
@@ -309,7 +304,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     assert_eq!(elsewhere(soft).status, Some(0));
     let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
     assert!(taken.status == Some(1) && taken.err.contains("in use by another run"), "{taken:?}");
-    // A process there could not read its peers' memory.
+    // A process in another namespace could not read its peers' memory.
     let mut outsider = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
     outsider.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
     outsider.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));

@@ -1,5 +1,4 @@
-//! `nccl-spark top` over counters that the test makes, honest and hostile, and over a real job on
-//! the software fabric.
+//! `nccl-spark top` over valid and hostile counters of the test, and over a real job.
 
 mod common;
 
@@ -21,7 +20,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than any delay of the machine: a test that exceeds it hangs by the program's fault.
+/// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An idle process that has a counters file open as its standard input.
@@ -31,7 +30,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// Creates one with a file of this size and without a header.
+    /// Makes a process with a file of this size, without a header.
     fn sized(bytes: u64) -> Self {
         let file = File::from(memfd_create(FILE_NAME, MFdFlags::MFD_CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
@@ -40,7 +39,7 @@ impl Fake {
         Self { child: command.spawn().unwrap(), file }
     }
 
-    /// Creates one with a header and one rail in each direction, to spark-b.
+    /// Makes a process with a header and one rail in each direction, to spark-b.
     fn new() -> Self {
         let fake = Self::sized(FILE_BYTES as u64);
         for index in 0..2 {
@@ -103,7 +102,6 @@ impl Drop for Fake {
     }
 }
 
-/// A program that ends with the test.
 struct Running(Child);
 
 impl Running {
@@ -206,8 +204,8 @@ fn hostile_contents_are_skipped_with_a_message() {
     assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
 }
 
-/// Every word of two records becomes noise, one reading after the other: no panic, and no text that
-/// a terminal could interpret as a command.
+/// Every word of two records becomes noise, one reading after the other. The program must not
+/// panic, nor print text that a terminal could interpret as a command.
 #[test]
 fn random_counters_neither_end_top_nor_reach_the_terminal() {
     let fake = Fake::new();
@@ -217,7 +215,7 @@ fn random_counters_neither_end_top_nor_reach_the_terminal() {
     while top.0.try_wait().unwrap().is_none() {
         for word in 0..2 * RECORD_WORDS {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Small values, so that valid states, directions and sequences are frequent enough.
+            // Small values make valid states, directions and sequences frequent enough.
             let value = if word % RECORD_WORDS < 3 { random >> 62 << 1 } else { random };
             fake.word(HEADER_WORDS + word, value);
         }
@@ -299,7 +297,7 @@ fn promtool_takes_the_file_and_it_stays_after_count_alone() {
         assert_ne!(promtool(&folder.path().join("wrong")).unwrap().status, Some(0));
         fs::remove_file(folder.path().join("wrong")).unwrap();
     }
-    // After `top` was killed, the file is no longer updated.
+    // `top` removes its file when SIGTERM ends it.
     let mut top = Running(fake.top(&["--prometheus", file]).stdout(Stdio::null()).spawn().unwrap());
     let inode = |path: &Path| fs::metadata(path).ok().map(|metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
     let old = inode(&path);
@@ -330,8 +328,7 @@ fn a_wrong_prometheus_file_is_one_clear_error() {
     }
 }
 
-/// A reader that is killed leaves its file and at most one temporary one; a hundred together do not
-/// affect the process.
+/// A killed reader leaves at most its file and a temporary one. A hundred do not slow the process.
 #[test]
 fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
     let folder = tempfile::tempdir().unwrap();
@@ -358,7 +355,7 @@ fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
     assert_eq!(fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len(), before);
 }
 
-/// Runs `top` on a terminal of its own: it draws, `end` ends it, and it restores the terminal.
+/// Runs `top` on its own terminal: it draws, `end` ends it, and it restores the terminal.
 fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
     let fake = Fake::new();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
@@ -374,7 +371,7 @@ fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitSt
     let shared = std::sync::Arc::clone(&seen);
     let thread = std::thread::spawn(move || {
         let mut bytes = [0; 4096];
-        // Ends with EIO once no process has the other side open.
+        // Reading fails with EIO once no process has the other side open.
         while let Ok(count @ 1..) = reader.read(&mut bytes) {
             shared.lock().unwrap().extend_from_slice(&bytes[..count]);
         }
@@ -404,7 +401,6 @@ fn the_terminal_is_restored_after_a_key_and_after_a_signal() {
     assert_eq!(status.code(), Some(143));
 }
 
-/// A job on the software fabric that runs until the test ends.
 struct Job {
     dir: tempfile::TempDir,
     ranks: Vec<u64>,
@@ -479,8 +475,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         return;
     }
     let job = Job::start("--profile unpaced");
-    // So much that the messages under way, four of 2 MiB on a connection, are less than one in a
-    // hundred.
+    // Enough bytes that the messages in flight, four of 2 MiB each, are below 1 %.
     let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
     for (at, one) in jobs.iter().enumerate() {
@@ -495,7 +490,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
             one["rails"].as_array().unwrap().iter().map(|rail| rail["share_percent"].as_f64().unwrap()).sum();
         assert!((share - 100.0).abs() < 0.01, "{one}");
     }
-    // While the job is stopped, received bytes equal sent bytes, except for messages under way.
+    // While the job is stopped, received bytes equal sent bytes, except for messages in flight.
     job.signal(Signal::SIGSTOP);
     let still = job.until("the ranks to stand still", |jobs| {
         !jobs.iter().any(|job| moves(&job["sent"]) || moves(&job["received"]))

@@ -1,5 +1,4 @@
-//! The plugin, with default settings, over machines of the software fabric that are cabled with
-//! each other, and in containers with only some of their devices.
+//! The plugin with default settings over cabled machines, and in containers with some devices.
 
 mod common;
 
@@ -21,8 +20,7 @@ fn run_as(mut command: Command, arguments: &str) -> Said {
     command.spawn().unwrap().wait_with_output().unwrap().into()
 }
 
-/// Checks that all bytes are right, that there is no warning, and that each connection of each rank
-/// has rails that `is_right` accepts.
+/// Checks that all bytes are right, that nothing warns, and that `is_right` accepts all rails.
 #[track_caller]
 fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
     assert_eq!(said.status, Some(0), "{said:?}");
@@ -59,7 +57,7 @@ fn every_collective_of_three_is_right_over_a_triangle() {
     );
 }
 
-/// As NVIDIA's connect-three-sparks: both twins of a cable in one /24.
+/// As in NVIDIA's connect-three-sparks: both twins of a cable are in one /24.
 #[test]
 fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     if !is_built() {
@@ -86,8 +84,7 @@ fn ring_collectives_are_right_over_a_ring_of_four() {
     }
 }
 
-/// This is known before any queue pair is made, so nothing waits for an address that does not
-/// answer.
+/// The plugin finds this out before it makes a queue pair: nothing waits for a silent address.
 #[test]
 fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     if !is_built() {
@@ -97,14 +94,13 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     for job in ["alltoall -r 4", swapped] {
         let said = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
         assert_eq!(said.status, Some(1), "{said:?}");
-        // (A rank that fails closes its listeners, and the others may see that first.)
+        // A rank that fails closes its listeners, and the others may see that first.
         let errors = said.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
         let named: Vec<&str> =
             errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
         assert!(!named.is_empty(), "{said:?}");
         for rest in named {
-            // Lists the four rails of each side, by an address of each of the two cables there:
-            // 10.CABLE.TWIN.NODE.
+            // Four rails of each side, by addresses 10.CABLE.TWIN.NODE of its two cables.
             assert_eq!((rest.matches("rocep1s0f").count(), rest.matches("roceP2p1s0f").count()), (4, 4), "{rest}");
             let cables: std::collections::BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
             assert_eq!(cables.len(), 4, "{rest}");
@@ -116,7 +112,7 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     }
 }
 
-/// Neighbours use their cable, the diagonal uses TCP; both in one process.
+/// Both happen in one process: neighbours use their cable, the diagonal uses TCP.
 #[test]
 fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     if !is_built() {
@@ -136,16 +132,16 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     }
 }
 
-/// The rails of hosts 0 and 2, and of 1 and 3, that have host routes to each other.
+/// Rails with host routes between hosts 0 and 2, and between hosts 1 and 3.
 const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
 
-/// Returns commands that give a network namespace the interfaces of a ring of four hosts. A table
-/// for each address has the routes of its host to the opposite one that `has` admits, by host and
-/// rail, and no others.
+/// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
+/// address has a table with the routes to the opposite host that `has` admits, by host and rail,
+/// and no others.
 fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
     let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
     let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
-    // Otherwise every address would be a local one, whatever the tables say.
+    // Otherwise every address would be local, whatever the tables contain.
     let mut commands = "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     commands += "cd /proc/sys/net/ipv4/conf/all; echo 1 >arp_ignore; echo 2 >arp_announce; cd \"$OLDPWD\"\n";
     for (index, spec) in profile.rails.iter().enumerate() {
@@ -217,7 +213,7 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
     let said = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
     assert_right(&said, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
 
-    // Each of two opposite hosts has a route, and none back on the other one's.
+    // Each of two opposite hosts has a route, but none back on the other host's rail.
     let said = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
         [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
     });
@@ -226,7 +222,7 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
     assert!(!said.err.contains("timed out"), "{said:?}");
 }
 
-/// A pod has only some of a host's devices: the others are listed, and cannot be opened.
+/// A pod has only some of a host's devices. The others are listed, but cannot be opened.
 #[test]
 fn devices_missing_in_a_container_are_no_errors() {
     if !is_built() {

@@ -13,7 +13,7 @@ use std::process::Stdio;
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
 const LITTLE: &str = "tune -b 64K -e 64K -n 1 -w 0 --rounds 1";
 
-/// Runs it with a temporary settings file in place of this machine's.
+/// Runs the program with a temporary settings file in place of this machine's.
 fn run(arguments: &str, settings: &Path, environment: &[(&str, &str)]) -> Said {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace()).env(SETTINGS_FILE, settings).envs(environment.iter().copied());
@@ -56,7 +56,7 @@ fn the_best_choice_is_written_to_the_settings_file_and_other_lines_are_kept() {
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
     assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
-    // The environment overrides the file, and the command has to report that.
+    // The environment overrides the file, and the command must report it.
     let said = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
     let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment overrides it";
     assert!(said.status == Some(0) && said.out.contains(above), "{said:?}");

@@ -1,5 +1,5 @@
-//! `nccl-spark tune collectives` around a shell script that imitates nccl-tests, needs no GPU, and
-//! takes its times from the tuner's table.
+//! `nccl-spark tune collectives` around a shell script that imitates nccl-tests. The script needs
+//! no GPU, and takes its times from the tuner's table.
 
 mod common;
 
@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// A script behind which a test defines `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a
-/// row; MEMBERS of a group, or 1), and may set `host`, `wrong` or exit.
+/// A script to which a test adds `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a row;
+/// MEMBERS of a group, or 1). The test may also set `host`, `wrong` or exit.
 const HEAD: &str = r##"#!/bin/sh
 # libmpi: as if it were linked.
 set -f
@@ -74,7 +74,7 @@ impl Programs {
         fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// Tunes all_reduce unless `arguments` name another collective; none where mpirun is missing.
+    /// Tunes all_reduce unless `arguments` name another collective. None if mpirun is missing.
     fn tune(&self, arguments: &str) -> Option<Said> {
         if !common::has_mpirun() {
             return None;
@@ -93,7 +93,7 @@ impl Programs {
     }
 }
 
-/// The written table behind its hosts.
+/// Returns the rows of the written table, without its hosts.
 fn rows(settings: &str) -> Vec<&str> {
     let line = settings.lines().find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE=")).unwrap();
     line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;").unwrap().split(';').collect()
@@ -165,7 +165,7 @@ fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
     assert!(said.status == Some(0) && said.err.contains("nothing is clearly better"), "{said:?}");
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
     assert_eq!(report["collectives"][0]["collective"], "all_reduce", "{report}");
-    // No table differs from no tuner.
+    // Having no table is not the same as having no tuner.
     for part in ["on a GB10 the tuner stays in use, with the rows that the plugin ships", "set NCCL_SPARK_TUNER=off"] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
@@ -236,8 +236,7 @@ fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     assert!(!programs.file("spark.conf").exists());
 }
 
-/// The table cannot be read once, because a line of another rank is mixed in, and the plugin's line
-/// is cut once.
+/// The table cannot be read once (another rank's line cuts it), and the plugin's line once.
 #[test]
 fn a_run_that_cannot_be_read_is_repeated_once() {
     let body = r##"
@@ -250,7 +249,7 @@ fn a_run_that_cannot_be_read_is_repeated_once() {
         fi
         if [ "$rank" = 1 ]; then log "tuner: learned tah:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0]"; fi
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"##;
-    // `log` is defined behind the body in the script.
+    // The script defines `log` after the body.
     let programs = Programs::new(&format!("log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"));
     let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
     assert_eq!(said.status, Some(0), "{said:?}");
@@ -277,7 +276,7 @@ fn with_mpirun_a_process_of_each_machine_writes() {
     assert_eq!(said.status, Some(0), "{said:?}");
     assert_eq!(said.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{said:?}");
     assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-11585=ring/ll128/2"]);
-    // A failed write of one process is an error here.
+    // A failed write by a single process is an error.
     let mut command = nccl_spark();
     command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
     let said: Said = command.output().unwrap().into();
@@ -286,7 +285,7 @@ fn with_mpirun_a_process_of_each_machine_writes() {
 
 #[test]
 fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
-    // ring/ll/1 is twice as fast alone, and in groups of four half as fast where the sum is 64 KiB;
+    // ring/ll/1 is twice as fast alone, but half as fast in groups of four where the sum is 64 KiB.
     // ring/ll/2 is never slower.
     let body = r#"
         time_us() {

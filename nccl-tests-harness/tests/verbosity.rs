@@ -59,7 +59,7 @@ fn a_terminal_has_colours_unless_no_color_is_set() {
         drop(command);
         let (mut screen, mut part) = (Vec::new(), [0; 4096]);
         let mut master = File::from(terminal.master);
-        // A read at the end of a terminal is an error.
+        // Reading at the end of a terminal is an error.
         while let Ok(bytes @ 1..) = master.read(&mut part) {
             screen.extend_from_slice(&part[..bytes]);
         }

@@ -1,6 +1,5 @@
 //! Examples below the help of each command, and in its manual page. Lines fit 80 columns.
 
-/// Of the program itself.
 pub const ALL: &str = "\
 Examples:
   nccl-spark doctor                           # what is wrong, and its cure

@@ -1,4 +1,4 @@
-//! The commands, run.
+//! Runs the commands.
 
 use super::{Cli, Command};
 use crate::commands::collectives::rank::Collectives;
@@ -13,15 +13,11 @@ use anyhow::Result;
 use clap::CommandFactory;
 use std::path::Path;
 
-/// The doctor's exit statuses: the plugin works with restrictions here, and it does not work.
+/// Exit statuses of the doctor: the plugin works with restrictions here, or does not work.
 const IMPAIRED: u8 = 1;
 const BROKEN: u8 = 3;
 
 impl Command {
-    /// Runs the command.
-    ///
-    /// # Errors
-    /// The error of the command.
     pub fn execute(self) -> Result<Outcome> {
         let out = output::standard();
         let program = program::file()?;
@@ -71,7 +67,7 @@ impl Command {
         }
     }
 
-    /// True for a command that starts processes and makes files that must not outlive it.
+    /// True for a command that starts processes or makes files that must not outlive it.
     fn starts_processes(&self) -> bool {
         match self {
             Self::AllGather(_)

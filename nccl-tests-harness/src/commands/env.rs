@@ -1,5 +1,4 @@
-//! `nccl-spark env`: the variables that make a job use the plugin, as a shell, docker or Ray takes
-//! them.
+//! `nccl-spark env`: the variables that make a job use the plugin, for a shell, docker or Ray.
 
 use crate::places;
 use anyhow::{Context, Result, ensure};
@@ -32,17 +31,16 @@ pub enum Reader {
     Systemd,
 }
 
-/// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses one that the host does not have.
+/// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses a device that the host does not have.
 const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
-/// The name of the network. With it NCCL fails if the plugin does not start.
+/// Name of the network. If `NCCL_NET` has this name, NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
 
 impl Options {
-    /// Prints them. `program` is this program's file.
+    /// Prints the variables or the unit.
     ///
     /// # Errors
-    /// When the plugin is not found, when its path cannot be written for the reader, or when `out`
-    /// cannot be written.
+    /// The plugin is not found, its path does not suit the reader, or `out` cannot be written.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         let plugin = places::found_plugin(self.plugin, program)?;
         let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
@@ -57,8 +55,8 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
             format!("export NCCL_NET_PLUGIN='{quoted}'\nexport NCCL_NET={NETWORK}")
         }
         Reader::Docker => {
-            // `docker run $(nccl-spark env --for docker) IMAGE`: the shell splits at white space,
-            // docker the mount at colons.
+            // In `docker run $(nccl-spark env --for docker) IMAGE`, the shell splits at white
+            // space, and docker splits the mount at colons.
             ensure!(
                 !plugin.contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
                 "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"
@@ -77,7 +75,7 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
     })
 }
 
-/// Makes a unit that gives each rail the priority that the first one has now, or the usual one.
+/// Makes a unit that gives all rails the first rail's current priority, or the usual priority.
 fn unit(rails: &[RailQos]) -> Result<String> {
     /// DSCP and priority of congestion notifications, by convention.
     const NOTIFICATIONS: &str = "48:6";

@@ -1,4 +1,4 @@
-//! `nccl-spark fabric`: faults for the software fabric of a running job, and the running fabrics.
+//! `nccl-spark fabric`: injects faults into a job's software fabric, and lists running fabrics.
 
 use crate::fabric::options::{parse_fabric_name, parse_factor};
 use crate::output;
@@ -98,21 +98,19 @@ struct Rail {
     rail: Place,
 }
 
-/// A rail of one node, or of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     node: Option<usize>,
     rail: String,
 }
 
-/// The running fabrics as JSON.
 #[derive(Debug, Default, Serialize)]
 struct Running {
     fabrics: Vec<Value>,
 }
 
 impl Options {
-    /// Runs the command. Returns false when no fabric runs whose state could be shown.
+    /// Runs the command. Returns false if there is no running fabric to show.
     ///
     /// # Errors
     /// There is no such fabric, node or rail.
@@ -167,7 +165,7 @@ fn status(dir: &Path, name: Option<&str>, json: Option<Target>) -> Result<bool> 
                     write!(out, "{}", text(&status))?;
                     running.fabrics.push(as_json(&status));
                 }
-                // A fabric that was not named on the command line may have ended since.
+                // A fabric that the command line does not name may have ended since.
                 Err(_) if name.is_none() => {}
                 Err(error) => bail!(error),
             }
@@ -225,8 +223,8 @@ fn rate(mbps: f64) -> String {
     if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
 }
 
-/// Rates are null where there is no limit. `sent_bytes` counts from the making of the fabric:
-/// payload, and what the ends of connections write each other beside it.
+/// Rates are null without a limit. `sent_bytes` counts since the fabric was made: payload, and
+/// control data that the ends of connections write to each other.
 fn as_json(status: &Status) -> Value {
     let rail = |rail: &RailStatus| {
         json!({

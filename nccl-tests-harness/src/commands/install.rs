@@ -1,10 +1,12 @@
 //! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell
 //! completions and manual pages below one prefix, where they find each other (`places`).
 //!
-//! Promises: nothing is replaced unless every file could be written; a file that `install` did not
-//! put there is neither replaced nor removed, and one that was changed since is not removed; each
-//! file gets its name in one step, whole; what is installed is listed in `lib/nccl-spark/manifest`,
-//! so that `uninstall` needs nothing else. Files of a Debian or Python package are the package's.
+//! Promises:
+//! - Nothing is replaced unless every file could be written.
+//! - `install` replaces no foreign file. `uninstall` removes no foreign file and no changed file.
+//! - Each file gets its name in one step, with its full content.
+//! - `lib/nccl-spark/manifest` lists the installed files, so `uninstall` needs nothing else.
+//! - Files of a Debian or Python package are left to the package's tool.
 
 mod files;
 mod manifest;
@@ -48,12 +50,12 @@ pub struct Uninstall {
 const PREFIX: &str = "/usr/local";
 
 impl Install {
-    /// Installs, and says how to use it. `program` is this program's file, `path` the environment's
-    /// PATH, `command_line` the source of completions and manual pages.
+    /// Installs, and prints how to use the plugin. Completions and manual pages are made from
+    /// `command_line`. `path` is the environment's PATH.
     ///
     /// # Errors
-    /// When something to install is missing, when a file is in the way, when the prefix cannot be
-    /// written, or when a package put this program there.
+    /// A file to install is missing, a file is in the way, the prefix cannot be written, or a
+    /// package installed this program.
     pub fn run(
         self,
         program: &Path,
@@ -81,7 +83,7 @@ impl Install {
         report(&prefix, &items, path, out)
     }
 
-    /// Reads all files before any is written: the program may be the one that is replaced.
+    /// Reads all files before any is written, because this program's own file may be replaced.
     fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
         let plugin = places::found_plugin(self.plugin, program)?;
         let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
@@ -105,11 +107,10 @@ impl Install {
 }
 
 impl Uninstall {
-    /// Removes the files of the list that [`Install::run`] wrote. `program` is this program's file.
+    /// Removes the files listed by [`Install::run`].
     ///
     /// # Errors
-    /// When nothing is installed there, or it cannot be removed, or when a package put this program
-    /// there and no folder is named.
+    /// Nothing is installed there, it cannot be removed, or it is a package's (without a folder).
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
             let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");
@@ -128,7 +129,7 @@ impl Uninstall {
     }
 }
 
-/// Prints the installed files, and how to use and to remove them. `path` is the environment's PATH.
+/// Prints the installed files, and how to use and remove them. `path` is the environment's PATH.
 fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write) -> Result<()> {
     let (shared, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.path.starts_with("share/"));
     others.iter().try_for_each(|item| writeln!(out, "  {}", prefix.join(&item.path).display()))?;
@@ -145,12 +146,11 @@ fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write
     writeln!(out, "To use the plugin, set for a job:\n  export NCCL_NET_PLUGIN={}", plugin.display())?;
     writeln!(out, "  export NCCL_NET=Spark")?;
     writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
-    // Only root can remove the files that root has installed.
+    // Only root can remove files that root has installed.
     let sudo = if geteuid().is_root() { "sudo " } else { "" };
     Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(&prefix.join(places::PROGRAM), "uninstall", prefix))?)
 }
 
-/// Returns the command line that does the same for this prefix.
 fn command(program: &Path, command: &str, prefix: &Path) -> String {
     let prefix = if prefix == Path::new(PREFIX) { String::new() } else { format!(" --prefix {}", prefix.display()) };
     format!("{} {command}{prefix}", program.display())

@@ -1,4 +1,5 @@
-//! Shell completions and manual pages, made from the command line's own definitions.
+//! Shell completions and manual pages, made from the command line's own definitions. In this file,
+//! `all` is the whole command line.
 
 use super::settings::default_text;
 use anyhow::{Context, Result};
@@ -12,7 +13,6 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 const NAME: &str = "nccl-spark";
-/// The last section of the program's own page.
 const FILES: &str = "\
 .SH FILES
 .TP
@@ -23,7 +23,7 @@ Settings, one NAME=value a line; the first of the two that sets something wins, 
 The software fabrics of a user that are running.
 ";
 
-/// The shells with completions, and the file of each below PREFIX/share.
+/// The shells with completions, and the path of each file below PREFIX/share.
 const SHELLS: [(Shell, &str); 3] = [
     (Shell::Bash, "bash-completion/completions/nccl-spark"),
     (Shell::Zsh, "zsh/site-functions/_nccl-spark"),
@@ -47,14 +47,12 @@ pub struct Manual {
 }
 
 impl Completions {
-    /// Prints the completions of `all`, the whole command line.
     pub fn run(&self, all: &Command, mut out: impl Write) -> Result<()> {
         Ok(out.write_all(&completions(all, self.shell))?)
     }
 }
 
 impl Manual {
-    /// Prints the main page of `all`, the whole command line, or writes all pages.
     pub fn run(self, all: &Command, mut out: impl Write) -> Result<()> {
         let pages = pages(all)?;
         let Some(folder) = self.out else {
@@ -70,30 +68,26 @@ impl Manual {
     }
 }
 
-/// Returns the completions of `all`, the whole command line, for one shell.
 fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     let (mut command, mut text) = (visible(all), Vec::new());
     command.set_bin_name(NAME);
     command.build();
     shell.generate(&command, &mut text);
     if shell == Shell::Bash {
-        // clap_complete 4.6.11 writes the hyphen of the program's name in two ways: the options of
-        // no command were found.
+        // clap_complete 4.6.11 writes the program's hyphen in two ways, so bash found no options.
         text = String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
     }
     text
 }
 
-/// Returns the completions for all shells and the manual pages of `all`, the whole command line:
-/// the path of each file below a prefix, and its text.
+/// Returns the completions for all shells and the manual pages, each with its path below a prefix.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
     let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
     Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
 }
 
-/// Returns the manual pages of `all`, the whole command line: file name and text of each. The
-/// program's own page is the last.
+/// Returns file name and text of the manual pages. The program's own page is the last.
 fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
@@ -126,8 +120,7 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
     Ok(())
 }
 
-/// Returns the text below the help: examples, and exit status if there is one. Lines are not
-/// filled.
+/// Converts the text below the help: examples, and exit status if any. Lines are not filled.
 fn sections(after_help: &str) -> String {
     let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
     for line in after_help.lines().filter(|line| line.trim() != "Examples:") {
@@ -139,7 +132,6 @@ fn sections(after_help: &str) -> String {
     page + ".fi\n"
 }
 
-/// Returns the section of variables: all settings, and those of the command line itself.
 fn environment() -> String {
     let settings = config::table().iter().map(|row| (row.name, format!("{} Default: {}.", row.doc, default_text(row))));
     let own = [
@@ -158,7 +150,6 @@ fn escaped(line: &str) -> String {
     line.replace('\\', "\\e").replace('-', "\\-")
 }
 
-/// Returns the command line without the commands that the program uses for itself.
 fn visible(all: &Command) -> Command {
     let mut command = Command::new(NAME).version(env!("PROGRAM_VERSION"));
     if let Some(about) = all.get_about() {
@@ -238,7 +229,7 @@ mod tests {
         {
             assert!(main.contains(part) && !page.contains(part), "{part}: {main}");
         }
-        // Nothing changes from one build to the next.
+        // The text must not change from one build to the next.
         assert!(!page.contains("202"), "{page}");
     }
 }

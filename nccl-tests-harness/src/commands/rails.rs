@@ -1,4 +1,4 @@
-//! `nccl-spark rails`: which ports of this machine the plugin would merge.
+//! `nccl-spark rails`: the ports of this machine that the plugin would merge.
 
 use crate::fabric::options::FabricOptions;
 use crate::fabric::{self, Kind};
@@ -27,81 +27,61 @@ pub struct Options {
     fabric: FabricOptions,
 }
 
-/// The machine's rails as JSON. Rates are in Mb/s, one direction.
+/// The machine's rails as JSON. Rates are in Mb/s, in one direction.
 #[derive(Debug, Default, Serialize)]
 pub struct Found {
-    /// The payload that all rails carry together; 0 without a rail.
+    /// Payload rate of all rails together. 0 without a rail.
     expected_mbps: u32,
     /// `cables`, `pcie` or `nothing`.
     limited_by: &'static str,
     /// The speed that NCCL sees.
     announced_mbps: u32,
-    /// Rails of the machine.
     pub rails: Vec<RailJson>,
     unused: Vec<Value>,
-    /// PCIe links above them.
     pub pcie_links: Vec<LinkJson>,
     warnings: Vec<String>,
 }
 
-/// A rail.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RailJson {
-    /// The RDMA device.
     pub device: String,
-    /// The device's port.
     pub port: u8,
-    /// The network interface.
     pub netdev: Option<String>,
-    /// The physical port ("p0").
     pub physical_port: Option<String>,
-    /// The PCI address.
     pub pci: Option<String>,
-    /// An index in `pcie_links`.
+    /// Index in `pcie_links`.
     pub pcie_link: u8,
-    /// Rails of one number share a cable.
+    /// Number of the cable, shared by the rails on it.
     pub cable: u8,
-    /// The device of the other function of its cable, on another PCIe link.
+    /// Device of the cable's other function, which is on another PCIe link.
     pub twin: Option<String>,
-    /// Line rate of the port.
     pub speed_mbps: u32,
-    /// Path MTU of the port.
     pub path_mtu_bytes: u32,
-    /// MTU of the interface.
     pub netdev_mtu_bytes: Option<u32>,
-    /// The addresses.
     pub addresses: Vec<AddressJson>,
 }
 
-/// An address of a rail.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AddressJson {
-    /// The address.
     pub address: IpAddr,
-    /// Length of its subnet's prefix.
     pub prefix: Option<u8>,
-    /// Index in the GID table.
     pub gid_index: u16,
 }
 
-/// A PCIe link.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LinkJson {
-    /// The slot's PCI address.
+    /// PCI address of the slot.
     pub slot: Option<String>,
-    /// Generation and lanes.
+    /// Generation and number of lanes.
     pub rate: Option<String>,
-    /// The payload that the link carries.
     pub payload_mbps: Option<u32>,
-    /// The devices behind it.
     pub devices: Vec<String>,
 }
 
-/// Prints which RoCE ports are rails, which are not, and why. Returns the exit status: 1 where none
-/// is. `program` is this program's file.
+/// Prints which RoCE ports are rails, and why others are not. Without a rail the exit status is 1.
 ///
 /// # Errors
-/// When the machine cannot be examined, or the output not be written.
+/// The machine cannot be examined, or the output cannot be written.
 pub fn rails(options: Options, program: &Path) -> Result<u8> {
     let Options { short, json, fabric } = options;
     let wish = fabric.wish(program)?;
@@ -122,8 +102,7 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
     Ok(u8::from(!is_usable))
 }
 
-/// Runs this command again with a software fabric in its environment, which no process can change
-/// for itself.
+/// Runs this command again, because a process cannot put a fabric into its own environment.
 fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(String, String)>) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(["rails", "--fabric", "verbs"]).args(short.then_some("--short")).envs(environment);
@@ -136,7 +115,7 @@ fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(St
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// A line for each port, the rails first.
+/// Makes a line for each port, the rails first.
 fn lines(survey: &Survey) -> String {
     let unknown = || "-".to_owned();
     let used = survey.rails.iter().map(|rail| {

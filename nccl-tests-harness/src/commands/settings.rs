@@ -13,8 +13,7 @@ pub fn default_text(row: &SettingRow) -> &'static str {
     if row.default.is_empty() { "unset" } else { row.default }
 }
 
-/// Prints every setting: its default, its meaning, and its current value where that is not the
-/// default.
+/// Prints the default and meaning of every setting, and its current value if it is not the default.
 ///
 /// # Errors
 /// A setting is not valid, or `out` cannot be written.
@@ -33,6 +32,6 @@ pub fn show(mut out: impl Write) -> Result<()> {
         }
     }
     out.flush()?;
-    // After the table, which helps to correct the setting.
+    // The error follows the table, which helps to correct the setting.
     settings.map(|_| ()).map_err(Into::into)
 }

@@ -1,8 +1,7 @@
-//! `nccl-spark tune`: measures several settings, shows which are best and by how much, and writes
-//! them into a settings file.
+//! `nccl-spark tune`: measures several settings, and writes the best into a settings file.
 //!
-//! Every figure is a run of its own (`collectives::lead`): the ranks are started with the settings
-//! in their environment, connect, and time an all-gather of each size. Each round measures all
+//! Every figure comes from its own run (`collectives::lead`): the ranks start with the settings in
+//! their environment, connect, and time an all-gather of each size. Each round measures all
 //! settings once, so that a change of the machine affects all of them.
 
 pub mod collectives;
@@ -26,11 +25,10 @@ use show::Told;
 use std::io::Write;
 use std::path::Path;
 
-/// Tunes, or takes part as the rank that a launcher started. `variable` gives the value of an
-/// environment variable.
+/// Tunes, or takes part as a rank that a launcher started.
 ///
 /// # Errors
-/// Fails when the defaults cannot be measured, or the file cannot be written.
+/// The defaults cannot be measured, or the file cannot be written.
 pub fn run(
     options: Options,
     program: &Path,
@@ -92,7 +90,6 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
     Ok(told)
 }
 
-/// Makes runs.
 struct Bench<'a> {
     tune: &'a Tune,
     program: &'a Path,
@@ -103,8 +100,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures the candidates in turns. A candidate of `None` is the defaults. Each round begins
-    /// with another one.
+    /// Measures the candidates in turn. Each round begins with another. `None` means the defaults.
     fn measure(
         &mut self,
         candidates: impl Iterator<Item = Option<Candidate>>,
@@ -124,7 +120,7 @@ impl Bench<'_> {
         Ok(records)
     }
 
-    /// Makes one more run for a record that has not failed. Only the defaults must not fail.
+    /// Makes one more run for a record that has not failed. A failure of the defaults is an error.
     fn add(&mut self, record: &mut Record) -> Result<()> {
         if record.failed.is_some() {
             return Ok(());

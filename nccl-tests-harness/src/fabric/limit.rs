@@ -1,7 +1,7 @@
 //! The limit that results are compared with: the payload that the links carry.
 //!
-//! A profile of the software fabric gives its links and cables in payload. A port's speed counts
-//! headers too, so the limit is the part of it that RoCE v2 leaves.
+//! Profiles of the software fabric give rates in payload. A port's speed includes headers, so its
+//! limit is the part that RoCE v2 leaves for payload.
 
 use softverbs::profile::{Profile, RailSpec};
 
@@ -9,10 +9,10 @@ use softverbs::profile::{Profile, RailSpec};
 /// 8, base transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture
 /// annex A17).
 const HEADER_BYTES: f64 = 82.0;
-/// The payload of a packet at the largest path MTU.
+/// Payload of a packet at the largest path MTU.
 const PACKET_BYTES: f64 = 4096.0;
 
-/// Returns the payload in a port's speed with RoCE v2, at the largest path MTU.
+/// Returns the payload rate of a port with RoCE v2 at the largest path MTU.
 pub fn payload_of_port(mbps: f64) -> f64 {
     mbps * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
 }
@@ -20,44 +20,44 @@ pub fn payload_of_port(mbps: f64) -> f64 {
 /// The most that a connection can carry.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limit {
-    /// Payload in each direction in Mb/s; none: no limit is known.
+    /// Payload in each direction in Mb/s; none if no limit is known.
     pub payload_mbps: Option<f64>,
-    /// One way, in microseconds.
+    /// One-way latency in microseconds.
     pub latency_us: f64,
 }
 
 impl Limit {
-    /// The greatest bandwidth in GB/s (10^9 bytes a second).
+    /// Returns the greatest bandwidth in GB/s (10^9 bytes per second).
     pub fn gb_s(&self) -> Option<f64> {
         self.payload_mbps.map(|mbps| mbps / 8e3)
     }
 
-    /// The shortest time that a message of `bytes` takes, in microseconds.
+    /// Returns the shortest time of a message of `bytes`, in microseconds.
     pub fn one_way_us(&self, bytes: usize) -> Option<f64> {
-        // Mb/s are bits per microsecond.
+        // 1 Mb/s is 1 bit per microsecond.
         self.payload_mbps.map(|mbps| self.latency_us + bytes as f64 * 8.0 / mbps)
     }
 
-    /// The most messages of `bytes` a second.
+    /// Returns the greatest number of messages of `bytes` per second.
     pub fn messages_per_s(&self, bytes: usize) -> Option<f64> {
         self.payload_mbps.map(|mbps| mbps * 1e6 / 8.0 / bytes as f64)
     }
 }
 
-/// Returns the limit of rails of a profile together. Each rail is an index with the part of its
-/// rate that it has (1: all of it). A rate of 0 in the profile is no limit.
+/// Returns the common limit of rails of a profile. Each rail is an index and the part of its rate
+/// that it keeps (1: all of it). A rate of 0 in the profile is no limit.
 pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     let Profile { links, cables, .. } = profile;
-    // The most that flows from links over rails to cables is the least cut (theorem of Ford and
-    // Fulkerson). With the few links and cables of a machine all cuts are computed.
+    // The maximum flow from links over rails to cables is the minimum cut (theorem of Ford and
+    // Fulkerson). A machine has few links and cables, so all cuts are computed.
     let cuts = (0..1_u32 << (links.len() + cables.len())).map(|cut| cut_mbps(profile, rails, cut));
     let mbps = cuts.fold(f64::INFINITY, f64::min);
     let latency_us = rails.iter().map(|(at, _)| profile.rails[*at].latency_ns as f64 / 1e3).reduce(f64::min);
     Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
 }
 
-/// Returns the flow through a cut: the links and cables whose bit is set are cut themselves, and so
-/// is each rail between two that are not.
+/// Returns the capacity of a cut. A set bit cuts a link or a cable. A rail is cut if neither its
+/// link nor its cable is.
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
@@ -68,7 +68,7 @@ fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     shared + whole.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
 }
 
-/// Returns a rail's own limit. A slowed rail carries that part of what it could carry alone.
+/// Returns a rail's own limit. A slowed rail carries `factor` of what it could carry alone.
 fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
     let alone = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
     match factor < 1.0 {
@@ -85,7 +85,7 @@ fn unlimited(mbps: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Rails of 200, each over a link of 112 and a cable of 195, or without any limit.
+    /// Rails of 200, links of 112 and cables of 195, or no limits.
     fn spark(rails: &[(usize, usize)], is_limited: bool) -> Profile {
         let rate = |mbps: u32| if is_limited { mbps } else { 0 };
         let mut text = String::new();
@@ -100,8 +100,7 @@ mod tests {
         Profile::parse("file", &text).unwrap()
     }
 
-    /// By hand: two links of 112 through one cable of 195; the same through two cables; one rail at
-    /// a quarter of 112.
+    /// By hand: links of 112 through one cable of 195 and through two; a rail at a quarter of 112.
     #[test]
     fn the_limit_is_the_narrowest_place() {
         let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));
@@ -109,7 +108,7 @@ mod tests {
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
         let all = |factor| [(0, factor), (1, 1.0), (2, 1.0), (3, 1.0)];
         assert_eq!(payload(&two, &all(1.0)), Some(224.0));
-        // The link's other rail takes over.
+        // The link's other rail carries the rest.
         assert_eq!(payload(&two, &all(0.25)), Some(224.0));
         assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
         assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));

@@ -48,11 +48,10 @@ pub struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// Returns the fabric that these options ask for. Any option of the software fabric chooses
-    /// that fabric.
+    /// Returns the fabric that the options select. Any option of the software fabric selects it.
     ///
     /// # Errors
-    /// Options that contradict each other.
+    /// Fails when options contradict each other.
     pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
@@ -92,16 +91,13 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
-/// Reads a part of a rail's rate.
-///
-/// # Errors
-/// The allowed values.
+/// Parses a part of a rail's rate. The error names the allowed values.
 pub(crate) fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
     factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
-/// Reads RAIL=VALUE. `form` is the error for any other text.
+/// Parses RAIL=VALUE. `form` is the error for any other text.
 fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> Result<(String, T), String> {
     match text.split_once('=') {
         Some((rail, text)) if !rail.is_empty() => Ok((rail.to_owned(), value(text)?)),
@@ -109,10 +105,7 @@ fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> R
     }
 }
 
-/// Reads the name of a software fabric.
-///
-/// # Errors
-/// The allowed names.
+/// Parses the name of a software fabric. The error names the allowed names.
 pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {

@@ -1,44 +1,39 @@
-//! LL128's lines as the litmus test writes them and the processor reads them: the same format as in
-//! `kernels.ptx`.
+//! LL128 lines, which the litmus test writes and the processor reads, as in `kernels.ptx`.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Bytes of a line, which become visible together where LL128 is safe.
+/// Bytes of a line. They become visible together where LL128 is safe.
 pub const LINE_BYTES: usize = 128;
-/// 8-byte words of a line. The last one is its flag.
+/// 8-byte words of a line; the last one is its flag.
 pub const WORDS: usize = LINE_BYTES / size_of::<u64>();
-/// The flag's place in its line.
 pub const FLAG: usize = WORDS - 1;
 /// Words that one lane of a warp stores and loads together: a piece of 16 bytes.
 pub const PIECE_WORDS: usize = 2;
 
-/// Lines of one message, and how they are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Round {
-    /// The first line, counted from the start of the buffer.
+    /// First line, counted from the start of the buffer.
     pub first: u32,
-    /// Number of lines.
     pub lines: u32,
-    /// New value of the flags: higher than in any round before, and not 0.
+    /// New value of the flags: not 0, and higher than in any earlier round.
     pub sequence: u32,
-    /// Sleep of a warp after four lines, in nanoseconds: 1,000,000 at most.
+    /// Sleep of a warp after four lines, in nanoseconds: at most 1,000,000.
     pub pause_ns: u32,
-    /// Not 0: the writer plants torn lines. It stores the flags, sleeps this many nanoseconds
-    /// (1,000,000 at most), and stores the rest.
+    /// If not 0, the writer plants torn lines: it stores the flags, sleeps this long (in
+    /// nanoseconds, at most 1,000,000), and stores the rest.
     pub delay_ns: u32,
 }
 
-/// The counts of a reader in all rounds so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Lines whose flag came.
+    /// Lines whose flag arrived.
     pub lines: u64,
-    /// Lines that had an old word where the flag was seen for the first time.
+    /// Lines with an old word when the flag was first seen.
     pub torn: u64,
-    /// Lines that had an old word when they were loaded a second time.
+    /// Lines with an old word when they were loaded a second time.
     pub torn_again: u64,
-    /// Lines whose flag did not come.
+    /// Lines whose flag did not arrive.
     pub missing: u64,
     /// Bit i: piece i was old in some torn line.
     pub pieces: u64,
@@ -47,7 +42,6 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts a line that was read, in which these pieces were old.
     pub fn add(&mut self, pieces: u8, pieces_again: u8) {
         self.lines += 1;
         self.torn += u64::from(pieces != 0);
@@ -57,7 +51,7 @@ impl Tally {
     }
 }
 
-/// Returns the value of a line's word, where `line` counts from the start of the buffer.
+/// Returns the value of a line's word. `line` counts from the start of the buffer.
 pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     match index {
         FLAG => u64::from(sequence),
@@ -65,18 +59,18 @@ pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     }
 }
 
-/// Reads a line as NCCL's proxy does. Returns none while its flag is not there, then a bit for each
-/// old piece.
+/// Reads a line as NCCL's proxy does. Returns none until its flag arrives, then a bit for each old
+/// piece.
 ///
 /// The flag is loaded with acquire, so the data words are loaded after it, on Arm too (x86-64 never
 /// reorders loads). A word that is old then was not yet visible when the flag was. The writer is a
-/// GPU or a NIC, and no release of its pairs with this acquire: the test asks whether its stores of
-/// one line become visible together.
+/// GPU or a NIC, and no release of its pairs with this acquire: the test asks whether the writer's
+/// stores to one line become visible together.
 pub fn look(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
     (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
 }
 
-/// Returns a bit for each piece of a line with a word of another sequence, or of another line.
+/// Returns a bit for each piece of a line that has a word of another sequence or of another line.
 pub fn old_pieces(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> u8 {
     let is_old = |index: &usize| line[*index].load(Relaxed) != word(sequence, number, *index);
     (0..WORDS).filter(is_old).fold(0, |pieces, index| pieces | 1 << (index / PIECE_WORDS))

@@ -1,9 +1,9 @@
-//! GPUs that write and check memory of every kind: CUDA's driver without CUDA's toolkit.
+//! GPUs that write and check memory of every kind, through CUDA's driver without CUDA's toolkit.
 //!
-//! Promises: a machine without libcuda or without a GPU is an answer and no error; every error
-//! names the driver's call; a GPU's work is done when the call returns; memory is freed before its
-//! context is released. This room knows nothing of the plugin: memory becomes a `net::Buffer`,
-//! which lets only one of GPU, processor and network use it at a time.
+//! A machine without libcuda or without a GPU is an answer, not an error. Every error names the
+//! driver's call. A GPU's work is done when the call returns. Memory is freed before its context is
+//! released. This module does not know the plugin: memory becomes a `net::Buffer`, which only one
+//! of GPU, processor and network uses at a time.
 
 #[allow(unsafe_code)]
 mod cuda;
@@ -24,8 +24,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Proves that this GPU writes the bytes that the processor computes, and counts the bytes that the
-/// processor changes: a check that never finds anything would pass whatever a network does.
+/// Checks that this GPU writes the bytes that the processor computes, and counts the bytes that the
+/// processor changes. A check that never finds anything would pass with any network.
 pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -48,13 +48,13 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Proves the kernels of the litmus test: all words of a line are stored and no others, and a line
-/// with an old word and a line that does not come are counted. It also makes the driver load both
-/// kernels one after the other: a kernel that is loaded at its first launch may wait for all
-/// running kernels, and in the test one kernel runs until the other has stored its lines.
+/// Checks the kernels of the litmus test: they store all words of a line and no others, and count a
+/// line with an old word and a line that does not arrive. Also makes the driver load both kernels
+/// one after the other. A kernel that is loaded at its first launch may wait for all running
+/// kernels, and in the test one kernel runs until the other has stored its lines.
 pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
-    // Neither a multiple of a warp's four lines, nor from the start.
+    // Not a multiple of a warp's four lines, and not from the start.
     const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
     const WAIT: Duration = Duration::from_millis(100);
     let name = gpu.name();
@@ -83,7 +83,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     }
     let round = Round { sequence: 10, ..ROUND };
     let whole = Tally { lines: 133, ..Tally::default() };
-    // The changes add up, as the tally does.
+    // The changes add up, like the tally.
     let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
     let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
     let old = |line: u32, index: usize| {
@@ -105,7 +105,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// On a machine with a GPU this runs the kernels; on others it checks the answer.
+    /// With a GPU, this runs the kernels; without one, it checks the answer.
     #[test]
     fn every_gpu_is_tested_and_every_kind_of_memory_is_freed() {
         let driver = match Driver::load() {

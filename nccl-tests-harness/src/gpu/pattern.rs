@@ -1,30 +1,23 @@
-//! The pattern that GPUs and the processor write into memory and check there: the same as in
-//! `kernels.ptx`.
+//! The pattern that GPUs and the processor write and check, the same as in `kernels.ptx`.
 
 use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 
-/// Bytes that depend on their place and on a seed; two that differ in `flip` alone differ in every
-/// byte.
+/// Bytes that depend on place and seed. Patterns that differ only in `flip` differ in every byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
-    /// Seed of the bytes.
     pub seed: u32,
     /// Bits that are inverted in each byte.
     pub flip: u8,
 }
 
-/// Differences between bytes and a pattern.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wrong {
-    /// Number of wrong bytes.
     pub count: u32,
-    /// The place of the first wrong byte in the pattern.
     pub first: Option<u32>,
 }
 
 impl Pattern {
-    /// Returns the byte at a place.
     pub fn byte(self, place: u32) -> u8 {
         let mut word = place.wrapping_mul(0x9e37_79b1) ^ self.seed;
         word ^= word >> 15;
@@ -33,12 +26,10 @@ impl Pattern {
         word as u8 ^ self.flip
     }
 
-    /// Writes the pattern into `bytes`, from the place `first` on.
     pub fn fill(self, first: u32, bytes: &mut [u8]) {
         bytes.iter_mut().zip(first..).for_each(|(byte, place)| *byte = self.byte(place));
     }
 
-    /// Compares `bytes` with the pattern, from the place `first` on.
     pub fn compare(self, first: u32, bytes: &[u8]) -> Wrong {
         let mut wrong = Wrong::default();
         for (_, place) in bytes.iter().zip(first..).filter(|(byte, place)| **byte != self.byte(*place)) {
@@ -49,8 +40,7 @@ impl Pattern {
     }
 }
 
-/// Returns a stretch of memory as the kernels take it: its first place in the pattern, and its
-/// bytes.
+/// Returns a range as the kernels take it: its first place in the pattern, and its length in bytes.
 pub fn span(range: &Range<usize>, bytes: usize) -> Result<(u32, u32)> {
     ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
     let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;
@@ -76,8 +66,7 @@ mod tests {
 
     #[test]
     fn bytes_match_the_kernels_formula() {
-        // Worked out apart from this file, by the formula at the head of kernels.ptx in exact
-        // integers.
+        // Calculated apart from this file, by the formula in kernels.ptx in exact integers.
         let known = [(0, 0xfd), (1, 0x8b), (255, 0xe9), (65_537, 0x0f), (67_108_863, 0xbf)];
         for (place, byte) in known {
             assert_eq!(PATTERN.byte(place), byte, "{place}");

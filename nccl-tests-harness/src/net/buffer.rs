@@ -1,5 +1,4 @@
-//! Memory that the plugin uses. At each moment either the network or this process accesses it,
-//! never both.
+//! Memory that the plugin uses. At any moment only the network or only this process accesses it.
 
 use anyhow::{Context as _, Result, ensure};
 use std::alloc::{self, Layout};
@@ -13,17 +12,14 @@ use std::sync::atomic::AtomicU64;
 /// An owner of memory.
 ///
 /// # Safety
-/// From `start` on, `bytes` bytes of this process's address space belong to this owner until it is
-/// dropped. They keep their place, and nothing else refers to them. If `is_host` returns true, they
-/// are mapped and initialised, and the processor may read and write them.
+/// The `bytes` bytes of this process's address space from `start` on belong to this owner until it
+/// is dropped. They keep their address, and nothing else refers to them. If `is_host` returns true,
+/// they are mapped and initialised, and the processor may read and write them.
 pub unsafe trait Memory {
-    /// The first byte.
     fn start(&self) -> NonNull<c_void>;
 
-    /// The length in bytes.
     fn bytes(&self) -> usize;
 
-    /// True if the processor may read and write the memory.
     fn is_host(&self) -> bool {
         true
     }
@@ -32,7 +28,6 @@ pub unsafe trait Memory {
 /// Memory that the plugin may read and write while requests are in flight.
 pub struct Buffer {
     memory: Box<dyn Memory>,
-    /// The stretches of the requests in flight.
     active: RefCell<Vec<Stretch>>,
     /// True while [`Buffer::alone`] runs, and once the buffer has [`Words`].
     borrowed: Cell<bool>,
@@ -40,11 +35,11 @@ pub struct Buffer {
     shared: Cell<bool>,
 }
 
-/// A buffer that the processor, GPUs and the network use at the same time, from now until the
-/// buffer ends. The processor accesses it only by 8-byte atomics.
+/// A buffer that the processor, GPUs and the network use at the same time, until the buffer ends.
+/// The processor accesses it only by 8-byte atomics.
 pub(crate) struct Words(Rc<Buffer>);
 
-/// A stretch of a buffer that the network reads or writes.
+/// Part of a buffer that the network reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) start: usize,
@@ -53,7 +48,7 @@ pub(super) struct Stretch {
 }
 
 impl Buffer {
-    /// Zeroed, page-aligned memory of `bytes` (1 or more).
+    /// Allocates `bytes` (1 or more) of zeroed, page-aligned memory.
     ///
     /// # Errors
     /// Fails when the system has no memory left.
@@ -61,7 +56,7 @@ impl Buffer {
         Ok(Self::of(Heap::new(bytes)?))
     }
 
-    /// A buffer of this memory.
+    /// Makes a buffer of `memory`.
     pub fn of(memory: impl Memory + 'static) -> Rc<Self> {
         Rc::new(Self {
             memory: Box::new(memory),
@@ -71,22 +66,20 @@ impl Buffer {
         })
     }
 
-    /// The length in bytes.
+    /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// True once the buffer has [`Words`].
     pub(super) fn is_shared(&self) -> bool {
         self.shared.get()
     }
 
-    /// The first byte, for the plugin.
     pub(super) fn start(&self) -> NonNull<c_void> {
         self.memory.start()
     }
 
-    /// The first byte of a request over `bytes` bytes from `offset` on.
+    /// Checks the range of a request, and returns its address.
     pub(super) fn place(&self, offset: usize, bytes: usize) -> Result<*mut c_void> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
         ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.bytes());
@@ -94,12 +87,10 @@ impl Buffer {
         Ok(self.start().as_ptr().wrapping_byte_add(offset))
     }
 
-    /// Notes that a request is in flight there.
     pub(super) fn begin(&self, stretch: Stretch) {
         self.active.borrow_mut().push(stretch);
     }
 
-    /// Notes that this request is done.
     pub(super) fn end(&self, stretch: Stretch) {
         let mut active = self.active.borrow_mut();
         if let Some(at) = active.iter().position(|other| *other == stretch) {
@@ -110,7 +101,7 @@ impl Buffer {
     /// Lets `work` use the memory by its address. Nothing else uses it until `work` returns.
     ///
     /// # Errors
-    /// While requests are in flight in the memory, and those of `work`.
+    /// Fails while requests use the memory, and when `work` fails.
     pub fn alone<T>(&self, work: impl FnOnce(NonNull<c_void>) -> Result<T>) -> Result<T> {
         let users = self.active.borrow().len();
         ensure!(users == 0, "the buffer is in use by {users} requests");
@@ -123,21 +114,19 @@ impl Buffer {
     /// Lets the processor fill or read the memory.
     ///
     /// # Errors
-    /// While requests are in flight in the memory, and if the processor cannot reach it.
+    /// Fails while requests use the memory, and if the processor cannot reach it.
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         ensure!(self.memory.is_host(), "the processor cannot reach this memory");
         self.alone(|start| {
-            // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and
-            // `self` holds it. No request is in flight in them. Before `alone` returns, no request
-            // starts and no second call gets to them, so this is the only access.
+            // SAFETY: `Memory` promises this many initialised bytes while it lives, and `self`
+            // holds it. No request is in flight in them. Until `alone` returns, no request starts
+            // and no second call reaches them, so this is the only access.
             Ok(work(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), self.bytes()) }))
         })
     }
 
-    /// Lets `work` change a stretch of this buffer by the same stretch of another one.
-    ///
-    /// # Errors
-    /// Fails when the stretch lies outside of either buffer, or the network uses it.
+    /// Lets `work` change a range of this buffer by the same range of `other`. Fails when the range
+    /// lies outside of either buffer, or the network uses it.
     pub(crate) fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
         ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
         ensure!(self.memory.is_host() && other.memory.is_host(), "the processor cannot reach this memory");
@@ -153,9 +142,9 @@ impl Buffer {
         ensure!(free && !other.active.borrow().iter().any(|stretch| stretch.written && touched(stretch)), "in use");
         self.borrowed.set(true);
         other.borrowed.set(true);
-        // SAFETY: both stretches are mapped and initialised, of two owners. No request is in flight
-        // in the first and none writes to the second. Before the flags are reset, no request
-        // starts, and no other call gets to either.
+        // SAFETY: both ranges are mapped and initialised and have different owners. No request is
+        // in flight in the first, and none writes to the second. Until the flags are reset, no
+        // request starts, and no other call reaches either range.
         let (into, from) = unsafe {
             let into = self.start().as_ptr().cast::<u8>().add(range.start);
             let from = other.start().as_ptr().cast::<u8>().add(range.start);
@@ -169,10 +158,8 @@ impl Buffer {
 }
 
 impl Words {
-    /// Shares a buffer.
-    ///
-    /// # Errors
-    /// While requests are in flight in the buffer, and if it is no host memory or not whole words.
+    /// Shares a buffer. Fails while requests use it, and if it is no host memory or not whole
+    /// words.
     pub fn share(buffer: &Rc<Buffer>) -> Result<Rc<Self>> {
         ensure!(buffer.memory.is_host(), "the processor cannot reach this memory");
         let whole = buffer.start().cast::<AtomicU64>().is_aligned() && buffer.bytes().is_multiple_of(size_of::<u64>());
@@ -184,48 +171,41 @@ impl Words {
         Ok(Rc::new(Self(Rc::clone(buffer))))
     }
 
-    /// True if these are the words of `buffer`.
     pub(crate) fn are_of(&self, buffer: &Rc<Buffer>) -> bool {
         Rc::ptr_eq(&self.0, buffer)
     }
 
-    /// The first byte.
     pub fn start(&self) -> NonNull<c_void> {
         self.0.start()
     }
 
-    /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes()
     }
 
-    /// All words.
     pub fn all(&self) -> &[AtomicU64] {
         let count = self.bytes() / size_of::<u64>();
-        // SAFETY: `Memory` promises this many initialised bytes for as long as it lives, and `self`
-        // holds it; `share` has checked the alignment. Only `alone`, `with_bytes` and `combine`
-        // hand out plain references, and they always fail after `share`. Other writers are no code
-        // of this program (a GPU, a NIC), or use atomics (the software fabric).
+        // SAFETY: `Memory` promises this many initialised bytes while it lives, and `self` holds
+        // it; `share` has checked the alignment. Only `alone`, `with_bytes` and `combine` hand out
+        // plain references, and they always fail after `share`. Other writers are not code of this
+        // program (a GPU, a NIC), or use atomics (the software fabric).
         unsafe { std::slice::from_raw_parts(self.start().as_ptr().cast(), count) }
     }
 }
 
-/// Memory of the allocator, as a program gets it from `malloc`: zeroed, and alone on its pages.
-/// CUDA pins whole pages, and two of its pins on one page are an error.
+/// Zeroed memory of the allocator, as from `malloc`, alone on its pages: CUDA pins whole pages, and
+/// two of its pins on one page are an error.
 pub(crate) struct Heap {
     start: NonNull<c_void>,
     bytes: usize,
     layout: Layout,
 }
 
-/// The largest page of the machines that this runs on: Arm has kernels with pages of 64 KiB.
+/// Largest page size of the supported machines: some Arm kernels have pages of 64 KiB.
 const PAGE_BYTES: usize = 64 << 10;
 
 impl Heap {
-    /// Allocates `bytes` bytes (1 or more).
-    ///
-    /// # Errors
-    /// Fails when the allocator has no memory left.
+    /// Allocates `bytes` (1 or more). Fails when the allocator has no memory left.
     pub fn new(bytes: usize) -> Result<Self> {
         ensure!(bytes > 0, "a buffer of no bytes");
         let whole = bytes.checked_next_multiple_of(PAGE_BYTES).context("a buffer larger than the address space")?;
@@ -237,8 +217,8 @@ impl Heap {
     }
 }
 
-// SAFETY: an allocation of its own, zeroed, at least that long, to which no other owner has a
-// pointer and which ends on drop.
+// SAFETY: a zeroed allocation of at least this length, which ends on drop. No other owner has a
+// pointer to it.
 unsafe impl Memory for Heap {
     fn start(&self) -> NonNull<c_void> {
         self.start
@@ -251,7 +231,7 @@ unsafe impl Memory for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout; registrations and requests held the buffer
+        // SAFETY: allocated by `new` with this layout. Registrations and requests held the buffer
         // and have ended.
         unsafe { alloc::dealloc(self.start.as_ptr().cast(), self.layout) };
     }

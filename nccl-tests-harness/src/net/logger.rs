@@ -6,7 +6,6 @@ use std::ffi::{CStr, c_char, c_int, c_ulong};
 
 type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
 
-/// The logger.
 pub(super) fn logger() -> DebugLogger {
     // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL
     // call it with "%s" and one string. A caller may pass nothing or other types, but then `fmt` is
@@ -32,12 +31,11 @@ extern "C" fn on_log(
     }
 }
 
-/// A copy of a C string; empty for NULL.
+/// Copies a C string; empty for NULL.
 pub(super) fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: not NULL, and by the plugin interface a string that ends with NUL and lives for the
-    // length of the call.
+    // SAFETY: not NULL. By the plugin interface, it ends with NUL and lives during the call.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

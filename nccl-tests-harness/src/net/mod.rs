@@ -1,8 +1,9 @@
-//! The loaded plugin as safe owners.
+//! Safe owners of the loaded plugin's objects.
 //!
-//! Everything here lives on one thread (`Rc`), as a comm's data path does in NCCL. Every owner
-//! holds the object that it came from. So memory outlives its registration, the comm outlives the
-//! registration, the context outlives the comm, and the library outlives the context.
+//! Everything lives on one thread (`Rc`), as a comm's data path does in NCCL. Each owner holds the
+//! object that it was made from: memory and comm outlive the registration, the context outlives the
+//! comm, and the library outlives the context. A failed call of the plugin is an error with the
+//! function's name, its result and the plugin's last warning.
 
 mod buffer;
 mod logger;
@@ -34,7 +35,7 @@ pub(crate) type Handle = [u8; HANDLE_BYTES];
 
 /// A library that exports a table of one of [`abi::VERSIONS`].
 pub struct Plugin {
-    /// The table inside the library, valid as long as that is loaded.
+    /// Functions in the library, valid while the library is loaded.
     table: Functions,
     _library: Library,
 }
@@ -45,12 +46,9 @@ pub struct Context {
     raw: *mut c_void,
 }
 
-/// The properties of a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Properties {
-    /// The device's name.
     pub name: String,
-    /// The speed in Mb/s.
     pub speed_mbps: i32,
     /// True if the device takes host memory.
     pub host_memory: bool,
@@ -77,12 +75,10 @@ struct Comm {
     sends: bool,
 }
 
-/// The kind of memory that is named to the plugin for a pointer.
+/// Kind of memory that regMr gets for a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
-    /// Host memory.
     Host,
-    /// A GPU's memory.
     Cuda,
 }
 
@@ -101,18 +97,18 @@ pub struct Request {
     stretch: Stretch,
 }
 
-/// Returns those of `versions` of the interface that `library` exports.
+/// Returns the `versions` of the interface that `library` exports.
 ///
 /// # Errors
-/// Fails when it cannot be loaded.
+/// Fails when the library cannot be loaded.
 pub fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
     let library = open(library)?;
     Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
 }
 
 fn open(path: &Path) -> Result<Library> {
-    // SAFETY: loading runs the initialisers of a library that the user named as an NCCL plugin, as
-    // NCCL would run them; our own has none.
+    // SAFETY: loading runs the library's initialisers, as NCCL would: the user named the library as
+    // an NCCL plugin. This project's plugin has no initialisers.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.with_context(|| format!("load {}", path.display()))
 }
 
@@ -123,10 +119,11 @@ fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
 }
 
 impl Plugin {
-    /// Loads a plugin as NCCL would: by its newest interface, or by `version` of the interface.
+    /// Loads a plugin by `version` of its interface, or by the newest that it exports, as NCCL
+    /// does.
     ///
     /// # Errors
-    /// Fails when it cannot be loaded, or has no such interface.
+    /// Fails when the library cannot be loaded, or has no such interface.
     pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
         let (newest, oldest) = (version.unwrap_or(*abi::VERSIONS.end()), version.unwrap_or(*abi::VERSIONS.start()));
@@ -135,8 +132,8 @@ impl Plugin {
             let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
             format!("{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
         })?;
-        // SAFETY: the symbol of this name is by NCCL's plugin interface a table of that version's
-        // type, constant while the library is loaded, and `self` holds the library.
+        // SAFETY: by NCCL's plugin interface, the symbol of this name is a table of that version's
+        // type. The table is constant while the library is loaded, and `self` holds the library.
         let table = unsafe {
             match version {
                 8 => Functions::of(version, table.cast::<NetV8>().as_ref()),
@@ -149,16 +146,13 @@ impl Plugin {
         Ok(Rc::new(Self { table, _library: library }))
     }
 
-    /// Starts the plugin for one communicator, `job`.
-    ///
-    /// # Errors
-    /// Fails when `init` fails.
+    /// Starts the plugin for the communicator `job`.
     pub fn init(self: &Rc<Self>, job: u64) -> Result<Rc<Context>> {
         log::hold_warnings();
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` and the configuration are valid for writes and reads for the length of the
-        // call; the logger is a function of the program, which outlives the library; a profiler may
-        // be absent.
+        // SAFETY: `raw` is valid for writes and the configuration for reads during the call. The
+        // logger is a function of the program, which outlives the library. A profiler may be
+        // absent.
         let outcome = self.call("init", self.table.init, |init| unsafe {
             match init {
                 Init::V8(init) => init(Some(logger())),
@@ -171,7 +165,7 @@ impl Plugin {
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 
-    /// A size as version 8 takes it; 0 for later versions, which have no use for it.
+    /// Returns a size as version 8 takes it; 0 for later versions, which do not use it.
     fn short(&self, bytes: usize) -> Result<c_int> {
         match self.table.version {
             8 => c_int::try_from(bytes)
@@ -180,7 +174,7 @@ impl Plugin {
         }
     }
 
-    /// Calls the function `name`. Turns its result into an error with the plugin's own words.
+    /// Calls the function `name`. The error of a failed call has the plugin's last warning.
     fn call<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) -> Result<()> {
         let function = function.with_context(|| format!("the plugin has no function {name}"))?;
         activity::enter(name);
@@ -195,8 +189,7 @@ impl Plugin {
         }
     }
 
-    /// Calls the function `name`, if the plugin has it, from `drop`, where an error can only be
-    /// logged.
+    /// Calls the function `name` from `drop`, if the plugin has it. An error is only logged.
     fn close<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) {
         let Some(function) = function else { return };
         if let Err(error) = self.call(name, Some(function), call) {
@@ -206,20 +199,17 @@ impl Plugin {
 }
 
 impl Context {
-    /// The version of the interface that is used.
+    /// Returns the version of the interface that is used.
     pub fn version(&self) -> u32 {
         self.plugin.table.version
     }
 
-    /// The network's name.
+    /// Returns the network's name.
     pub fn network(&self) -> String {
         text(self.plugin.table.name)
     }
 
-    /// The number of the plugin's devices.
-    ///
-    /// # Errors
-    /// The plugin's.
+    /// Returns the number of the plugin's devices.
     pub fn devices(&self) -> Result<i32> {
         let mut count = 0;
         // SAFETY: `count` is valid for writes for the length of the call.
@@ -227,10 +217,6 @@ impl Context {
         Ok(count)
     }
 
-    /// The properties of device `dev`.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub(crate) fn properties(&self, dev: i32) -> Result<Properties> {
         match self.plugin.table.get_properties {
             Some(GetProperties::V8(function)) => self.properties_by(Some(function), dev),
@@ -250,20 +236,17 @@ impl Context {
         // SAFETY: `raw` is valid for writes for the length of the call.
         self.plugin.call("getProperties", function, |function| unsafe { function(dev, raw.as_mut_ptr()) })?;
         let raw = raw.as_ptr();
-        // SAFETY: a pointer and two integers, which are zero where the plugin did not fill them in.
+        // SAFETY: reads a pointer and two integers: zero where the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
         Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
     }
 
     /// Listens on device `dev`.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
         let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
         let place = handle.as_mut_ptr().cast();
-        // SAFETY: the context is the one `init` gave; `handle` has the length that the interface
-        // promises, and both are valid for writes for the length of the call.
+        // SAFETY: the context is from `init`. `handle` has the length that the interface promises.
+        // Both results are valid for writes during the call.
         self.plugin.call("listen", self.plugin.table.listen, |listen| unsafe {
             match listen {
                 Listen::V8(listen) => listen(dev, place, &mut raw),
@@ -274,11 +257,7 @@ impl Context {
         Ok((Listener { context: Rc::clone(self), raw }, handle))
     }
 
-    /// Continues to connect to `handle`, which must be the same memory in each call. Returns none
-    /// until the connection is made.
-    ///
-    /// # Errors
-    /// The plugin's.
+    /// Continues to connect to `handle`, the same memory in each call. None until connected.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         let handle = handle.as_mut_ptr().cast();
@@ -300,7 +279,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context came from `init` and ends here; everything made from it held it and
+        // SAFETY: the context is from `init` and ends here. Every object made from it held it and
         // has ended.
         self.plugin.close("finalize", self.plugin.table.finalize, |finalize| unsafe { finalize(self.raw) });
     }
@@ -308,14 +287,10 @@ impl Drop for Context {
 
 impl Listener {
     /// Continues to accept. Returns none until a peer has connected.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the listen comm is open; both results are valid for writes for the length of the
-        // call.
+        // SAFETY: the listen comm is open; both results are valid for writes during the call.
         plugin.call("accept", plugin.table.accept, |accept| unsafe {
             accept(self.raw.as_ptr(), &mut raw, &mut device_handle)
         })?;
@@ -338,25 +313,18 @@ impl Drop for Comm {
             true => ("closeSend", plugin.table.close_send),
             false => ("closeRecv", plugin.table.close_recv),
         };
-        // SAFETY: the comm is open, of the kind that this function closes, and ends here; its
-        // registrations held it and have ended.
+        // SAFETY: the comm is open and ends here, by the function for its kind. Its registrations
+        // held it and have ended.
         plugin.close(name, close, |close| unsafe { close(self.raw.as_ptr()) });
     }
 }
 
 impl<const SENDS: bool> Direction<SENDS> {
     /// Registers host memory.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub fn register(&self, buffer: &Rc<Buffer>) -> Result<Rc<Registration>> {
         self.register_as(buffer, Pointer::Host)
     }
 
-    /// Registers memory of the kind `pointer`.
-    ///
-    /// # Errors
-    /// The plugin's.
     pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
         let plugin = &self.0.context.plugin;
         let kind = match pointer {
@@ -364,9 +332,8 @@ impl<const SENDS: bool> Direction<SENDS> {
             Pointer::Cuda => PTR_CUDA,
         };
         let mut raw = ptr::null_mut();
-        // SAFETY: the comm is open; the buffer keeps its address and length until after deregMr,
-        // since the registration holds it. A wrong kind of pointer is for the plugin and the kernel
-        // to refuse.
+        // SAFETY: the comm is open. The registration holds the buffer, so its address and length
+        // stay until after deregMr. The plugin and the kernel refuse a wrong kind of pointer.
         plugin.call("regMr", plugin.table.reg_mr, |reg_mr| unsafe {
             reg_mr(self.0.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw)
         })?;
@@ -378,14 +345,14 @@ impl SendComm {
     /// Starts to send `bytes` from `offset` on; none if the plugin cannot take the message yet.
     ///
     /// # Errors
-    /// The plugin's, or a range outside of the memory.
+    /// Fails when the range lies outside of the memory.
     pub fn isend(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
         let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
-        // SAFETY: the range lies in memory registered with this comm; it stays mapped, and this
-        // program does not touch it, until the request is done (`Request::start`). A profiler's
-        // handle may be NULL.
+        // SAFETY: the range lies in memory registered with this comm. It stays mapped and untouched
+        // by this program until the request is done (`Request::start`). A profiler's handle may be
+        // NULL.
         plugin.call("isend", plugin.table.isend, |isend| unsafe {
             let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
             match isend {
@@ -403,17 +370,17 @@ impl RecvComm {
     /// Starts to receive up to `bytes` to `offset`; none if the plugin cannot take the receive yet.
     ///
     /// # Errors
-    /// The plugin's, or a range outside of the memory.
+    /// Fails when the range lies outside of the memory.
     pub fn irecv(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
         self.post(memory, offset, bytes, tag, ptr::null_mut())
     }
 
     /// Starts a receive whose completion is not needed, as NCCL does for LL and LL128: the plugin
-    /// may report it done before the bytes arrive (version 8 has no such receives). The memory has
-    /// to be shared ([`Words`]), so that the processor uses only atomics there.
+    /// may report it done before the bytes arrive. Version 8 has no such receives. The memory must
+    /// be shared ([`Words`]), so that the processor accesses it only by atomics.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`].
+    /// As [`RecvComm::irecv`], and for memory that is not shared.
     pub(crate) fn irecv_optional(
         &self,
         memory: &Rc<Registration>,
@@ -425,7 +392,6 @@ impl RecvComm {
         self.post(memory, offset, bytes, tag, ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION))
     }
 
-    /// Starts a receive, with `raw` in the request's place.
     fn post(
         &self,
         memory: &Rc<Registration>,
@@ -438,8 +404,7 @@ impl RecvComm {
         let plugin = &self.0.context.plugin;
         let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
-        // SAFETY: arrays of one element each, valid for the length of the call; the memory as in
-        // `isend`.
+        // SAFETY: arrays of one element each, valid during the call; the memory is as in `isend`.
         plugin.call("irecv", plugin.table.irecv, |irecv| unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {
@@ -469,8 +434,8 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let plugin = &self.comm.context.plugin;
-        // SAFETY: the handle came from regMr of this comm, which is still open, and ends here; no
-        // request is in flight, because each holds its registration.
+        // SAFETY: the handle is from regMr of this comm, which is still open, and ends here. No
+        // request is in flight, because each request holds its registration.
         plugin
             .close("deregMr", plugin.table.dereg_mr, |dereg_mr| unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) });
     }
@@ -485,13 +450,12 @@ impl Request {
     /// Tests the request. Returns the number of bytes moved, or none until the request is done.
     ///
     /// # Errors
-    /// The plugin's, or a size that the request cannot have.
+    /// Fails for a request that was done before, and for a size that the request cannot have.
     pub fn test(&mut self) -> Result<Option<usize>> {
         let raw = self.raw.context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
         let (mut done, mut size) = (0, 0);
-        // SAFETY: the request is in flight; `size` has room for the one size of a request with one
-        // part.
+        // SAFETY: the request is in flight and has one part, so `size` has room for its size.
         plugin.call("test", plugin.table.test, |test| unsafe { test(raw.as_ptr(), &mut done, &mut size) })?;
         if done == 0 {
             return Ok(None);
@@ -506,7 +470,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // The network may still write there, so the memory is never given back.
+        // The network may still write into the memory, so the memory is never freed.
         if self.raw.is_some() {
             std::mem::forget(Rc::clone(&self.registration));
         }

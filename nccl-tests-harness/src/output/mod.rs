@@ -1,5 +1,5 @@
-//! Standard output and standard error: either may be a pipe that is closed early (`nccl-spark ... |
-//! head`), and the command line says how much goes there.
+//! Standard output and standard error. Either may be a pipe that is closed early (`nccl-spark ... |
+//! head`), and the command line sets the amount of output.
 
 pub mod numbers;
 pub(crate) mod plot;
@@ -13,7 +13,6 @@ use std::fmt::{self, Display, Formatter};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 
-/// The amount of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Verbosity {
     /// Results and errors.
@@ -30,24 +29,22 @@ pub(crate) enum Verbosity {
 static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
 static COLUMNS: OnceLock<usize> = OnceLock::new();
 
-/// Sets how much is shown. The first call counts.
+/// Sets the verbosity. Only the first call has an effect.
 pub(crate) fn set_verbosity(verbosity: Verbosity) {
     let _ = VERBOSITY.set(verbosity);
 }
 
-/// Returns a text from outside, such as another process, a file or another host, without what a
-/// terminal would act on: control characters, and those that change the direction of writing.
+/// Returns text from outside (another process, a file, another host) with `?` for characters that a
+/// terminal would act on: control characters, and characters that change the writing direction.
 pub fn plain(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect()
 }
 
-/// Returns the amount that was set.
 pub(crate) fn verbosity() -> Verbosity {
     VERBOSITY.get().copied().unwrap_or_default()
 }
 
-/// The value of `NCCL_DEBUG` that the command line asks for.
 pub(crate) fn nccl_debug() -> Option<&'static str> {
     match verbosity() {
         Verbosity::Quiet | Verbosity::Normal => None,
@@ -56,40 +53,39 @@ pub(crate) fn nccl_debug() -> Option<&'static str> {
     }
 }
 
-/// True if progress is shown: on a terminal, unless --quiet is given.
+/// True if progress is shown: on a terminal, without --quiet.
 pub(crate) fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
 
-/// Takes the value of the variable `COLUMNS`. The first call counts.
+/// Takes the value of the variable `COLUMNS`. Only the first call has an effect.
 pub(crate) fn set_columns(variable: Option<&str>) {
     if let Some(columns) = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0) {
         let _ = COLUMNS.set(columns);
     }
 }
 
-/// The name of standard output in errors.
 pub(crate) const STANDARD_OUTPUT: &str = "standard output";
 
-/// Columns of a text that is wrapped: the variable `COLUMNS`, else the terminal's width, else 100.
+/// Returns the width of wrapped text: the variable `COLUMNS`, else the terminal's width, else 100.
 pub fn columns() -> usize {
     const WITHOUT_TERMINAL: usize = 100;
     let terminal = || terminal_size::terminal_size().map(|(columns, _)| columns.0.into());
     COLUMNS.get().copied().or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
 }
 
-/// Standard output.
+/// Returns standard output.
 pub fn standard() -> impl Write {
     Output::new(io::stdout(), STANDARD_OUTPUT, verbosity())
 }
 
-/// Standard error.
+/// Returns standard error.
 pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// True if `error` is only that the reader of this program's output has closed it. Other broken
-/// pipes are errors: a rank's control connection is one too.
+/// True if `error` is only that the reader of this program's output closed it. Other broken pipes,
+/// such as a rank's control connection, are errors.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -101,7 +97,7 @@ pub fn is_unread(error: &anyhow::Error) -> bool {
 struct Output<W: Write> {
     to: W,
     name: &'static str,
-    /// The line so far, where remarks are left out.
+    /// The unfinished line, if remarks are left out.
     line: Option<Vec<u8>>,
 }
 
@@ -121,11 +117,10 @@ impl<W: Write> Output<W> {
         Self { to, name, line: (verbosity == Verbosity::Quiet).then(Vec::new) }
     }
 
-    /// An error with the name of what could not be written.
     fn named(name: &'static str) -> impl Fn(io::Error) -> io::Error {
         move |error| match error.kind() {
             ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Unread),
-            // Callers try it again.
+            // Callers retry the call.
             ErrorKind::Interrupted => error,
             kind => io::Error::new(kind, format!("{name}: {error}")),
         }
@@ -161,7 +156,7 @@ impl<W: Write> Drop for Output<W> {
     }
 }
 
-/// Remarks start with `#`. One that says what went wrong is a result.
+/// True for a line that starts with `#`, unless it reports a failure, which is a result.
 fn is_remark(line: &[u8]) -> bool {
     let tells_failure = |word: &[u8]| line.windows(word.len()).any(|part| part == word);
     line.starts_with(b"#") && !tells_failure(b"FAILED") && !tells_failure(b"WRONG")

@@ -1,8 +1,8 @@
-//! Numbers as all commands show them, and how several rounds become one figure.
+//! Numbers as all commands show them, and figures over several rounds.
 
 use serde_json::Value;
 
-/// The middle value, or the mean of the two in the middle; not a number where there is none.
+/// Returns the middle value, or the mean of the two middle values; NaN of no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -14,12 +14,12 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The least and the greatest value.
+/// Returns the least and the greatest value.
 pub fn spread(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)))
 }
 
-/// Three significant digits, never an exponent.
+/// Formats three significant digits, never an exponent.
 pub fn significant(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();
@@ -35,7 +35,7 @@ pub fn significant(value: f64) -> String {
     format!("{rounded:.*}", (2 - digits).clamp(0, 9) as usize)
 }
 
-/// A size as the command line takes it: with K, M or G where it is a whole number of them.
+/// Formats a size as the command line takes it: with K, M or G if it is a whole number of them.
 pub fn size(bytes: usize) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
@@ -45,18 +45,18 @@ pub fn size(bytes: usize) -> String {
     bytes.to_string()
 }
 
-/// The least and the greatest value, as in 1.50..2.00.
+/// Formats the least and the greatest value, as in 1.50..2.00.
 pub fn range(values: &[f64]) -> String {
     let (least, most) = spread(values);
     format!("{}..{}", significant(least), significant(most))
 }
 
-/// A number of things, as in "1 rail" and "2 rails".
+/// Formats a number of things, as in "1 rail" and "2 rails".
 pub fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A number in JSON, which has no infinity.
+/// Returns a number in JSON; null for NaN and infinity, which JSON does not have.
 pub fn number(value: f64) -> Value {
     Some(value).filter(|value| value.is_finite()).into()
 }

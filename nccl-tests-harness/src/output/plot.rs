@@ -1,7 +1,7 @@
 //! Charts of a quantity by message size as SVG, drawn by plotters.
 //!
-//! A chart names the fabric that was measured, the host, the date, and the meaning of its points
-//! and bars: it is shown without the page that it was made for, and the software fabric is no DGX
+//! A chart names the measured fabric, the host, the date, and the meaning of its points and bars.
+//! It may be shown without its page, and results of the software fabric are not those of a DGX
 //! Spark.
 
 use crate::date;
@@ -24,17 +24,14 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-/// Colour of axes and letters.
 const INK: RGBColor = RGBColor(30, 30, 30);
 const GRID: RGBColor = RGBColor(225, 225, 225);
 
 const SIZE: (u32, u32) = (960, 604);
-/// Left edge of the plot and of the captions.
 const LEFT: i32 = 84;
-/// Height of the captions.
 const MARGIN: i32 = 84;
 const LINE_HEIGHT: i32 = 20;
-/// Letters in a line of a caption.
+/// Characters in a line of a caption.
 const LINE_LETTERS: usize = 112;
 /// Radius of a point, and half the width of a bar.
 const RADIUS: i32 = 4;
@@ -42,44 +39,34 @@ const RADIUS: i32 = 4;
 /// A chart. The x axis is logarithmic, the y axis linear from 0.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    /// Text above the chart.
     pub title: String,
-    /// The fabric that was measured.
     pub fabric: String,
-    /// The meaning of the points and bars.
     pub points: &'static str,
-    /// Quantity and unit of the y axis.
     pub quantity: &'static str,
-    /// The lines, in the order in which they are drawn.
     pub lines: Vec<Line>,
 }
 
-/// A line.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
-    /// Its name in the legend.
     pub name: &'static str,
-    /// The points from left to right.
     pub points: Vec<Dot>,
 }
 
-/// A point of a line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dot {
-    /// The message size (1 or more).
+    /// Message size (1 or more).
     pub bytes: u64,
-    /// The y value.
     pub y: f64,
-    /// The least and the greatest y value there.
+    /// Least and greatest y value.
     pub spread: (f64, f64),
 }
 
-/// Makes the folder before the run, so that an unusable one ends it before anything is measured.
+/// Makes the folder before the run, to find an unusable folder before anything is measured.
 pub(crate) fn prepare(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("--plot {}", folder.display()))
 }
 
-/// Writes a chart that has points as `folder`/`name`.svg.
+/// Writes a chart as `folder`/`name`.svg, if it has points.
 pub(crate) fn save(folder: &Path, name: &str, chart: &Chart) -> Result<()> {
     if chart.lines.iter().all(|line| line.points.is_empty()) {
         return Ok(());
@@ -101,7 +88,6 @@ impl Chart {
         Ok(svg)
     }
 
-    /// Draws the captions below the plot.
     fn draw_captions(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
         let place = format!("{}; host {}; {}", self.fabric, seats::host(), date::today());
         let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
@@ -113,7 +99,6 @@ impl Chart {
         Ok(())
     }
 
-    /// Draws axes and lines.
     fn draw(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
         let dots = || self.lines.iter().flat_map(|line| &line.points);
         let top = dots().map(|dot| dot.y.max(dot.spread.1)).fold(0.0, f64::max);
@@ -156,7 +141,7 @@ impl Chart {
     }
 }
 
-/// Returns the range of powers of 2 that has all sizes in it: the axis has its labels at powers.
+/// Returns a range of powers of 2 that contains all sizes: the axis has its labels at powers.
 fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
     let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
     let (from, to) = (least.min(most).max(1).ilog2(), most.next_power_of_two().ilog2());
@@ -168,7 +153,6 @@ fn font() -> (&'static str, i32) {
     ("sans-serif", 16)
 }
 
-/// Splits a text into lines of whole words.
 fn rows(text: &str) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

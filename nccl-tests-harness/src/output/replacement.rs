@@ -1,5 +1,5 @@
 //! Atomic replacement of a file: the new file is written in the same directory and then renamed, so
-//! a reader sees either the whole old file or the whole new one.
+//! a reader sees the whole old file or the whole new one.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -7,8 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use tempfile::{Builder, NamedTempFile};
 
-/// Creates an empty temporary file in the directory of `path`. Errors do not name the temporary
-/// file: its random name means nothing to the user.
+/// Creates an empty temporary file beside `path`. Errors do not name it: its name is random.
 pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let make = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
@@ -25,7 +24,7 @@ pub fn written(path: &Path, content: &[u8], permissions: Permissions) -> io::Res
     Ok(file)
 }
 
-/// Writes `text`, and lets everybody read it.
+/// Writes `text`, and makes the file readable for all users.
 pub fn fill(file: &mut NamedTempFile, text: &str) -> io::Result<()> {
     file.as_file_mut().write_all(text.as_bytes())?;
     file.as_file().set_permissions(Permissions::from_mode(0o644))

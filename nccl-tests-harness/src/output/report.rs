@@ -1,5 +1,4 @@
-//! Results as JSON, for programs: the option that asks for them, where they go, and how every
-//! report of a run ends.
+//! Results as JSON, for programs: the option, the destination, and the common end of reports.
 
 use crate::output;
 use crate::usage::{self, wrong};
@@ -21,7 +20,7 @@ pub struct JsonOption {
     pub target: Option<Target>,
 }
 
-/// The place of the JSON.
+/// Destination of the JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// Standard output, which then has nothing else on it.
@@ -30,35 +29,30 @@ pub enum Target {
     File(PathBuf),
 }
 
-/// A target that was found usable.
 pub(crate) enum Sink {
-    /// Standard output.
     Output,
-    /// A file that was there before. It keeps its content until a report is written.
+    /// A file that existed before. It keeps its content until a report is written.
     Existing(File, PathBuf),
-    /// A file that is made when a report is written.
+    /// A file that is created when a report is written.
     New(PathBuf),
 }
 
-/// The end of every report of a run.
 #[derive(Serialize)]
 struct Ended<'a, R> {
     #[serde(flatten)]
     report: &'a R,
-    /// True when the run finished and all data was right.
+    /// True if the run finished and all data was right.
     ok: bool,
-    /// The error that ended the run.
     error: Option<String>,
 }
 
 impl From<PathBuf> for Target {
-    /// Takes `-` for standard output.
     fn from(path: PathBuf) -> Self {
         if path == Path::new("-") { Self::Output } else { Self::File(path) }
     }
 }
 
-/// Where tables go: standard output, or standard error where the JSON goes to standard output.
+/// Returns standard output for tables, or standard error if the JSON goes to standard output.
 pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
     match json {
         Some(Target::Output) => Box::new(output::error()),
@@ -66,11 +60,11 @@ pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
     }
 }
 
-/// Lets `lead` do the run, print [`beside`] the JSON and fill in `report`. Writes the report to
-/// `json`, with the end of the run.
+/// Runs `lead`, which prints to the output that [`beside`] returns and fills in `report`. Then
+/// writes the report to `json`, with the end of the run.
 ///
 /// # Errors
-/// Errors of `lead`, or a report that cannot be written.
+/// Fails when `lead` fails, or the report cannot be written.
 pub fn of_run<R: Serialize>(
     json: Option<&Target>,
     mut report: R,
@@ -87,11 +81,8 @@ pub fn of_run<R: Serialize>(
 }
 
 impl Sink {
-    /// Finds out before the run whether a report can be written. Leaves no file behind: a run may
-    /// end without a report.
-    ///
-    /// # Errors
-    /// When the file cannot be written, which is a mistake on the command line.
+    /// Checks before the run that a report can be written. Leaves no file: a run may end without a
+    /// report. An unusable file is a mistake on the command line.
     pub fn open(target: &Target) -> Result<Self, clap::Error> {
         let Target::File(path) = target else { return Ok(Self::Output) };
         let file = match OpenOptions::new().write(true).open(path) {
@@ -103,10 +94,7 @@ impl Sink {
         file.map_err(|error| wrong(format!("--json {}: {error}", path.display())))
     }
 
-    /// Writes a report.
-    ///
-    /// # Errors
-    /// When it cannot be written. A new file does not stay behind in part.
+    /// Writes a report. If that fails, no part of a new file stays.
     pub fn write(self, report: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(report).context("make the JSON")? + "\n";
         let (outcome, path) = match self {
@@ -123,7 +111,7 @@ impl Sink {
             Self::New(path) => {
                 let outcome = fs::write(&path, text);
                 if outcome.is_err() {
-                    // The error that follows is the one that matters.
+                    // Only the first error matters.
                     let _ = fs::remove_file(&path);
                 }
                 (outcome, path)

@@ -1,21 +1,21 @@
-//! Writes tables line by line: cells in columns of fixed width, and remarks, which are lines that
-//! begin with `#`.
+//! Tables that are written line by line: cells in columns of fixed width, and remarks, which are
+//! lines that begin with `#`.
 
 use std::io::{self, Write};
 
-/// A column of a table. A cell that is wider moves the rest of its line.
+/// A column of a table. A wider cell moves the rest of its line.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     width: usize,
     is_left: bool,
 }
 
-/// A column whose cells begin below each other, as texts do.
+/// Returns a left-aligned column, for text.
 pub const fn left(width: usize) -> Column {
     Column { width, is_left: true }
 }
 
-/// A column whose cells end below each other, as numbers do.
+/// Returns a right-aligned column, for numbers.
 pub const fn right(width: usize) -> Column {
     Column { width, is_left: false }
 }
@@ -28,8 +28,7 @@ pub struct Table<W> {
 }
 
 impl<W: Write> Table<W> {
-    /// A table with `gap` between its columns. The first column has room for the `#` that the names
-    /// of the columns begin with.
+    /// Makes a table with `gap` between columns. The first has room for the `#` before its name.
     pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
         Self { out, gap, columns: columns.into() }
     }
@@ -41,14 +40,14 @@ impl<W: Write> Table<W> {
         self.out.flush()
     }
 
-    /// Writes a line. It may have fewer cells than there are columns.
+    /// Writes a line, which may have fewer cells than there are columns.
     pub fn row(&mut self, cells: &[impl AsRef<str>]) -> io::Result<()> {
         let line = self.line(cells);
         writeln!(self.out, "{line}")?;
         self.out.flush()
     }
 
-    /// Writes a remark; an empty one is a line between others.
+    /// Writes a remark; an empty one separates other lines.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         match text {
             "" => writeln!(self.out, "#")?,

@@ -1,9 +1,9 @@
-//! A progress line on standard error: only on a terminal, unless --quiet is given, and only for
-//! work of over two seconds.
+//! A progress line on standard error. It is shown only on a terminal, without --quiet, and for work
+//! of over two seconds.
 //!
-//! All output meanwhile is written by [`Watch::over`], which removes the line before it prints and
-//! draws it again below: standard output may be the same terminal, and a line that stays would be
-//! in the middle of a table.
+//! Meanwhile, all output must go through [`Watch::over`], which removes the line, prints, and draws
+//! the line again below. Standard output may be the same terminal, where the line would otherwise
+//! stay inside a table.
 
 use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,17 +13,16 @@ use std::time::Duration;
 /// Shorter work has no progress line.
 const SHOW_AFTER: Duration = Duration::from_secs(2);
 
-/// The progress line; nothing where standard error is not a terminal.
+/// The progress line; does nothing if standard error is not a terminal.
 #[derive(Clone)]
 pub struct Watch {
     bar: Option<ProgressBar>,
-    /// A part of a longer command, whose steps these are not.
+    /// True for a part of a longer command. A part counts no steps.
     is_part: bool,
 }
 
 impl Watch {
-    /// A line that counts `steps` of something, as in "3/7 sizes"; `steps` is called only where
-    /// there is a terminal.
+    /// Starts a line that counts `steps`, as in "3/7 sizes". Calls `steps` only on a terminal.
     pub fn start(unit: &str, steps: impl FnOnce() -> u64) -> Self {
         if !output::shows_progress() {
             return Self::none();
@@ -37,18 +36,17 @@ impl Watch {
         Self { bar: Some(bar), is_part: false }
     }
 
-    /// No line.
+    /// Returns a progress line that is never shown.
     pub fn none() -> Self {
         Self { bar: None, is_part: false }
     }
 
-    /// The same line for a part of the work: it shows what is being done, but counts no steps and
-    /// does not end the line.
+    /// Returns the same line for a part of the work, which neither counts steps nor ends the line.
     pub fn part(&self) -> Self {
         Self { is_part: true, ..self.clone() }
     }
 
-    /// Shows the present work. The first call after two seconds makes the line visible.
+    /// Shows the current work. The first call after two seconds makes the line visible.
     pub fn doing(&self, text: &str) {
         let Some(bar) = &self.bar else { return };
         bar.set_message(text.to_owned());
@@ -57,19 +55,19 @@ impl Watch {
         }
     }
 
-    /// A step is done.
+    /// Counts a step.
     pub fn step(&self) {
         if let Some(bar) = self.bar.as_ref().filter(|_| !self.is_part) {
             bar.inc(1);
         }
     }
 
-    /// A writer that prints whole lines to `out`, with the progress line removed while it does.
+    /// Returns a writer that prints whole lines to `out`, without the progress line between them.
     pub fn over<W: Write>(&self, out: W) -> impl Write + use<W> {
         LineWriter::new(Over { out, watch: self.clone() })
     }
 
-    /// Ends the line and removes it.
+    /// Ends and removes the line.
     pub fn end(&self) {
         if let Some(bar) = self.bar.as_ref().filter(|_| !self.is_part) {
             bar.finish_and_clear();
@@ -93,7 +91,7 @@ impl<W: Write> Over<W> {
 
 impl<W: Write> Write for Over<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Flushed here: bytes that a buffer keeps would come out later, behind the line.
+        // Without the flush, buffered bytes would be printed later, behind the line.
         self.without_line(|out| out.write_all(bytes).and_then(|()| out.flush()))?;
         Ok(bytes.len())
     }

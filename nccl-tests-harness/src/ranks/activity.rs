@@ -1,11 +1,10 @@
-//! The activity of this rank, for its reports to the command. They distinguish a slow rank from a
-//! hung one, and name the plugin's function that does not return.
+//! The activity of this rank, for its reports to the command. The reports distinguish a slow rank
+//! from a hung one, and name the plugin's function that does not return.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// The functions of the plugin, by NCCL's names. Those of the data path come first, where [`enter`]
-/// finds them fastest.
+/// The plugin's functions by NCCL's names. The data path's come first: [`enter`] searches in order.
 const FUNCTIONS: [&str; 15] = [
     "test",
     "isend",
@@ -25,8 +24,8 @@ const FUNCTIONS: [&str; 15] = [
 ];
 
 static TICKS: AtomicU64 = AtomicU64::new(0);
-/// The running number of the call, shifted up by 8 bits. The low 8 bits are 1 + the index of the
-/// function, or 0 between calls.
+/// Number of the call, shifted left by 8 bits. The low 8 bits are 1 + the index of the function, or
+/// 0 between calls.
 static CALL: AtomicU64 = AtomicU64::new(0);
 /// The number of messages of the current collective, and the ticks at its start.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
@@ -62,15 +61,14 @@ pub fn leave() {
     CALL.store(CALL.load(Relaxed) & !0xff, Relaxed);
 }
 
-/// Observes the rank from time to time.
 #[derive(Debug, Default)]
 pub(crate) struct Observer {
     last_call: u64,
 }
 
 impl Observer {
-    /// Returns the ticks and the rank's activity. A function of the plugin is named only if the
-    /// same call was already running at the last look.
+    /// Returns the ticks and the rank's activity. Names a function of the plugin only if the same
+    /// call was already running at the previous look.
     pub fn look(&mut self) -> (u64, String) {
         let call = CALL.load(Relaxed);
         let stuck = call == self.last_call;

@@ -1,6 +1,6 @@
-//! The messages between the command and its ranks, for every kind of work: one JSON object a line
-//! over a socket. The socket is the rank's standard input. It is a socket pair if the command
-//! started the rank, TCP if a launcher did.
+//! The messages between the command and its ranks: one JSON object per line over a socket. The
+//! socket is the rank's standard input: a socket pair if the command started the rank, TCP if a
+//! launcher did.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -24,7 +24,7 @@ pub trait Work {
     /// this machine; without it, the command's path is used.
     ///
     /// # Errors
-    /// Errors of the plugin, and unexpected orders.
+    /// Fails on errors of the plugin, and on unexpected orders.
     fn work(
         library: Option<&Path>,
         orders: &mpsc::Receiver<Self::Order>,
@@ -32,35 +32,28 @@ pub trait Work {
     ) -> Result<()>;
 }
 
-/// From the command to a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToRank<Order> {
-    /// An order of the rank's kind of work.
     Order(Order),
     /// Close everything and exit.
     Finish,
 }
 
-/// From a rank to the command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromRank<Answer> {
-    /// An answer of the rank's kind of work.
     Answer(Answer),
-    /// A sign of life, four times a second.
+    /// Sent four times per second.
     Beat {
-        /// Counts what got done since the start.
+        /// Counts completed work since the start.
         ticks: u64,
-        /// The present stage of its work.
         doing: String,
     },
-    /// The rank failed.
     Failed {
-        /// The error.
         reason: String,
     },
 }
 
-/// The function that takes one kind of message as the answer to an order:
+/// Makes a function that accepts one kind of message as the answer to an order:
 /// `answer!(Answer::Connected { lines } => lines)`.
 #[macro_export]
 macro_rules! answer {
@@ -73,16 +66,13 @@ macro_rules! answer {
 }
 pub use answer;
 
-/// The longest message. The other end may be on another host, and must not fill this host's memory.
+/// Maximum length of a message: the other host must not be able to fill this host's memory.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
-/// The writing half of a line between command and rank.
 pub(crate) struct Sender(Mutex<File>);
 
-/// The reading half.
 pub(crate) struct Receiver(BufReader<File>);
 
-/// Splits a connected socket in its halves.
 pub(crate) fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
     let stream = File::from(socket.into());
     let reader = stream.try_clone().context("duplicate the control socket")?;
@@ -90,7 +80,6 @@ pub(crate) fn split(socket: impl Into<OwnedFd>) -> Result<(Sender, Receiver)> {
 }
 
 impl Sender {
-    /// Sends one message.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("encode a control message")?;
         line.push(b'\n');
@@ -100,7 +89,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next message; none at the end.
+    /// Returns the next message; none at the end.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         match self.0.by_ref().take(LINE_MAX_BYTES).read_line(&mut line) {

@@ -8,7 +8,7 @@ use nccl_net_spark::abi::types::HANDLE_BYTES;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
-/// The device that NCCL would use first. This plugin has no other.
+/// The device that NCCL would use first; this plugin has no other.
 pub(crate) const DEVICE: i32 = 0;
 
 /// The plugin's network as NCCL would see it.
@@ -63,7 +63,7 @@ pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
 /// neither end may wait for the other.
 ///
 /// # Errors
-/// The plugin's, with the number of the connection that failed.
+/// The plugin's error, with the number of the failed connection.
 pub fn connect(
     context: &Rc<Context>,
     listeners: &[Listener],

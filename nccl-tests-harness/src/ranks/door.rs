@@ -11,50 +11,41 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The version of the messages on a door's connections, raised when they change. [`Opening`] and
-/// its answer never change, so that each side can name the difference.
+/// Version of the messages on a door's connections, raised when they change. [`Opening`] and its
+/// answer never change, so that each side can report a difference.
 pub const PROTOCOL: u32 = 2;
-/// The most connections that have not shown a token. Further ones are closed.
+/// Maximum number of connections that have not shown a token. Further ones are closed.
 const MAX_UNAUTHENTICATED: usize = 64;
-/// Time to connect, and to be admitted.
+/// Time to connect and to be admitted.
 pub const OPENING: Duration = Duration::from_secs(10);
 
-/// A port for one connection.
 pub struct Door {
-    /// The address and the port.
     pub address: SocketAddr,
-    /// The token that admits a connection.
     pub token: Token,
     arrivals: Arrivals<Opening>,
 }
 
-/// The first message on a connection to a door.
+/// First message on a connection to a door.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Opening {
-    /// [`PROTOCOL`] of the side that connects.
+    /// [`PROTOCOL`] of the connecting side.
     protocol: u32,
     token: String,
 }
 
-/// A secret for one connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Door {
-    /// Listens on a port of the system's choice, with a new token.
-    ///
-    /// # Errors
-    /// Fails when this host does not have the address, or the system gives no random bytes.
+    /// Listens on a port that the system chooses, with a new token. Fails when this host does not
+    /// have the address, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
         let arrivals = Arrivals::of(listener, MAX_UNAUTHENTICATED)?;
         Ok(Self { address: arrivals.address()?, token: Token::new()?, arrivals })
     }
 
-    /// Waits for the connection with the token, and refuses others.
-    ///
-    /// # Errors
-    /// Fails when the connection is not made by `end`.
+    /// Waits for the connection with the token, and refuses others. Fails if none comes by `end`.
     pub fn admit(self, end: Instant) -> Result<TcpStream> {
         loop {
             ensure!(Instant::now() < end, "nobody connected to {} in time", self.address);
@@ -63,7 +54,7 @@ impl Door {
                 line.say(&Answer::Welcome { environment: Vec::new() })?;
                 return line.settle();
             };
-            // The other end may be gone.
+            // The other end may have closed.
             let _ = line.say(&Answer::Refused { reason });
         }
     }
@@ -83,9 +74,7 @@ impl Door {
     }
 }
 
-/// Connects to a door by the first of its addresses that answers. `name` is the door's, for errors.
-///
-/// # Errors
+/// Connects to the first of a door's addresses that answers. `name` is the door's, for errors.
 /// Fails when no address answers by `end`, or the door refuses the token.
 pub fn enter(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
     let stream =
@@ -95,10 +84,7 @@ pub fn enter(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) 
 }
 
 impl Token {
-    /// Makes a token of 128 random bits.
-    ///
-    /// # Errors
-    /// Fails when the system gives no random bytes.
+    /// Makes a token of 128 random bits. Fails when the system gives no random bytes.
     pub fn new() -> Result<Self> {
         let mut bytes = [0; 16];
         let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
@@ -106,23 +92,18 @@ impl Token {
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// Parses a token as a person gives it.
-    ///
-    /// # Errors
-    /// The form that is allowed.
+    /// Parses a token that a person enters. The error names the allowed form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_hex { Ok(Self(text.to_owned())) } else { Err("a token has 32 hexadecimal digits".to_owned()) }
     }
 
-    /// The token as text.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Compares `shown` with this token, in a time that does not depend on the place where they
-    /// differ.
+    /// Compares the tokens in a time that does not depend on where they differ.
     fn is(&self, shown: &str) -> bool {
         let (own, other) = (Sha256::digest(&self.0), Sha256::digest(shown));
         own.iter().zip(other.iter()).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0

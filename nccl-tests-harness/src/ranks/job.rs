@@ -1,5 +1,4 @@
-//! The ranks of a run as the command sees them. The command starts them, gets their messages, and
-//! ends them when it ends.
+//! The ranks of a run as the command sees them: it starts them, reads their messages, ends them.
 
 use crate::output::watch::Watch;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
@@ -17,33 +16,32 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Time for more messages after the first failure, so that the cause is shown beside its
-/// consequences.
+/// Time for more messages after the first failure, so that the cause is shown beside its effects.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Time for a rank to exit after it closed its control connection.
 const EXIT: Duration = Duration::from_secs(2);
-/// A rank that has not reported for this long is shown as silent. Ranks report four times a second.
+/// A rank without a report for this long is shown as silent. Ranks report four times per second.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// All ranks, which do one kind of work. Dropping it ends those that still run.
+/// All ranks of a run, which do one kind of work. Dropping it ends the ranks that still run.
 pub struct Job<W: Work> {
     ranks: Vec<Rank>,
     events: mpsc::Receiver<Event<FromRank<W::Answer>>>,
     timeout: Duration,
     last_progress: Instant,
-    /// Fails when the run ends, whatever it does.
+    /// Time at which the run fails even if its ranks make progress.
     end: Option<Instant>,
     watch: Watch,
 }
 
-/// A rank's number and its message; none when its connection has ended.
+/// Rank number and message; none once the rank's connection has ended.
 type Event<Message> = (usize, Option<Message>);
 
-/// The place of a rank.
+/// Place of a rank.
 pub enum Seat {
     /// A child process, with these variables added to its environment.
     Here(Vec<(String, String)>),
-    /// A process that a launcher started and that has connected.
+    /// A connected process that a launcher started.
     Guest(Guest),
 }
 
@@ -57,7 +55,7 @@ struct Rank {
 
 enum Process {
     Ours(Child),
-    /// The PID, and the machine.
+    /// PID and machine.
     Launched(u32, String),
 }
 
@@ -73,7 +71,6 @@ pub struct RankEnv {
 }
 
 impl Serialize for RankEnv {
-    /// Writes the form of the command line.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { rank, name, value } = self;
         serializer.collect_str(&format_args!("{rank}:{name}={value}"))
@@ -84,7 +81,7 @@ impl RankEnv {
     /// Parses `RANK:NAME=VALUE`.
     ///
     /// # Errors
-    /// The form that is allowed.
+    /// Names the allowed form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts =
             text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
@@ -98,8 +95,8 @@ impl RankEnv {
 }
 
 impl<W: Work> Job<W> {
-    /// Starts the ranks that are child processes, as `program`, and reads the messages of all
-    /// ranks. The run fails when no rank makes progress for `timeout`.
+    /// Starts the child processes as `program`, and reads the messages of all ranks. The run fails
+    /// when no rank makes progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
@@ -124,12 +121,11 @@ impl<W: Work> Job<W> {
         Ok(job)
     }
 
-    /// Sets the time at which the run fails even if its ranks make progress.
     pub(crate) fn end_by(&mut self, end: Instant) {
         self.end = Some(end);
     }
 
-    /// The PID of each rank, and its machine where that may be another one.
+    /// Returns each rank's PID, and its machine if a launcher started it.
     pub fn whereabouts(&self) -> impl Iterator<Item = String> {
         self.ranks.iter().map(|rank| match &rank.process {
             Process::Ours(process) => format!("Pid {:>6}", process.id()),
@@ -137,7 +133,6 @@ impl<W: Work> Job<W> {
         })
     }
 
-    /// The number of a rank's process, if that is a child of this one.
     pub(crate) fn child(&self, rank: usize) -> Option<u32> {
         match &self.ranks.get(rank)?.process {
             Process::Ours(process) => Some(process.id()),
@@ -145,11 +140,10 @@ impl<W: Work> Job<W> {
         }
     }
 
-    /// Sends an order to every rank, and waits until all have answered. The answers are in rank
-    /// order.
+    /// Sends an order to every rank, and waits for all answers. Returns them in rank order.
     ///
     /// # Errors
-    /// Fails as soon as a rank fails or exits, or the run hangs, with a line for each rank that
+    /// Fails when a rank fails or exits, or the run hangs. The error has a line for each rank that
     /// reports something.
     pub fn ask<T>(
         &mut self,
@@ -159,7 +153,7 @@ impl<W: Work> Job<W> {
         self.ask_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
     }
 
-    /// As [`Job::ask`], for some ranks. A rank that gets no order now may answer an earlier one.
+    /// Works like [`Job::ask`] for some ranks. Other ranks may answer an earlier order.
     pub fn ask_some<T>(
         &mut self,
         ranks: Range<usize>,
@@ -200,7 +194,7 @@ impl<W: Work> Job<W> {
         Ok(())
     }
 
-    /// Sending to a rank that has exited fails; its exit arrives as an event.
+    /// Sends messages. Sending to a rank that has exited fails; its exit arrives as an event.
     fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank<W::Order>>) {
         for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
             let _ = self.ranks[number].sender.send(&message);
@@ -208,11 +202,8 @@ impl<W: Work> Job<W> {
         self.last_progress = Instant::now();
     }
 
-    /// Returns the next answer of a rank, or the end of its connection; none if there is none
-    /// before `until`.
-    ///
-    /// # Errors
-    /// Fails when a rank fails, the run hangs, or its time is up.
+    /// Returns the next answer of a rank, or the end of its connection; none if nothing arrives
+    /// before `until`. Fails when a rank fails, the run hangs, or its time is up.
     fn next(&mut self, until: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
         loop {
             let deadline = until.into_iter().chain(self.end).fold(self.last_progress + self.timeout, Instant::min);
@@ -263,8 +254,8 @@ impl<W: Work> Job<W> {
         doing.collect::<Vec<_>>().join("; ")
     }
 
-    /// The error of the first rank to fail, and those of others shortly after. Ranks that died come
-    /// first, because the rest is often only the consequence.
+    /// Returns the error of the first rank to fail, and the errors that follow shortly after. Ranks
+    /// that died come first, because the other errors are often consequences.
     fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
         let (mut died, mut failed) = (Vec::new(), Vec::new());
         let until = Instant::now() + LAST_WORDS;
@@ -294,7 +285,7 @@ impl<W: Work> Job<W> {
 impl<W: Work> Drop for Job<W> {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // Ranks of a launcher exit when their control connection closes.
+            // A launcher's ranks exit when their control connection closes.
             if let Process::Ours(process) = &mut rank.process {
                 let _ = process.kill();
                 let _ = process.wait();
@@ -304,9 +295,8 @@ impl<W: Work> Drop for Job<W> {
 }
 
 impl Rank {
-    /// Returns the exit status of the process after it closed its control connection. A process
-    /// that does not exit is killed. None for a process that a launcher started: the launcher gets
-    /// its status.
+    /// Returns the exit status of a process that closed its control connection, and kills it if it
+    /// does not exit. None for a launched process: the launcher gets its status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;
@@ -341,13 +331,13 @@ fn spawn(
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
     let mut rank = Command::new(program);
     rank.args([command, &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
-    // Standard output is for the table, and a plugin's output must not come between its lines.
+    // Standard output is for the table. A plugin's output must not come between its lines.
     rank.stdout(Stdio::from(std::io::stderr())).envs(environment);
     let process = rank.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 
-/// A line for each reason, in the order in which they came, with the ranks that have it.
+/// Returns a line for each reason, in order of arrival, with the ranks that have it.
 fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
     for (number, reason) in failures {
@@ -364,7 +354,7 @@ fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     lines.into_iter().map(line).collect()
 }
 
-/// The end of a process in words, as in "exited with status 3".
+/// Describes the end of a process, as in "exited with status 3".
 pub fn ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(number), _) => match Signal::try_from(number) {

@@ -1,9 +1,8 @@
-//! The job that a launcher (mpirun, torchrun, srun) has started this process for, as the
-//! environment describes it.
+//! The job for which a launcher (mpirun, torchrun, srun) started this process, by its environment.
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The place of this process among the ranks of a job.
+/// Place of this process among the ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
     /// The program that started the rank.
@@ -12,8 +11,7 @@ pub struct World {
     pub rank: usize,
     /// Number of ranks (2 or more).
     pub ranks: usize,
-    /// Name of the job, the same for all of its ranks. As far as the launcher allows, no other job
-    /// has the same name.
+    /// Name of the job, the same for all of its ranks; unique as far as the launcher allows.
     pub job: String,
     /// Host and port of rank 0, if the launcher passes them.
     pub place: Option<(String, u16)>,
@@ -37,15 +35,12 @@ pub enum Launcher {
 /// Below Linux's range of ports for outgoing connections, which begins at 32768.
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 
-/// Returns the place of this process in a launcher's job; none without a launcher, and for a job of
-/// one rank. `lookup` gives the value of an environment variable. `parent` is the parent's process
-/// number, which distinguishes the jobs of one machine if the launcher has no number for them.
-///
-/// # Errors
-/// Fails when variables contradict each other.
+/// Returns this process's place in a launcher's job; none without a launcher or with one rank.
+/// `lookup` returns an environment variable. `parent`, the parent's PID, distinguishes the jobs of
+/// one machine if the launcher has no name for them. Fails when variables contradict each other.
 pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Option<World>> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
-    // mpirun and torchrun may themselves run inside a job of Slurm, so they come first.
+    // mpirun and torchrun may themselves run inside a Slurm job, so they come first.
     let candidates = [
         (Launcher::OpenMpi, "OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"][..]),
         (Launcher::Torchrun, "RANK", &["WORLD_SIZE"]),
@@ -55,7 +50,7 @@ pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Re
     ];
     for (launcher, rank_name, size_names) in candidates {
         let Some(rank) = lookup(rank_name) else { continue };
-        // RANK alone is no sign of torchrun: too many scripts have a variable of that name.
+        // RANK alone does not show torchrun: many scripts have a variable of that name.
         if launcher == Launcher::Torchrun && (lookup("WORLD_SIZE").is_none() || lookup("MASTER_ADDR").is_none()) {
             continue;
         }
@@ -98,7 +93,7 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
     }
 }
 
-/// The host and port where rank 0 listens, unless the command line names another place.
+/// Returns host and port where rank 0 listens, unless the command line names another place.
 fn place(
     launcher: Launcher,
     lookup: &impl Fn(&str) -> Option<String>,
@@ -106,7 +101,7 @@ fn place(
     job: &str,
 ) -> Result<Option<(String, u16)>> {
     if launcher == Launcher::Torchrun {
-        // torchrun's own store uses the port itself.
+        // torchrun's own store uses MASTER_PORT itself.
         let Some(host) = lookup("MASTER_ADDR") else { return Ok(None) };
         let Some(port) = lookup("MASTER_PORT") else { return Ok(None) };
         let next = port.parse::<u16>().ok().and_then(|port| port.checked_add(1));
@@ -126,7 +121,7 @@ fn place(
     Ok(host.map(|host| (host, derived_port(job))))
 }
 
-/// The first host of a node list as Slurm writes it: `spark-03` of `spark-[03-05,9],other`.
+/// Returns the first host of Slurm's node list: `spark-03` of `spark-[03-05,9],other`.
 fn first_host(nodes: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = nodes.trim();
@@ -144,7 +139,7 @@ fn first_host(nodes: &str) -> Option<String> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-/// A port that all ranks of a job compute alike (FNV-1a over the job's name).
+/// Returns a port that all ranks of a job compute alike (FNV-1a over the job's name).
 fn derived_port(job: &str) -> u16 {
     let hash = job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     DERIVED_PORTS.start + (hash % u32::from(DERIVED_PORTS.end - DERIVED_PORTS.start)) as u16
@@ -176,7 +171,7 @@ mod tests {
         of(environment).unwrap().unwrap()
     }
 
-    /// As Open MPI 4.1 was seen to set it.
+    /// The variables are those that Open MPI 4.1 was observed to set.
     #[test]
     fn mpirun_on_one_machine_needs_no_address_and_across_machines_one_from_the_user() {
         let here = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=606994433 PMIX_RANK=1";
@@ -190,7 +185,7 @@ mod tests {
         assert_eq!(world(&format!("{here} OMPI_COMM_WORLD_LOCAL_SIZE=1")).place, None);
         let other = world(&format!("{here}1 OMPI_COMM_WORLD_LOCAL_SIZE=2").replace("606994433", "606994434"));
         assert_ne!(other.place.unwrap().1, port);
-        // Inside a job of Slurm too: srun's own numbers are those of the daemons.
+        // Inside a Slurm job, srun's numbers are those of mpirun's daemons.
         assert_eq!(world(&format!("SLURM_PROCID=0 SLURM_NTASKS=9 {here}")).ranks, 2);
     }
 

@@ -1,5 +1,5 @@
-//! A connection on which two processes greet each other, one JSON object a line. Every read and
-//! write has a time limit, and a line has a size limit.
+//! A connection on which two processes greet each other, one JSON object per line. Reads and writes
+//! have time limits, and a line has a size limit.
 //!
 //! No byte after a message is read: the socket may become a control connection (`control`).
 
@@ -11,18 +11,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The longest line.
 pub const LINE_MAX_BYTES: usize = 256 << 10;
-/// The least time to try an address.
 const CONNECT: Duration = Duration::from_millis(20);
-/// Time limit of a write.
 const WRITE: Duration = Duration::from_secs(5);
-/// Characters of a malformed message in an error.
 const SHOWN_CHARACTERS: usize = 60;
-/// Time without an acknowledgement after which the connection to the other machine fails.
+/// Time without an acknowledgement after which the connection fails.
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
-/// One end of a connection.
 pub struct Line {
     stream: TcpStream,
     /// Name of the other end, for errors.
@@ -31,11 +26,8 @@ pub struct Line {
     end: Instant,
 }
 
-/// Connects to the first of `addresses` that answers by `end`. Each address is tried for at least
-/// 20 ms.
-///
-/// # Errors
-/// The error of the last address.
+/// Connects to the first of `addresses` that answers by `end`, and tries each for at least 20 ms.
+/// The error is that of the last address.
 pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
     let mut last = anyhow!("no address");
     for address in addresses {
@@ -49,10 +41,6 @@ pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
 }
 
 impl Line {
-    /// A line over a connected socket.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn new(stream: TcpStream, whom: impl Into<String>, end: Instant) -> Result<Self> {
         let whom = whom.into();
         let set = || -> std::io::Result<()> {
@@ -64,25 +52,20 @@ impl Line {
         Ok(Self { stream, whom, end })
     }
 
-    /// Sends one message.
-    ///
-    /// # Errors
-    /// Fails when the other end has closed the connection, or reads nothing for 5 s.
+    /// Sends one message. Fails when the other end has closed, or reads nothing for 5 s.
     pub fn say(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
         self.stream.write_all(&text).with_context(|| format!("{} is gone", self.whom))
     }
 
-    /// Returns the next message.
-    ///
-    /// # Errors
-    /// Fails when no message comes within `limit`, or the message is too long or malformed.
+    /// Returns the next message. Fails when none comes within `limit`, or it is too long or
+    /// malformed.
     pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
         self.hear_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
     }
 
-    /// As [`Line::hear`]; none once the other end has closed the connection between two messages.
+    /// Works like [`Line::hear`]; none once the other end closes between two messages.
     pub fn hear_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
         let begin = Instant::now();
         let until = (begin + limit).min(self.end);
@@ -105,11 +88,8 @@ impl Line {
         }
     }
 
-    /// Returns the socket as a control connection needs it: reads may take any time. A dead machine
-    /// at the other end is noticed when sent data is not acknowledged for 30 s.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Returns the socket as a control connection: reads may take any time. The connection to a
+    /// dead machine fails when sent data is not acknowledged for 30 s.
     pub fn settle(self) -> Result<TcpStream> {
         let set = || -> std::io::Result<()> {
             self.stream.set_read_timeout(None)?;
@@ -121,7 +101,7 @@ impl Line {
         Ok(self.stream)
     }
 
-    /// Counts the bytes that can be read now, in `window`; none at the end of the stream.
+    /// Peeks into the bytes that can be read now. Returns their number; 0 at the end of the stream.
     fn peek(&self, window: &mut [u8], begin: Instant, until: Instant) -> Result<usize> {
         loop {
             let left = until.saturating_duration_since(Instant::now());

@@ -7,13 +7,9 @@ use std::time::{Duration, Instant};
 /// NCCL's log levels (`ncclDebugLogLevel`), as far as they differ here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// Nothing is shown.
     None,
-    /// Lines that the user must see.
     Warn,
-    /// Lines that help to understand a job.
     Info,
-    /// All lines.
     Trace,
 }
 
@@ -26,19 +22,16 @@ struct Kept {
     information: Vec<String>,
     /// True during `init`.
     is_holding: bool,
-    /// The line of the last warning of `init`, and its time.
     held: Option<(String, Instant)>,
 }
 
-/// The most lines that are kept. The plugin logs few lines at this level, and a faulty one must not
-/// fill the memory.
+/// Maximum number of kept lines. The plugin logs few; a faulty one must not fill the memory.
 const KEPT_LINES: usize = 256;
-/// A warning is held back for this long. An `init` that still runs then is waiting, and the warning
-/// names the reason.
+/// Time to hold back a warning. If `init` still waits then, the warning names the reason.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
-    /// The level for a value of `NCCL_DEBUG`: warnings by default.
+    /// Returns the level for a value of `NCCL_DEBUG`; warnings by default.
     pub(crate) fn of_nccl_debug(value: Option<&str>) -> Self {
         match value.map(str::to_ascii_uppercase).as_deref() {
             Some("NONE" | "VERSION") => Self::None,
@@ -57,12 +50,12 @@ impl Level {
     }
 }
 
-/// Sets the rank and the level that is shown. Only the first call has an effect.
+/// Sets the rank and the shown level. Only the first call has an effect.
 pub(crate) fn start(rank: usize, level: Level) {
     let _ = SHOWN.set((rank, level));
 }
 
-/// Takes one line of the plugin, with NCCL's code for its level.
+/// Records one line of the plugin. `code` is NCCL's code for its level.
 pub(crate) fn record(code: i32, text: &str) {
     let level = Level::of_code(code);
     let mut kept = kept();
@@ -94,14 +87,12 @@ pub(crate) fn hold_warnings() {
     kept().is_holding = true;
 }
 
-/// Shows the held warning, and holds back none from now on.
 pub(crate) fn release_warnings() {
     let mut kept = kept();
     kept.is_holding = false;
     kept.show_held();
 }
 
-/// Shows a warning that has been held back for long enough.
 pub(crate) fn show_old_warning() {
     let mut kept = kept();
     if kept.held.as_ref().is_some_and(|(_, since)| since.elapsed() >= HOLD) {
@@ -109,7 +100,7 @@ pub(crate) fn show_old_warning() {
     }
 }
 
-/// Returns the last warning for an error's text, and forgets it. If it is held, it is not shown.
+/// Takes the last warning, for an error's text. A held warning is then not shown.
 pub(crate) fn take_last_warning() -> Option<String> {
     let mut kept = kept();
     kept.held = None;
@@ -130,12 +121,12 @@ impl Kept {
 
 /// Writes a line with one call, so that lines of several ranks do not mix.
 fn show(line: &str) {
-    // A rank also works without a standard error.
+    // A rank also works without standard error.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Returns the lines so far that prove which rails were merged and which are connected, each once
-/// for both directions. Forgets all lines of the level Info.
+/// Takes the lines that name the merged and the connected rails, each line once for both
+/// directions. Forgets all lines of the level Info.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();

@@ -1,8 +1,7 @@
-//! The data that the ranks send, and the check of what arrived.
+//! The data that the ranks send, and the check of received data.
 //!
-//! A byte is a function of the sending rank, of the offset in that rank's data, and of the
-//! iteration. So data that is misplaced, left over from an earlier iteration, or damaged fails the
-//! check.
+//! A byte depends on the sending rank, the offset in that rank's data, and the iteration. So
+//! misplaced, stale or damaged data fails the check.
 
 use std::ops::Range;
 
@@ -10,18 +9,18 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// Added to every byte: the iteration's low byte for rank 0 and the odd ranks, its negative for
-    /// the others. So two iterations less than 256 apart differ in every byte of a rank's data, and
-    /// two less than 128 apart in every byte of the sum over any number of ranks from 0 on. Even a
-    /// stale slice of one byte is always found.
+    /// Added to every byte. It is the iteration's low byte for rank 0 and odd ranks, and its
+    /// negative for other ranks. Two iterations less than 256 apart thus differ in every byte of a
+    /// rank's data. Two less than 128 apart differ in every byte of the sum over any number of
+    /// ranks from 0 on. So even a stale slice of one byte is always found.
     shift: u64,
 }
 
-/// The data of several ranks in one iteration, added up byte by byte. Bytes wrap around.
+/// Data of several ranks in one iteration, added up byte by byte. Bytes wrap around.
 #[derive(Debug, Clone)]
 pub struct Sum(Vec<Pattern>);
 
-/// The difference between received and sent bytes.
+/// Difference between received and sent bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mismatch {
     /// Number of wrong bytes.
@@ -33,18 +32,18 @@ pub struct Mismatch {
 /// A wrong byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongByte {
-    /// The place in the sending rank's (or each rank's) data, in bytes.
+    /// Offset in the sending rank's (or each rank's) data, in bytes.
     pub offset: usize,
-    /// The received value.
+    /// Received value.
     pub found: u8,
-    /// The sent value, or the sum of the sent values.
+    /// Sent value, or the sum of the sent values.
     pub sent: u8,
 }
 
 const WORD_BYTES: usize = 8;
 
 impl Pattern {
-    /// The data of `rank` in `iteration`.
+    /// Returns the data of `rank` in `iteration`.
     pub fn new(rank: usize, iteration: u64) -> Self {
         let low = iteration as u8;
         let shift = if rank == 0 || rank % 2 == 1 { low } else { low.wrapping_neg() };
@@ -69,7 +68,7 @@ impl Pattern {
 }
 
 impl Sum {
-    /// The data of `ranks` (one or more) in `iteration`.
+    /// Returns the data of `ranks` (one or more) in `iteration`.
     pub fn new(ranks: Range<usize>, iteration: u64) -> Self {
         Self(ranks.map(|rank| Pattern::new(rank, iteration)).collect())
     }
@@ -102,8 +101,8 @@ fn add_bytes(left: u64, right: u64) -> u64 {
     ((left & !TOP_BITS) + (right & !TOP_BITS)) ^ ((left ^ right) & TOP_BITS)
 }
 
-/// The words that hold the `bytes` bytes from `offset` on: for each its index, the range of its
-/// bytes, and their place from `offset` on.
+/// Returns the words that hold the `bytes` bytes from `offset` on: each word's index, the range of
+/// its bytes, and their distance from `offset`.
 fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -123,8 +122,7 @@ impl Mismatch {
     }
 }
 
-/// The output function of the splitmix64 generator (Steele, Lea and Flood 2014), with its
-/// increment.
+/// Output function of the splitmix64 generator with its increment (Steele, Lea and Flood 2014).
 fn mix(index: u64) -> u64 {
     let mut word = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

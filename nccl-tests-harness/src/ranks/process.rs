@@ -1,5 +1,4 @@
-//! The process of a rank. It follows the command's orders, reports its activity, and ends with the
-//! command.
+//! The process of a rank: follows the command's orders, reports activity, ends with the command.
 
 use crate::ranks::activity;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
@@ -14,7 +13,7 @@ use std::time::Duration;
 /// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
 /// Time that a launched rank outlives the command. Launchers end a job when a rank dies, and the
-/// rank with the error should be the first.
+/// rank with the error should die first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The arguments of a hidden command that starts a rank.
@@ -31,10 +30,10 @@ pub struct Start {
 }
 
 /// Runs a rank whose standard input is the socket to the command. `nccl_debug` is the value of
-/// `NCCL_DEBUG`; it decides how much of the plugin's log is shown.
+/// `NCCL_DEBUG`, the level of the plugin's log that is shown.
 ///
 /// # Errors
-/// Fails when that socket fails; other errors go over the socket, and the command ends this
+/// Fails when that socket fails. Other errors go over the socket, and the command ends this
 /// process.
 pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     let patience = match start.launched {
@@ -49,12 +48,12 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     let (sender, mut receiver) = control::split(stream)?;
     let sender = Arc::new(sender);
     let (orders_in, orders) = mpsc::channel();
-    // Without a sender the orders end.
+    // Dropping the sender ends the orders.
     let mut orders_in = Some(orders_in);
     std::thread::spawn(move || {
         while let Ok(Some(message)) = receiver.receive::<ToRank<W::Order>>() {
             match message {
-                // Sending fails after the work has ended.
+                // Sending fails once the work has ended.
                 ToRank::Order(order) => _ = orders_in.as_ref().map(|orders| orders.send(order)),
                 ToRank::Finish => orders_in = None,
             }
@@ -75,7 +74,6 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Reports this rank's activity to the command until the command has ended.
 fn beat(sender: &Sender, patience: Duration) {
     let mut observer = activity::Observer::default();
     loop {
@@ -88,8 +86,8 @@ fn beat(sender: &Sender, patience: Duration) {
     }
 }
 
-/// Kills this process. The command has ended, so there is no receiver for errors, and the working
-/// thread may be anywhere in the plugin.
+/// Kills this process. The command has ended, so nothing receives errors, and the working thread
+/// may be inside the plugin.
 fn die(patience: Duration) {
     std::thread::sleep(patience);
     let _ = signal::raise(signal::Signal::SIGKILL);

@@ -1,5 +1,5 @@
 //! The meeting of the ranks that a launcher started. Rank 0 listens, the others connect and
-//! introduce themselves. The messages of `control` then go over these connections.
+//! introduce themselves. The messages of `control` then use these connections.
 
 use crate::output;
 use crate::ranks::line::{self, Line};
@@ -14,12 +14,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The place and the name of a job's meeting.
+/// Place and name of a job's meeting.
 #[derive(Debug, Clone)]
 pub struct Meeting {
-    /// A name or an address of the machine of rank 0.
+    /// Name or address of the machine of rank 0.
     pub host: String,
-    /// The port there.
+    /// Port of rank 0.
     pub port: u16,
     /// Name of the job, the same for all of its ranks. A rank with another name is refused.
     pub job: String,
@@ -48,19 +48,10 @@ pub struct Hello {
     pub machine: String,
 }
 
-/// The answer to a connection's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// The connection is accepted.
-    Welcome {
-        /// Variables for the environment of the rank.
-        environment: Vec<(String, String)>,
-    },
-    /// The connection is refused.
-    Refused {
-        /// The reason that the listening side gives.
-        reason: String,
-    },
+    Welcome { environment: Vec<(String, String)> },
+    Refused { reason: String },
 }
 
 /// A rank that has connected.
@@ -75,53 +66,42 @@ pub struct Guest {
 const HELLO: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect, and between two polls of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
-/// Time after which a waiting rank says for what it waits.
+/// Time after which a waiting rank prints what it waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most connections without a hello. All ranks of a large job may connect in one moment.
+/// Maximum number of connections without a hello. All ranks of a large job may connect together.
 const MAX_UNAUTHENTICATED: usize = 4096;
 
-/// The place where rank 0 listens for the ranks of a job.
 pub(crate) struct Rendezvous {
     arrivals: Arrivals<Hello>,
     meeting: Meeting,
 }
 
-/// A port, and the connections to it whose first message has arrived. A connection without one does
-/// not delay others and is closed after 5 s.
+/// A port, and the connections to it whose first message has arrived. A connection without a
+/// message does not delay others and is closed after 5 s.
 pub(super) struct Arrivals<T> {
     listener: TcpListener,
     said_in: mpsc::Sender<(T, Line, SocketAddr)>,
     said: mpsc::Receiver<(T, Line, SocketAddr)>,
     /// Number of connections that have not sent their first message.
     strangers: Arc<AtomicUsize>,
-    /// The most strangers. Further connections are closed.
+    /// Maximum number of strangers. Further connections are closed.
     most: usize,
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    /// Accepts the connections to `listener`. At most `most` of them may be without a first
-    /// message.
-    ///
-    /// # Errors
-    /// The system's.
     pub(super) fn of(listener: TcpListener, most: usize) -> Result<Self> {
         listener.set_nonblocking(true).context("set the rendezvous port")?;
         let (said_in, said) = mpsc::channel();
         Ok(Self { listener, said_in, said, strangers: Arc::default(), most })
     }
 
-    /// The address of the port.
-    ///
-    /// # Errors
-    /// The system's.
     pub(super) fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().context("ask for the port")
     }
 
-    /// Returns the next connection whose first message has arrived; none if there is none yet.
-    /// Waits 20 ms at most.
+    /// Returns the next connection whose first message has arrived, if any. Waits 20 ms at most.
     pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
-        // An error concerns one connection, or is temporary: the caller has a time limit.
+        // An error concerns one connection or is temporary. The caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
         if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
@@ -142,15 +122,11 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 }
 
 impl Rendezvous {
-    /// Listens, on rank 0.
-    ///
-    /// # Errors
-    /// Fails when the host has no such name, or the port is taken.
+    /// Listens, on rank 0. Fails when the host has no such name, or the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // A name of this machine may mean another address here than on other machines, so rank 0
-        // listens on all addresses.
+        // The name may mean another address on other machines: rank 0 listens on all addresses.
         let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             true => TcpListener::bind((host.as_str(), *port)),
             false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
@@ -166,8 +142,8 @@ impl Rendezvous {
         Ok(Self { arrivals: Arrivals::of(listener, MAX_UNAUTHENTICATED)?, meeting })
     }
 
-    /// Waits until all other ranks have connected. Returns them in rank order. `environment` gives
-    /// the variables for a rank, or the error why it cannot take part.
+    /// Waits until all other ranks have connected. Returns them in rank order. `environment`
+    /// returns the variables for a rank, or the reason why it cannot take part.
     ///
     /// # Errors
     /// Fails when a rank does not connect in time, or cannot take part.
@@ -188,7 +164,7 @@ impl Rendezvous {
             };
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(format!("{address} was refused: {reason}"));
-                // The other end may be gone.
+                // The other end may have closed.
                 let _ = line.say(&Answer::Refused { reason });
                 continue;
             }
@@ -222,7 +198,6 @@ impl Rendezvous {
         })
     }
 
-    /// Numbers of the ranks that have not connected.
     fn absent(&self, guests: &BTreeMap<usize, Guest>) -> String {
         let absent = (1..self.meeting.ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
         absent.collect::<Vec<_>>().join(", ")
@@ -242,8 +217,7 @@ impl Rendezvous {
     }
 }
 
-/// Connects to rank 0. Returns the connection, and the variables that rank 0 wants in this rank's
-/// environment.
+/// Connects to rank 0. Returns the connection, and the variables that rank 0 sets for this rank.
 ///
 /// # Errors
 /// Fails when rank 0 is not found in time, or refuses this rank.
@@ -251,16 +225,13 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
-    // Rank 0 answers one rank after the other.
+    // Rank 0 answers one rank after another.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
     greet(stream, &rank_0, hello, left, "rank")
 }
 
-/// Sends the first message on a connection to [`Arrivals`], and waits up to `limit` for its answer.
-/// `other` names the listening side and `own` this one, for errors.
-///
-/// # Errors
-/// Fails when no answer comes, or the listening side refuses.
+/// Sends the first message on a connection to [`Arrivals`], and waits up to `limit` for the answer.
+/// `other` and `own` name both sides, for errors. Fails when no answer comes, or `other` refuses.
 pub(super) fn greet(
     stream: TcpStream,
     other: &str,
@@ -281,7 +252,7 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     let timeout_s = timeout.as_secs();
     let waiting = Waiting::start(format!("rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"));
     loop {
-        // Names may come up later than ranks do.
+        // A host's name may become known only after the ranks start.
         match addresses(host, *port).and_then(|addresses| line::connect(&addresses, deadline)) {
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() >= deadline => bail!(
@@ -294,12 +265,11 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     }
 }
 
-/// Prints after [`PATIENCE`] for what a rank waits, unless it is dropped before. It has a thread of
-/// its own: the look-up of a name and the attempt to connect may each take longer.
+/// Prints what a rank waits for after [`PATIENCE`], unless it is dropped before. It has its own
+/// thread, because the look-up of a name and the attempt to connect may each take longer.
 struct Waiting {
-    /// The error of the last attempt.
     error: Arc<Mutex<String>>,
-    /// Ends the thread when it is dropped.
+    /// Dropping it ends the thread.
     _end: mpsc::Sender<()>,
 }
 
@@ -321,9 +291,9 @@ impl Waiting {
     }
 }
 
-/// A line on standard error that --quiet leaves out.
+/// Prints a line to standard error, which --quiet leaves out.
 fn remark(text: &str) {
-    // A rank also works without a standard error.
+    // A rank also works without standard error.
     let _ = writeln!(output::error(), "# {text}");
 }
 
@@ -335,7 +305,7 @@ fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 /// Parses `HOST:PORT`.
 ///
 /// # Errors
-/// The form that is allowed.
+/// Names the allowed form.
 pub fn parse_place(text: &str) -> Result<(String, u16), String> {
     let parts =
         text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
@@ -393,7 +363,7 @@ mod tests {
         assert_eq!((&one.1[0].1, &two.1[0].1), (&"1".to_owned(), &"2".to_owned()));
         let guests = gathering.join().unwrap().unwrap();
         assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
-        // The next message is not lost.
+        // The message after the greeting is not lost.
         let end = |line: &TcpStream| {
             Line::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60)).unwrap()
         };

@@ -1,4 +1,4 @@
-//! The start of a run's ranks: all by this process, or each by a launcher.
+//! Starts a run's ranks: all by this process, or each by a launcher.
 
 use crate::fabric::{Fabric, Kind};
 use crate::output;
@@ -16,8 +16,7 @@ use std::time::Duration;
 /// Time that ranks wait for each other, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
-/// Returns the meeting of a launcher's ranks, at `given` (host and port), else at the launcher's
-/// place.
+/// Returns the meeting of a launcher's ranks: `given` (host and port), else the launcher's place.
 ///
 /// # Errors
 /// Fails when neither is known.
@@ -32,15 +31,15 @@ pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -
     Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, timeout: timeout.min(MEETING) })
 }
 
-/// Places all ranks in child processes of this process.
+/// Places all ranks in child processes.
 pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat> {
     (0..ranks).map(|rank| Seat::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
 }
 
-/// Places rank 0 in a child process, and takes the others as they connect.
+/// Places rank 0 in a child process, and waits for the other ranks to connect.
 ///
 /// # Errors
-/// Fails when not all ranks connect in time, or one cannot take part.
+/// Fails when a rank does not connect in time, or cannot take part.
 pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
     let here = machine()?;
     let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
@@ -58,8 +57,7 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
     Ok(seats)
 }
 
-/// Connects to rank 0, and returns the command of the rank for which the launcher started this
-/// process.
+/// Connects to rank 0. Returns the command of the rank that the launcher started this process for.
 ///
 /// # Errors
 /// Fails when rank 0 is not found, or refuses the rank.
@@ -80,7 +78,6 @@ pub fn rank_command<W: Work>(
     Ok(command)
 }
 
-/// The first message of this process to rank 0.
 pub(crate) fn hello(world: &World) -> Result<Hello> {
     Ok(Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -93,7 +90,7 @@ pub(crate) fn hello(world: &World) -> Result<Hello> {
     })
 }
 
-/// Replaces this process by the command, which ends when its control connection does.
+/// Replaces this process by `command`, which ends when its control connection closes.
 ///
 /// # Errors
 /// Always: a process that was replaced does not return.
@@ -108,13 +105,13 @@ fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv
     base
 }
 
-/// The machine's name.
+/// Returns the machine's name.
 pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
 }
 
-/// The kernel's boot id, which identifies the machine.
+/// Returns the kernel's boot id, which identifies the machine.
 pub fn machine() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(BOOT_ID).with_context(|| format!("read {BOOT_ID}"))?;

@@ -1,8 +1,8 @@
-//! The environment of real NCCL: the plugin or one of NCCL's own networks, the fabric under it, the
+//! The environment of real NCCL: the plugin or one of NCCL's own networks, the fabric, the
 //! variables for both, and the file for the output.
 //!
-//! Promises: every variable that a run sets is in [`Scene::environment`], which is shown to the
-//! user. The files of a run are removed with its scene.
+//! Every variable that a run sets is in [`Scene::environment`], which is shown to the user. A run's
+//! files are removed with its scene.
 
 pub mod network;
 
@@ -35,16 +35,13 @@ pub struct SceneOptions {
     fabric: FabricOptions,
 }
 
-/// The options of a scene, checked.
+/// Checked options of a scene.
 #[derive(Debug)]
 pub struct Setting {
     /// Time limit of one run or scenario.
     pub timeout: Duration,
-    /// The file for all output.
     log: Option<PathBuf>,
-    /// The plugin's library.
     plugin: PathBuf,
-    /// The fabric that the options ask for.
     fabric: Wish,
 }
 
@@ -63,21 +60,17 @@ impl SceneOptions {
     }
 }
 
-/// The environment of runs, which ends after them.
+/// The environment of runs. Dropping it removes their files.
 pub struct Scene {
-    /// The fabric of the messages.
+    /// Fabric that carries the messages.
     pub fabric: Fabric,
-    /// The plugin's library.
     plugin: PathBuf,
-    /// The folder for the runs' files.
     folder: TempDir,
-    /// The file for all output.
     log: Option<File>,
 }
 
 impl Scene {
-    /// Makes the scene for `ranks` ranks of this machine. `lookup` gives the value of an
-    /// environment variable.
+    /// Makes the scene for `ranks` ranks of this machine. `lookup` returns an environment variable.
     ///
     /// # Errors
     /// Fails when a part of the scene does not exist or cannot be made.
@@ -89,12 +82,12 @@ impl Scene {
         Ok(Self { fabric, plugin: setting.plugin.clone(), folder, log })
     }
 
-    /// A folder for the runs' files, on this machine.
+    /// Returns a folder for the runs' files, on this machine.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a line of output into the log, after the name of the process that printed it.
+    /// Writes a line of output into the log, after `who`, the process that printed it.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -103,7 +96,7 @@ impl Scene {
         writeln!(file, "{who}: {line}").context("--log")
     }
 
-    /// A folder in which the plugin is called libnccl-net.so, the name that NCCL loads by default.
+    /// Makes a folder in which the plugin has the name that NCCL loads by default, libnccl-net.so.
     pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
         let folder = self.folder.path().join("lib");
         let link = folder.join("libnccl-net.so");
@@ -114,9 +107,8 @@ impl Scene {
         Ok(folder)
     }
 
-    /// The variables of a run over `network`, the same for all ranks, as shown to the user.
-    /// `is_here` is true if all ranks are processes of this machine. `lookup` gives the value of an
-    /// environment variable.
+    /// Returns the variables of a run over `network`, the same for all ranks. `is_here` is true if
+    /// all ranks run on this machine. `lookup` returns an environment variable.
     ///
     /// # Errors
     /// Fails when the software fabric's library cannot be linked under the names that NCCL's own
@@ -154,9 +146,9 @@ impl Scene {
     }
 }
 
-/// The subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`) that the user chose, and those that this
-/// program reads: INIT (networks, channels), which is among NCCL's default, and NET. A list after
-/// `^` names subsystems that are left out.
+/// Returns the subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`): the user's choice and those that
+/// this program reads. It reads INIT (networks, channels), one of NCCL's defaults, and NET. A list
+/// after `^` names excluded subsystems.
 fn subsystems(chosen: &str) -> String {
     const READ: [&str; 2] = ["INIT", "NET"];
     let Some(left_out) = chosen.strip_prefix('^') else {
@@ -167,8 +159,7 @@ fn subsystems(chosen: &str) -> String {
     if kept.is_empty() { "ALL".to_owned() } else { format!("^{}", kept.join(",")) }
 }
 
-/// The value of `LD_LIBRARY_PATH` with which the loader searches `folder` before the user's own
-/// folders.
+/// Returns the `LD_LIBRARY_PATH` that searches `folder` before the user's own folders.
 pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> String {
     let rest = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
     format!("{}{rest}", folder.display())

@@ -1,4 +1,4 @@
-//! The network that NCCL shall use, and the one that it used by its own log.
+//! The network that NCCL is set to use, and the network that NCCL used according to its log.
 
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub enum Network {
 pub const TUNER: &str = "NCCL_SPARK_TUNER";
 
 impl Network {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Spark => "spark",
@@ -31,7 +31,7 @@ impl Network {
         }
     }
 
-    /// NCCL's name for it (`NCCL_NET`, `via NET/...`).
+    /// Returns NCCL's name, as in `NCCL_NET` and in the log (`via NET/...`).
     pub(crate) fn nccl_name(self) -> &'static str {
         match self {
             Self::Spark | Self::SparkUntuned => "Spark",
@@ -45,7 +45,7 @@ impl Network {
         matches!(self, Self::Spark | Self::SparkUntuned)
     }
 
-    /// The variables that make NCCL use the network.
+    /// Returns the variables that make NCCL use the network.
     pub fn environment(self, plugin: &Path) -> Vec<(String, String)> {
         let plugin = if self.is_plugin() { plugin.display().to_string() } else { "none".to_owned() };
         let mut environment =
@@ -67,7 +67,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Reads NCCL's line "18 coll channels, 18 collnet channels, ..." (init.cc, subsystem INIT).
+    /// Parses NCCL's line "18 coll channels, 18 collnet channels, ..." (init.cc, subsystem INIT).
     fn read(line: &str) -> Option<Self> {
         let (before, _) = line.split_once(" coll channels, ")?;
         let (prefix, number) = before.rsplit_once("NCCL INFO ")?;
@@ -75,7 +75,7 @@ impl Channels {
         Some(Self { collective: number.parse().ok()?, text })
     }
 
-    /// The numbers by kind. Kinds have NCCL's own words, as in `p2p_per_peer`.
+    /// Returns the numbers by kind. Kinds have NCCL's own words, as in `p2p_per_peer`.
     pub fn counts(&self) -> BTreeMap<String, u32> {
         let count = |part: &str| {
             let (number, name) = part.split_once(' ')?;
@@ -88,19 +88,18 @@ impl Channels {
 /// The network in NCCL's log.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// Number of ends of channels, by network.
+    /// Number of channel ends, by network.
     ends: BTreeMap<String, usize>,
     /// The channels of the communicator with the fewest collective channels.
     channels: Option<Channels>,
-    /// NCCL's version, as it prints it.
+    /// NCCL's version as NCCL prints it.
     pub version: Option<String>,
-    /// The version of the plugin's interface that NCCL took.
+    /// Version of the plugin's interface that NCCL loaded.
     abi: Option<u32>,
-    /// Lines with a reason for a failure: the first ones, and the last one.
+    /// Lines with the reason of a failure: the first ones and the last one.
     complaints: Vec<String>,
 }
 
-/// Number of complaints that are kept and shown.
 const COMPLAINTS: usize = 4;
 
 impl Used {
@@ -137,17 +136,17 @@ impl Used {
         line.contains(" NCCL ") || line.starts_with("NCCL version ")
     }
 
-    /// The channels that NCCL chose; with several communicators, those of the one with the fewest.
+    /// Returns the channels of the communicator with the fewest collective channels.
     pub fn channels(&self) -> Option<&Channels> {
         self.channels.as_ref()
     }
 
-    /// NCCL's complaints in one line.
+    /// Returns NCCL's complaints in one line.
     pub fn complaints(&self) -> Option<String> {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// Checks that all channels used `wanted`. Returns the network in words.
+    /// Checks that all channels used `wanted`. Returns a description of the network.
     ///
     /// # Errors
     /// Fails when a channel used another network, with the reason in the log.
@@ -219,7 +218,7 @@ mod tests {
         assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
         let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
         assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
-        // A line that another rank's line has cut, and the rest of a cut line.
+        // A line that another rank's line cuts, and the rest of a cut line.
         let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
         assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
         assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);

@@ -1,5 +1,4 @@
-//! Common parts of the command line's tests: the fake plugin, compiled here, and the program under
-//! test.
+//! Common parts of the command line's tests: the fake plugin, and the program under test.
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 pub mod programs;
@@ -24,7 +23,6 @@ impl Fakes {
     }
 }
 
-/// The program under test, without an environment that could change what it does.
 pub fn nccl_spark() -> Command {
     programs::clean(PROGRAM)
 }
@@ -33,13 +31,12 @@ pub fn say(arguments: &[&str]) -> Said {
     nccl_spark().args(arguments).output().unwrap().into()
 }
 
-/// The plugin, if the whole workspace is built; otherwise prints that the test is skipped.
+/// Returns the plugin if the whole workspace is built; otherwise prints that the test is skipped.
 #[track_caller]
 pub fn built() -> Option<PathBuf> {
     programs::built_beside(PROGRAM)
 }
 
-/// True if [`built`] returns the plugin.
 #[track_caller]
 pub fn is_built() -> bool {
     built().is_some()

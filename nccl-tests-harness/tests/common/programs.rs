@@ -1,17 +1,14 @@
-//! The parts of the command line's tests that the laboratory's tests use too: the fake plugin, the
-//! fake driver, and programs that are run.
+//! The fake plugin, the fake driver and program runs, which the laboratory's tests use too.
 
 use super::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The fake plugin, in a folder that is deleted with this value.
 pub struct Fake {
     folder: tempfile::TempDir,
 }
 
 impl Fake {
-    /// Compiles it with these macros.
     pub fn compile(defines: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         shared_object("fake_plugin.c", &folder.path().join("libfake.so"), defines);
@@ -27,7 +24,7 @@ impl Fake {
     }
 }
 
-/// A fake plugin, and a fake driver beside it, which is found before any other.
+/// A fake plugin, and a fake driver beside it, which the loader finds before any other.
 pub struct Fakes {
     pub plugin: Fake,
 }
@@ -39,14 +36,12 @@ impl Fakes {
         Self { plugin }
     }
 
-    /// The folder of the fake driver, for `LD_LIBRARY_PATH`.
     pub fn folder(&self) -> &Path {
         self.plugin.folder()
     }
 }
 
-/// Compiles a C file of the tests with `cc` (or what `CC` names), which any machine that links Rust
-/// has.
+/// Compiles a C file of the tests with `CC`, or `cc`, which any machine that links Rust has.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, include) = (package.join("../nccl-tests-harness/tests").join(source), package.join("../include"));
@@ -71,7 +66,7 @@ impl From<Output> for Said {
     }
 }
 
-/// The program in the file `program`, without an environment that could change what it does.
+/// Returns `program` without environment variables that could change its behaviour.
 pub fn clean(program: &str) -> Command {
     let mut command = Command::new(program);
     for name in ["NCCL_DEBUG", "NCCL_IBVERBS_LIB", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
@@ -85,9 +80,8 @@ pub fn clean(program: &str) -> Command {
     command
 }
 
-/// The plugin that cargo built last, if the software fabric is built too, as part of the whole
-/// workspace; otherwise prints that the test is skipped. They are in the folder of `program`; the
-/// plugin is in its `deps` after `cargo test`.
+/// Returns the plugin that cargo built last, beside `program` or in `deps`, if the software fabric
+/// is built too; otherwise prints that the test is skipped.
 #[track_caller]
 pub fn built_beside(program: &str) -> Option<PathBuf> {
     let beside = |name: &str| Path::new(program).with_file_name(name);

@@ -1,4 +1,4 @@
-//! A run from the command's side: starts the ranks, has them measure each size, prints the table.
+//! A run from the command's side: starts the ranks, lets them measure each size, prints the table.
 
 use super::messages::{Answer, Measurement, Order, Setup, Terms};
 use super::rank::Collectives;
@@ -19,48 +19,36 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A run, checked before anything starts.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The measurement of each size.
     pub terms: Terms,
-    /// The plugin's library.
     pub plugin: PathBuf,
-    /// The first size in bytes; at least one byte for each rank's part.
+    /// First size in bytes; at least one byte for each rank's part.
     pub min_bytes: usize,
-    /// The largest size in bytes.
     pub max_bytes: usize,
-    /// The step from one size to the next.
     pub step: Step,
     /// Time without progress after which the run fails.
     pub timeout: Duration,
-    /// Environment of single ranks.
     pub rank_env: Vec<RankEnv>,
-    /// The fabric that the options ask for.
     pub fabric: Wish,
-    /// The verbs library that the user's environment names.
+    /// Verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// Shows the percentiles of the times in the table too.
     pub shows_percentiles: bool,
-    /// The place of the JSON.
     pub json: Option<Target>,
-    /// The launcher that started this process as one of the ranks, and the place where those meet.
+    /// Launcher that started this process as a rank, and the place where its ranks meet.
     pub launched: Option<(World, Meeting)>,
 }
 
 impl Plan {
-    /// The sizes to measure, in bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         sizes::sweep(self.min_bytes, self.max_bytes, self.step)
     }
 }
 
-/// Runs a collective with ranks of `program`. The table goes to standard output, or to standard
-/// error if the JSON goes to standard output. True when all data was right. A process that a
-/// launcher started as another rank than 0 becomes that rank.
-///
-/// # Errors
-/// Fails when a rank fails or hangs, or the output cannot be written.
+/// Runs a collective with ranks of `program`. Returns true if all data was right. The table goes to
+/// standard output, or to standard error if the JSON goes to standard output. If a launcher started
+/// this process as a rank above 0, it becomes that rank. Fails when a rank fails or hangs, or a
+/// write fails.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
@@ -70,7 +58,7 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
 }
 
-/// Leads one run: the table goes to `out`, the figures into `report`. True when all data was right.
+/// Leads one run: the table goes to `out`, figures to `report`. Returns true if all data was right.
 pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
     let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.terms.ranks, plan.verbs_library.as_deref())?;
@@ -101,7 +89,6 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
     Ok(right)
 }
 
-/// Starts the plugin in all ranks, and connects the ranks.
 fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
     let Terms { collective, ranks, channels, .. } = plan.terms;
     let setup = |rank| Setup {
@@ -115,7 +102,7 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
         .ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { network, handles } => (network, handles)))?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
-    // A handle that a rank has not given is missing here, which the rank at the other end reports.
+    // A handle that a rank has not given is missing here; the rank at the other end reports it.
     let handles_for = |rank: usize| {
         let links = collective.links(rank, ranks, channels).into_iter().enumerate();
         links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
@@ -132,7 +119,6 @@ fn list_ranks(job: &Job<Collectives>, report: &Report, out: &mut impl Write) -> 
     Ok(())
 }
 
-/// Measures one size, and writes its row of the table.
 fn measure(
     terms: Terms,
     size_bytes: usize,
@@ -176,8 +162,8 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// A row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of their
-/// wrong elements. Other times are the longest of any rank.
+/// Returns a row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of
+/// their wrong elements. Other times are the longest of any rank.
 fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
@@ -194,7 +180,7 @@ fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// Describes the network as NCCL would see it, once if all ranks see the same, and the connections.
+/// Describes the connections and the network as NCCL would see it (once if all ranks agree).
 fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
     let slowed =
         if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };
@@ -228,8 +214,8 @@ mod tests {
     const TERMS: Terms =
         Terms { collective: Collective::AllGather, ranks: 2, channels: 1, warmup_iters: 0, iters: 10, check_iters: 1 };
 
-    /// Hand figures: 10 iterations in 1 ms and in 3 ms are 200 us each on average; 2 x 4 MB in that
-    /// are 40 GB/s. The slower rank's median and 99th percentile are 150 and 600 us.
+    /// By hand: 10 iterations in 1 ms and in 3 ms take 200 us each on average; 2 x 4 MB in that
+    /// time are 40 GB/s. The slower rank's median and 99th percentile are 150 and 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
         let row = row(TERMS, 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);

@@ -15,11 +15,10 @@ mod table;
 
 use std::ops::Range;
 
-/// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
-    /// Every rank ends with every rank's part. In place: a rank's own part is in its place already.
+    /// Every rank ends with every rank's part. In place: a rank's own part is already there.
     AllGather,
     /// Every rank ends with the sum of all. Out of place.
     AllReduce,
@@ -35,51 +34,44 @@ pub enum Collective {
     SendRecv,
 }
 
-/// The rank that a broadcast comes from.
 pub const ROOT: usize = 0;
 
-/// Size and number of a collective's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// The most bytes in a message.
+    /// Maximum bytes of a message.
     pub slice_bytes: usize,
-    /// The most messages that a connection has in flight in each direction.
+    /// Maximum messages in flight on a connection in each direction.
     pub in_flight: usize,
 }
 
 /// One connection out of a rank, and one into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// The rank that this rank sends to.
     pub to: usize,
-    /// The rank that this rank receives from.
     pub from: usize,
 }
 
-/// A part of a rank's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The ranks whose data is added up there.
+    /// Ranks whose data is added up.
     pub of: Range<usize>,
-    /// The first byte of those ranks' data.
+    /// First byte of those ranks' data.
     pub data_offset: usize,
-    /// The place in the receive buffer, in bytes.
+    /// Place in the receive buffer, in bytes.
     pub range: Range<usize>,
 }
 
 /// Algorithm and bus bandwidth in GB/s (10^9 bytes a second).
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Bandwidth {
-    /// Size over time.
     #[serde(rename = "algbw_gb_s")]
     pub algbw: f64,
-    /// The bandwidth that this needs on each rank's link.
+    /// Bandwidth that the collective needs on each rank's link.
     #[serde(rename = "busbw_gb_s")]
     pub busbw: f64,
 }
 
 impl Collective {
-    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all-gather",
@@ -91,17 +83,15 @@ impl Collective {
         }
     }
 
-    /// True if the send buffer is the receive buffer.
     pub fn in_place(self) -> bool {
         matches!(self, Self::AllGather | Self::Broadcast)
     }
 
-    /// True if a rank sends received data on, out of its receive buffer.
+    /// True if a rank sends received data on, from its receive buffer.
     pub fn passes_on(self) -> bool {
         !matches!(self, Self::AllToAll | Self::SendRecv)
     }
 
-    /// The operation, as nccl-tests names it.
     pub fn operation(self) -> &'static str {
         match self {
             Self::AllReduce | Self::ReduceScatter => "sum",
@@ -109,7 +99,7 @@ impl Collective {
         }
     }
 
-    /// The root as nccl-tests shows it: -1 for none.
+    /// Returns the root as nccl-tests shows it: -1 for none.
     pub fn root(self) -> i32 {
         match self {
             Self::Broadcast => ROOT as i32,
@@ -117,9 +107,9 @@ impl Collective {
         }
     }
 
-    /// The messages that NCCL makes of a collective. A ring keeps four slices of two 512 KiB steps.
-    /// A point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over
-    /// a network.
+    /// Returns the shape of NCCL's messages. A ring keeps four slices of two 512 KiB steps. A
+    /// point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over a
+    /// network.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
@@ -127,8 +117,8 @@ impl Collective {
         }
     }
 
-    /// The connections of `rank`: `channels` to each rank that it sends to. A link of one rank and
-    /// the link of the same index of the rank that it goes to are the two ends of one connection.
+    /// Returns the connections of `rank`: `channels` to each rank that it sends to. A link and
+    /// the link of the same index of the rank `to` are the two ends of one connection.
     pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
         let distances = match self {
             Self::AllToAll => 1..ranks,
@@ -138,15 +128,14 @@ impl Collective {
         distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
     }
 
-    /// The elements that nccl-tests counts at a size: those of one rank's part if there are parts.
-    ///
-    /// nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes. Here
-    /// every byte counts.
+    /// Returns the elements that nccl-tests counts at a size: those of one rank's part if there are
+    /// parts. nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes.
+    /// Here every byte counts.
     pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
         size_bytes / self.parts(ranks)
     }
 
-    /// The size that the table shows, which is also the length of each buffer.
+    /// Returns the size that the table shows, which is also the length of each buffer.
     pub fn size_bytes(self, count: usize, ranks: usize) -> usize {
         count * self.parts(ranks)
     }
@@ -158,7 +147,7 @@ impl Collective {
         }
     }
 
-    /// The bandwidths as nccl-tests computes them (its doc/PERFORMANCE.md).
+    /// Returns the bandwidths as nccl-tests computes them (its doc/PERFORMANCE.md).
     pub fn bandwidth(self, count: usize, ranks: usize, seconds: f64) -> Bandwidth {
         let algbw = self.size_bytes(count, ranks) as f64 / 1e9 / seconds;
         let others = (ranks - 1) as f64 / ranks as f64;
@@ -170,7 +159,7 @@ impl Collective {
         Bandwidth { algbw, busbw: algbw * factor }
     }
 
-    /// The place in the send buffer that `rank` fills before it starts; none if it only receives.
+    /// Returns the part of the send buffer that `rank` fills before the start, if any.
     pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Range<usize>> {
         match self {
             Self::AllGather => Some(rank * count..(rank + 1) * count),
@@ -179,7 +168,7 @@ impl Collective {
         }
     }
 
-    /// The contents of the receive buffer of `rank` at the end.
+    /// Returns the contents of the receive buffer of `rank` at the end.
     pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
         let block = |index: usize| index * count..(index + 1) * count;
         let part = |of, data_offset, range| Part { of, data_offset, range };
@@ -199,8 +188,7 @@ impl Collective {
 mod tests {
     use super::*;
 
-    /// Hand figures: 1 GB gathered by 4 ranks in 0.1 s is 10 GB/s of algbw, three quarters of it on
-    /// the bus.
+    /// By hand: 1 GB gathered by 4 ranks in 0.1 s is an algbw of 10 GB/s, three quarters as busbw.
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let gather = Collective::AllGather.bandwidth(250_000_000, 4, 0.1);

@@ -77,16 +77,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// True if all ranks are started here, whatever a launcher says.
+    /// True if this process starts all ranks, even under a launcher.
     pub fn is_local(&self) -> bool {
         self.ranks.is_some()
     }
 
     /// Returns the run. `program` is this program's file, beside which the plugin may lie. `world`
-    /// is what a launcher says. `verbs_library` is the one that the user's environment names.
-    ///
-    /// # Errors
-    /// Fails when options contradict each other.
+    /// is the launcher's job, `verbs_library` the user's verbs library. Fails on contradicting
+    /// options.
     pub fn plan(
         self,
         collective: Collective,

@@ -1,5 +1,5 @@
-//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: it
-//! posts all messages that may start, tests those in flight, and never blocks on one channel.
+//! Runs a collective's messages over the channels of one rank, as NCCL's proxy thread does: posts
+//! all messages that may start, tests those in flight, and never blocks on one channel.
 
 use super::schedule::{Buffer, Schedule, Slice};
 use super::{Collective, Link, Shape};
@@ -11,26 +11,21 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The memory that a rank sends from and receives into: the same buffer twice in a collective that
-/// works in place.
+/// Memory that a rank sends from and receives into: one buffer if the collective works in place.
 #[derive(Clone)]
 pub struct Buffers {
-    /// The send buffer.
     pub send: Rc<net::Buffer>,
-    /// The receive buffer.
     pub recv: Rc<net::Buffer>,
 }
 
-/// One connection to a rank and one from a rank.
 pub struct Channel {
-    // In the order in which NCCL closes them: requests, registrations, comms.
+    // Fields in the order in which NCCL closes them: requests, registrations, comms.
     sends: Lane,
     receives: Lane,
-    /// The send buffer with the comm that sends, unless it is the receive buffer.
+    /// Send buffer registered with the sending comm, unless it is the receive buffer.
     send_memory: Option<Rc<Registration>>,
-    /// The receive buffer with the comm that sends, if it sends from there.
+    /// Receive buffer registered with the sending comm, if the rank sends from it.
     pass_on_memory: Option<Rc<Registration>>,
-    /// The receive buffer with the comm that receives.
     recv_memory: Rc<Registration>,
     buffers: Buffers,
     send: SendComm,
@@ -41,7 +36,6 @@ pub struct Channel {
     recv_tag: i32,
 }
 
-/// One direction of a channel.
 #[derive(Default)]
 struct Lane {
     slices: Vec<Slice>,
@@ -51,7 +45,7 @@ struct Lane {
 }
 
 impl Channel {
-    /// Registers with both comms the memory that `collective` needs there. `rank` is this rank.
+    /// Registers the memory that `collective` needs with both comms. `rank` is this rank.
     pub fn new(
         (send, recv): (SendComm, RecvComm),
         buffers: &Buffers,
@@ -74,7 +68,6 @@ impl Channel {
         })
     }
 
-    /// Sets the schedule for each [`run`] from now on.
     pub fn plan(&mut self, schedule: Schedule) {
         self.sends.slices = schedule.sends;
         self.receives.slices = schedule.receives;
@@ -122,7 +115,6 @@ impl Channel {
         Ok(moved)
     }
 
-    /// Adds the rank's own data to the partial sum that was just received.
     fn add(&self, slice: Slice) -> Result<()> {
         self.buffers.recv.combine(&self.buffers.send, slice.offset..slice.offset + slice.bytes, |into, from| {
             into.iter_mut().zip(from).for_each(|(sum, own)| *sum = sum.wrapping_add(*own));
@@ -131,8 +123,7 @@ impl Channel {
 }
 
 impl Lane {
-    /// The slice to post now: the next one, if there is room and the message that it waits for is
-    /// complete.
+    /// Returns the slice to post now, if there is room and the message it waits for is done.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
         let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
         slice.after.is_none_or(|other| other < others_done).then_some(*slice)
@@ -144,8 +135,7 @@ impl Lane {
         true
     }
 
-    /// Tests the oldest request, because NCCL completes requests in order. Returns its slice if the
-    /// request is complete.
+    /// Tests the oldest request: NCCL completes requests in order. Returns its slice once complete.
     fn test(&mut self) -> Result<Option<Slice>> {
         let Some(request) = self.requests.front_mut() else { return Ok(None) };
         let Some(bytes) = request.test()? else { return Ok(None) };
@@ -158,11 +148,9 @@ impl Lane {
     }
 }
 
-/// Times in which nothing moved on any channel.
 #[derive(Debug, Default)]
 pub struct Pauses {
     since: Option<Instant>,
-    /// The longest pause.
     pub longest: Duration,
 }
 
@@ -179,7 +167,6 @@ impl Pauses {
     }
 }
 
-/// Runs the planned messages of all channels once.
 pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Result<()> {
     channels.iter_mut().try_for_each(Channel::start)?;
     let messages = |channel: &Channel| channel.sends.slices.len() + channel.receives.slices.len();
@@ -195,8 +182,7 @@ pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Resul
             return Ok(());
         }
         if !moved {
-            // As NCCL's proxy does: ranks that share cores would otherwise use up each other's time
-            // slices.
+            // As NCCL's proxy does: ranks that share cores would use up each other's time slices.
             std::thread::yield_now();
         }
     }

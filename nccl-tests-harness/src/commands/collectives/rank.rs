@@ -1,5 +1,4 @@
-//! One rank of a collective. It connects with the ranks that it exchanges messages with, times the
-//! collective, and checks its data.
+//! One rank of a collective. It connects with its peers, times the collective, and checks its data.
 
 use super::Part;
 use super::messages::{Answer, Measurement, Order, Setup, Terms};
@@ -18,14 +17,12 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Memory is filled and compared in parts of this size, so that the rank can report progress in
-/// between.
+/// Memory is filled and compared in parts of this size, so that the rank can report progress.
 const FILL_BYTES: usize = 4 << 20;
 
-/// The longest time of an iteration in percentiles. Longer ones are counted with this time.
+/// Longest time of an iteration in percentiles. A longer iteration counts as this time.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// The work of a collective's ranks.
 pub struct Collectives;
 
 impl Work for Collectives {
@@ -58,8 +55,7 @@ impl Work for Collectives {
         answer(Answer::Connected { lines: log::take_rail_lines() })?;
 
         if let Err(error) = obey(&mut rank, orders, answer) {
-            // Nothing is closed: the other ranks would fail too, and their errors would hide this
-            // error.
+            // Close nothing: the other ranks' errors would hide this error.
             std::mem::forget(rank);
             return Err(error);
         }
@@ -88,9 +84,8 @@ struct Rank {
     terms: Terms,
     channels: Vec<Channel>,
     buffers: Buffers,
-    /// Number of the data's iteration, which all ranks count alike.
+    /// Iteration number of the data, the same in all ranks.
     iteration: u64,
-    /// Elements of the size at hand.
     count: usize,
     pauses: Pauses,
 }
@@ -113,7 +108,6 @@ impl Rank {
         Ok(Self { rank, terms, channels, buffers, iteration: 0, count: 0, pauses: Pauses::default() })
     }
 
-    /// Plans the size, fills, and runs the warm-up.
     fn prepare(&mut self, count: usize) -> Result<()> {
         let Terms { collective, ranks, channels, .. } = self.terms;
         let rank = self.rank;
@@ -131,8 +125,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Times the iterations and checks the result of the last one. Then runs the checked
-    /// iterations, each with new data.
+    /// Times the iterations and checks the last result, then runs checked iterations with new data.
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
         self.pauses = Pauses::default();
@@ -173,8 +166,7 @@ impl Rank {
         progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
     }
 
-    /// Writes new data into the send buffer. The receive buffer keeps its old data, which must not
-    /// pass the check.
+    /// Writes new data to send. The receive buffer keeps its old data, which must fail the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
@@ -189,8 +181,7 @@ impl Rank {
         })
     }
 
-    /// Compares every byte of the result. Returns the number of wrong bytes, and a description of
-    /// the first.
+    /// Returns the number of wrong bytes of the result, and a description of the first.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
         let Terms { collective, ranks, .. } = self.terms;

@@ -5,46 +5,36 @@ use super::table::{self, Row};
 use crate::ranks::device::Network;
 use serde::Serialize;
 
-/// A run of a collective. Sizes are in bytes, times in microseconds, bandwidths in GB/s
-/// (10^9 bytes a second).
+/// A run. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
 #[derive(Debug, Serialize)]
 pub struct Report {
     version: &'static str,
     #[serde(flatten)]
     terms: Terms,
-    /// The type of an element.
     element: &'static str,
-    /// The operation on elements.
     operation: &'static str,
-    /// The root of a broadcast; -1 for other collectives.
+    /// Root of a broadcast; -1 for other collectives.
     root: i32,
     in_place: bool,
-    /// The fabric: `soft` or `verbs`.
+    /// `soft` or `verbs`.
     pub fabric: &'static str,
-    /// The fabric in words.
     pub fabric_text: String,
-    /// The network as NCCL would see it, by rank.
     pub networks: Vec<Network>,
     /// The plugin's log lines about its connections, by rank.
     pub connections: Vec<Vec<String>>,
-    /// One for each size.
     pub rows: Vec<Measured>,
-    /// The mean of all sizes.
     average_busbw_gb_s: Option<f64>,
 }
 
-/// One size.
 #[derive(Debug, Serialize)]
 pub struct Measured {
-    /// The row of the table.
     #[serde(flatten)]
     pub row: Row,
-    /// A description of the first wrong byte of each rank that has one.
+    /// Description of the first wrong byte of each rank that has one.
     pub first_wrong: Vec<String>,
 }
 
 impl Report {
-    /// A report without figures.
     pub fn new(terms: Terms) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -62,7 +52,6 @@ impl Report {
         }
     }
 
-    /// Adds a size.
     pub fn add(&mut self, row: Row, first_wrong: Vec<String>) {
         self.rows.push(Measured { row, first_wrong });
         let sum: f64 = self.rows.iter().map(|size| size.row.bandwidth.busbw).sum();

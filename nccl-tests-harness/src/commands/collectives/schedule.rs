@@ -1,5 +1,4 @@
-//! The schedule of each connection of each rank for a collective: its messages in order, and the
-//! messages that they wait for.
+//! The messages of each connection of each rank in order, and the messages that they wait for.
 //!
 //! A ring works in steps: a rank forwards in one step the data that it received in the step before.
 //! The slices of a step do not wait for each other, so a long part keeps the connection busy. A
@@ -9,7 +8,7 @@
 use super::{Collective, ROOT};
 use std::ops::Range;
 
-/// One of a rank's two buffers. They are the same memory if a collective works in place.
+/// One of a rank's two buffers, which are the same memory if a collective works in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
     /// The rank's contribution.
@@ -18,54 +17,40 @@ pub enum Buffer {
     Recv,
 }
 
-/// One message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice {
-    /// The buffer that the message is sent from, or received into.
     pub buffer: Buffer,
-    /// The place in that buffer, in bytes.
     pub offset: usize,
-    /// The length in bytes.
     pub bytes: usize,
-    /// Index of the message in the other direction of the link that must be complete before this
-    /// one may start.
+    /// Index of the message in the other direction that must complete before this one starts.
     pub after: Option<usize>,
-    /// Adds the same part of the send buffer to the data once it is received.
+    /// Adds the same part of the send buffer to the received data.
     pub add: bool,
 }
 
-/// The messages of one link of one rank for one collective.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// To the rank that the link goes to, in order.
     pub sends: Vec<Slice>,
-    /// From the rank that the link comes from, in order.
     pub receives: Vec<Slice>,
-    /// The part that the rank copies from its send buffer to the same place of its receive buffer.
+    /// Part that the rank copies from its send buffer to the same place of its receive buffer.
     pub copy: Option<Range<usize>>,
 }
 
-/// A link of a rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Seat {
-    /// The rank.
     pub rank: usize,
     /// Number of ranks (2 or more).
     pub ranks: usize,
-    /// The index of the link in [`Collective::links`].
+    /// Index in [`Collective::links`].
     pub link: usize,
-    /// Number of connections from a rank to another.
     pub channels: usize,
 }
 
-/// Another channel is used only above this size for each: splitting small messages only adds
-/// messages.
+/// A further channel is used only above this size: splitting small messages only adds messages.
 const CHANNEL_MIN_BYTES: usize = 64 << 10;
-/// Parts of channels start at multiples of this, a cache line pair. NCCL aligns the parts of its
-/// channels in the same way.
+/// Parts of channels start at multiples of this, a cache line pair, as in NCCL.
 const CHANNEL_ALIGN_BYTES: usize = 128;
 
-/// Returns the schedule of the link of `seat` at this count of elements.
 pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
     let mut plan = Builder::new(collective, seat, count);
     let Seat { rank, ranks, link, channels } = seat;
@@ -102,11 +87,11 @@ pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
 struct Builder {
     schedule: Schedule,
     seat: Seat,
-    /// The slices of each block that this channel carries.
+    /// Slices of each block that this channel carries.
     pieces: Vec<Vec<Range<usize>>>,
-    /// For each block, the index of the first slice of its last receive.
+    /// Index of the first slice of each block's last receive.
     received: Vec<Option<usize>>,
-    /// For each block, the index of the first slice of its last send out of the receive buffer.
+    /// Index of the first slice of each block's last send out of the receive buffer.
     passed_on: Vec<Option<usize>>,
 }
 
@@ -134,7 +119,7 @@ impl Builder {
         }
     }
 
-    /// Gathers: at the start a rank's own block is complete, at the end every block is.
+    /// Gathers: a rank starts with its own block complete, and ends with every block complete.
     fn gather(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -143,8 +128,7 @@ impl Builder {
         }
     }
 
-    /// Reduces: partial sums travel around the ring. With the last one that a rank receives it
-    /// completes its own block.
+    /// Reduces: partial sums travel around the ring. The last one completes a rank's own block.
     fn reduce(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -208,8 +192,8 @@ mod tests {
         assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
     }
 
-    /// Runs the schedules of all ranks by copying, the ranks in two orders as different as the
-    /// dependencies allow. Every byte of every part of the result must be in its place.
+    /// Runs the schedules of all ranks by copying, with the ranks in two orders that differ as much
+    /// as the dependencies allow. Every byte of every part of the result must be in its place.
     #[test]
     fn schedules_carry_every_byte_to_its_place() {
         for collective in ALL {
@@ -231,7 +215,7 @@ mod tests {
         recv: Vec<Vec<u8>>,
         /// By rank and link.
         plans: Vec<Vec<Schedule>>,
-        /// The number of sends that have arrived, and the number that the sender knows to be
+        /// Number of sends that have arrived; `sent` is the number that the sender knows to be
         /// complete, which is updated as late as possible.
         delivered: Vec<Vec<usize>>,
         sent: Vec<Vec<usize>>,

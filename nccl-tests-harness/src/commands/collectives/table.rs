@@ -1,6 +1,5 @@
-//! The table of a collective. It has nccl-tests' columns in their order, for scripts and people
-//! that know it, within 80 characters (some columns are narrower than in nccl-tests). Optional
-//! columns of this program come after them.
+//! The table of a collective: nccl-tests' columns in their order, for scripts and people that know
+//! them, within 80 characters (some columns are narrower). Optional columns follow.
 
 use super::{Bandwidth, Collective};
 use crate::output::table::{Table, right};
@@ -9,43 +8,34 @@ use std::io::{self, Write};
 
 /// nccl-tests' name for a byte. Sums wrap around, so the sign does not matter.
 pub const ELEMENT: &str = "int8";
-/// The widths of the columns of times and bandwidths.
 const TIME: usize = 7;
 const FLOAT: usize = 6;
-/// Columns that nccl-tests has too.
 const OF_NCCL_TESTS: usize = 9;
-/// All columns.
 const COLUMNS: usize = 11;
 
-/// One line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// The size in bytes, by nccl-tests' definition.
     pub size_bytes: usize,
-    /// The elements (of one byte) that nccl-tests counts.
+    /// Elements (of one byte) that nccl-tests counts.
     pub count: usize,
-    /// The mean time of an iteration over the ranks, in microseconds.
+    /// Mean time of an iteration over the ranks.
     pub time_us: f64,
-    /// The median time of an iteration on the rank where it is longest, in microseconds.
+    /// Median time of an iteration on the rank where it is longest.
     pub time_p50_us: f64,
-    /// The time that 99 % of the iterations do not exceed, on the rank where it is longest, in
-    /// microseconds.
+    /// Time that 99 % of the iterations do not exceed, on the rank where it is longest.
     pub time_p99_us: f64,
-    /// The bandwidths of the mean time.
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
-    /// The longest time within the timed iterations in which a rank neither posted nor completed a
-    /// message, over the ranks, in microseconds: the delay by a lost rail or a slow peer.
+    /// Longest time within the timed iterations in which a rank neither posted nor completed a
+    /// message: the delay by a lost rail or a slow peer.
     pub longest_pause_us: f64,
-    /// Wrong bytes over all ranks; none when the data was not checked.
+    /// Wrong bytes over all ranks; none if the data was not checked.
     pub wrong: Option<u64>,
 }
 
-/// Writes the table, and keeps the figures of the last lines.
 pub struct CollectiveTable<W> {
     table: Table<W>,
     collective: Collective,
-    /// Number of columns that are shown.
     columns: usize,
     busbw_sum: f64,
     rows: u32,
@@ -53,7 +43,6 @@ pub struct CollectiveTable<W> {
 }
 
 impl<W: Write> CollectiveTable<W> {
-    /// Starts the table with its head.
     pub fn start(out: W, collective: Collective, shows_percentiles: bool) -> io::Result<Self> {
         let place = if collective.in_place() { "in-place" } else { "out-of-place" };
         let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6, TIME, TIME].map(right));
@@ -68,7 +57,6 @@ impl<W: Write> CollectiveTable<W> {
         Ok(Self { table, collective, columns, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
     }
 
-    /// Writes one line.
     pub fn row(&mut self, row: &Row) -> io::Result<()> {
         self.busbw_sum += row.bandwidth.busbw;
         self.rows += 1;
@@ -89,7 +77,6 @@ impl<W: Write> CollectiveTable<W> {
         self.table.row(&cells[..self.columns])
     }
 
-    /// Writes a remark.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         self.table.remark(text)
     }
@@ -105,7 +92,7 @@ impl<W: Write> CollectiveTable<W> {
     }
 }
 
-/// A number in a column, with as many decimals (two at most) as fit the column.
+/// Formats a number with as many decimals (two at most) as fit the column.
 fn float(value: f64, width: usize) -> String {
     (0..=2)
         .rev()
@@ -114,7 +101,7 @@ fn float(value: f64, width: usize) -> String {
         .unwrap_or_else(|| format!("{value:>width$.0e}"))
 }
 
-/// Six significant digits, as nccl-tests prints the average.
+/// Formats six significant digits, as nccl-tests prints the average.
 fn six_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return value.to_string();

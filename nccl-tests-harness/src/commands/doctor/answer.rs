@@ -14,55 +14,40 @@ use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// The question to the doctor.
 #[derive(Debug, Clone, Default)]
 pub struct Asked {
-    /// True to judge the variables alone.
     pub is_env_alone: bool,
-    /// A running process to judge.
     pub pid: Option<u32>,
-    /// The Python whose libnccl counts.
     pub python: Option<PathBuf>,
-    /// The program whose libnccl counts.
     pub program: Option<PathBuf>,
-    /// This program's file. The plugin is beside it.
     pub own_program: PathBuf,
-    /// This process's environment.
     pub variables: Vec<(String, String)>,
 }
 
-/// The answer, with the fields of the JSON.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Answer {
-    /// The version of this form. It grows when a field is removed or changes its meaning.
+    /// Version of this JSON. It increases when a field is removed or changes its meaning.
     pub schema: u32,
     pub verdict: Verdict,
-    /// Findings, the worst first.
     pub findings: Vec<Finding>,
-    /// The variables that are set, with their effects.
     pub variables: Vec<Judged>,
-    /// Facts that could not be read.
     pub not_seen: Vec<NotSeen>,
     pub facts: Vec<Fact>,
-    /// A drawing of the rails, line by line.
     pub picture: Vec<String>,
-    /// The results together with a peer, where one was asked for.
+    /// Results for both hosts, with `--peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<Together>,
 }
 
-/// The facts behind an answer.
 #[derive(Debug)]
 pub struct Seen {
     pub facts: Facts,
     pub libraries: Libraries,
-    /// The variables of the job, with those of NCCL's files.
     pub variables: Vec<Variable>,
 }
 
 impl Answer {
-    /// Sorts the findings, the worst first and others in the order in which they were found.
-    /// Removes repeated ones, and sets the verdict.
+    /// Sorts the findings (worst first), removes duplicates, and sets the verdict.
     pub fn settle(&mut self) {
         self.schema = 1;
         self.findings.sort_by_key(|finding| finding.severity);
@@ -74,10 +59,10 @@ impl Answer {
     }
 }
 
-/// The plugin's place after `nccl-spark install`, for cures on a machine without a plugin.
+/// The plugin's path after `nccl-spark install`, named in cures where no plugin is installed.
 const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 
-/// Reads and judges. The facts come with the answer, unless the question was about variables alone.
+/// Examines a machine or process. Returns the facts too, unless only variables were asked about.
 ///
 /// # Errors
 /// The process does not exist, or its environment cannot be read.
@@ -134,8 +119,7 @@ pub fn answer(place: &Place, asked: Asked) -> Result<(Answer, Option<Seen>), Str
     Ok((answer, seen))
 }
 
-/// The files that a process has mapped. Below `/proc/N/root` there may be no `/proc` of this
-/// namespace.
+/// `/proc/N/root` may lack a `/proc` of this namespace, so a container's process is read from `/`.
 fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Process> {
     let is_container = place.path("/").starts_with("/proc/");
     let place = if is_container { Place::new("/") } else { place.clone() };
@@ -143,8 +127,7 @@ fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Proces
     Process::read(&place, pid).map_err(|error| not_seen.push(why(error))).ok()
 }
 
-/// A remark for a process in another network namespace: the interfaces and devices are those that
-/// this program sees.
+/// Returns a remark if the doctor cannot see the interfaces and devices of the process.
 fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
     let namespace = |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
@@ -153,7 +136,6 @@ fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
     (own != its).then(|| NotSeen::new(what, why))
 }
 
-/// The Python of the virtual environment, or else the first in PATH.
 fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let own = value("VIRTUAL_ENV").map(|folder| format!("{folder}/bin")).into_iter();
     let folders: Vec<String> = own.chain(value("PATH")).collect();
@@ -162,11 +144,10 @@ fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Opti
 
 /// Drops findings about variables that the libraries make pointless or repeat.
 fn plugin_after_all(libraries: &Libraries, findings: &mut Vec<Finding>) {
-    // NCCL finds the plugin without a variable.
+    // NCCL finds the plugin even without a variable.
     if libraries.plugin.as_ref().is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours) {
         findings.retain(|finding| finding.id != Id::PluginNotNamed.text());
     }
-    // The finding about the variable names the file already.
     if findings.iter().any(|finding| finding.id == Id::PluginKeptOut.text()) {
         findings.retain(|finding| finding.id != Id::OtherPlugin.text());
     }
@@ -217,7 +198,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
 }
 
-/// Tells why NCCL uses neither symmetric memory nor its device-side network functions.
+/// Returns the reason why NCCL uses neither symmetric memory nor its device-side network functions.
 fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
     let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
     is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")
@@ -260,7 +241,6 @@ fn pcie_errors(aer: look::Aer) -> String {
     format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)
 }
 
-/// True for counters of traffic, as opposed to errors.
 fn is_traffic(name: &str) -> bool {
     let starts =
         ["port_xmit_data", "port_rcv_data", "unicast", "multicast", "rx_write", "rx_read", "rx_atomic", "lifespan"];

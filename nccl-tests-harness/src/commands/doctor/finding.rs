@@ -1,9 +1,9 @@
-//! The parts of the doctor's answer: findings, unread facts, and facts for the reader.
+//! The parts of the doctor's answer: findings, facts, and facts that could not be read.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// The severity of a finding. The worst one compares smallest.
+/// The worst severity compares smallest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -11,14 +11,13 @@ pub enum Severity {
     Broken,
     /// The plugin works, but is slower than the machine allows.
     Slow,
-    /// The plugin works, but an ordinary event will stop it, or has stopped it elsewhere.
+    /// The plugin works, but an ordinary event will stop it, or has stopped it on other machines.
     Fragile,
     /// A remark that does not change the exit status.
     Note,
 }
 
 impl Severity {
-    /// Returns the word in the text.
     pub fn word(self) -> &'static str {
         match self {
             Self::Broken => "BROKEN",
@@ -29,31 +28,25 @@ impl Severity {
     }
 }
 
-/// A fault, or a remark on something that a person can change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// The kind of finding. An id keeps its meaning, because scripts rely on it.
+    /// Text of an [`Id`](super::id::Id). Scripts rely on its meaning.
     pub id: Cow<'static, str>,
-    /// A sentence that names the faulty part.
     pub text: String,
-    /// A shell command that cures the fault, if one does.
     pub cure: Option<String>,
 }
 
 impl Finding {
-    /// Adds the command that cures the fault.
     pub fn cured_by(self, cure: impl Into<String>) -> Self {
         Self { cure: Some(cure.into()), ..self }
     }
 
-    /// Sets a severity other than the usual one of the id.
     pub fn at(self, severity: Severity) -> Self {
         Self { severity, ..self }
     }
 }
 
-/// A fact that the doctor could not read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NotSeen {
     pub what: String,
@@ -66,7 +59,7 @@ impl NotSeen {
     }
 }
 
-/// A fact that was read, for reports and comparisons. It may be in order, or beyond judgement.
+/// A fact that was read, for reports and comparisons. It may be no fault, or may not be judged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: String,
@@ -83,17 +76,16 @@ impl Fact {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// No fault: 0.
+    /// Exit status 0: no fault.
     #[default]
     Good,
-    /// Slow or fragile: 1.
+    /// Exit status 1: slow or fragile.
     Impaired,
-    /// The plugin does not work: 3.
+    /// Exit status 3: the plugin does not work.
     Broken,
 }
 
 impl Verdict {
-    /// Returns the verdict on some findings.
     pub fn of(findings: &[Finding]) -> Self {
         match findings.iter().map(|finding| finding.severity).min() {
             Some(Severity::Broken) => Self::Broken,

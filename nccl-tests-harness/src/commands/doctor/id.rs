@@ -1,25 +1,23 @@
-//! The kinds of findings. Scripts rely on ids: an id keeps its meaning for as long as it exists.
+//! The kinds of findings. Scripts rely on ids, so an id never changes its meaning.
 
 use super::finding::{Finding, Severity};
 use std::borrow::Cow;
 
 macro_rules! ids {
     ($($name:ident = $severity:ident $text:literal: $meaning:literal;)*) => {
-        /// A kind of finding.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Id {
             $(#[doc = $meaning] $name,)*
         }
 
         impl Id {
-            /// The id in text and JSON.
             pub fn text(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
                 }
             }
 
-            /// Makes a finding of the usual severity and without a cure.
+            /// Makes a finding of the usual severity, without a cure.
             pub fn finding(self, text: impl Into<String>) -> Finding {
                 let severity = match self {
                     $(Self::$name => Severity::$severity,)*
@@ -28,12 +26,11 @@ macro_rules! ids {
             }
         }
 
-        /// Each id with its meaning: the table of docs/guide/troubleshooting.md.
+        /// Each id with its meaning: the table in docs/guide/troubleshooting.md.
         pub const ALL: &[(&str, &str)] = &[$(($text, $meaning),)*];
     };
 }
 
-// The usual severity, the id and the meaning of each kind.
 ids! {
     // The machine.
     NoRdmaDevice = Broken "no-rdma-device": "this host or container shows no RDMA device";

@@ -1,17 +1,14 @@
-//! `nccl-spark doctor`: the faults of this machine or of a job, the worst first, each with its
-//! cure.
+//! `nccl-spark doctor`: the faults of this machine or of a job, worst first, each with its cure.
 //!
-//! `place` is a root folder: a folder with copied files can take the place of a machine. `look`
-//! reads facts and judges nothing; `judge` and `environment` judge facts and read nothing. A new
-//! check reads its fact in `look` and makes its finding in one judge. `tests` plants each fault on
-//! healthy machines, one at a time.
+//! `place` is a root folder, so a folder with copied files can replace a machine. `look` reads
+//! facts without judging. `judge` and `environment` judge facts without reading. A new check reads
+//! its fact in `look` and makes its finding in one judge. `tests` injects single faults.
 //!
-//! `options` is the command line. `peer` examines another host together with this one, `hosts`
-//! compares the subnets of several; both reach them by `ssh`, and pair rails by `rail`. `together`
-//! has the results for two hosts.
+//! `options` is the command line. `peer` examines another host together with this one, and `hosts`
+//! compares the subnets of several. `together` has results for two hosts.
 //!
-//! `id` lists all kinds of findings. Ids keep their meaning, and `--json`'s `schema` grows when a
-//! field changes its own: scripts rely on both.
+//! `id` lists all kinds of findings. Scripts rely on ids and on `--json`: an id keeps its meaning,
+//! and `schema` increases when a field changes its meaning.
 
 mod answer;
 mod environment;
@@ -43,21 +40,17 @@ use place::Place;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The end of a doctor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Judged(Verdict),
-    /// A partner has served a doctor.
     Served,
 }
 
 impl Options {
-    /// Examines, and prints the results. `program` is this program's file, `variables` the
-    /// environment.
+    /// Examines, and prints the results.
     ///
     /// # Errors
-    /// A mistake on the command line, another host that cannot be examined, or an output that
-    /// cannot be written.
+    /// A mistake on the command line, a failure to examine another host, or unwritable output.
     pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
         let end = Instant::now() + self.limit();
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());

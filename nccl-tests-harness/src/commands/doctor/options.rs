@@ -67,24 +67,19 @@ pub struct Options {
     pub(super) attached: bool,
 }
 
-/// Five minutes.
 const MOST_SECONDS: u64 = 300;
-/// The variable with a token.
 pub const TOKEN_VARIABLE: &str = "SPARK_DOCTOR_TOKEN";
 
 impl Options {
-    /// True where processes are started that must not outlive this one.
     pub fn starts_processes(&self) -> bool {
         self.partner || self.peer.is_some() || !self.hosts.is_empty()
     }
 
-    /// Returns the time limit.
     pub(super) fn limit(&self) -> Duration {
         Duration::from_secs(self.limit)
     }
 
-    /// Returns the other host to examine, and the command for ssh. `variable` reads the
-    /// environment.
+    /// Returns the peer to examine, and the ssh command.
     ///
     /// # Errors
     /// A mistake on the command line.

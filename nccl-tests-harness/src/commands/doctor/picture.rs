@@ -1,9 +1,9 @@
-//! A drawing of the rails: PCIe links on the left, cables on the right, and the rate of all.
+//! A drawing of the rails: PCIe links on the left, cables on the right, and the total rate.
 
 use super::rail::name;
 use nccl_net_spark::rails::{Limit, PcieLink, Rail, Survey, gbps};
 
-/// Draws the rails, line by line. There is no line without a rail.
+/// Draws the rails, line by line. Empty without a rail.
 pub fn picture(survey: &Survey) -> Vec<String> {
     if survey.rails.is_empty() {
         return Vec::new();
@@ -21,7 +21,6 @@ pub fn picture(survey: &Survey) -> Vec<String> {
             (false, true) => "-'",
             (false, false) => "-|",
         };
-        // The cable is named once, beside its first rail.
         let cable = if is_first { cable_text(rail, on_cable.len(), survey) } else { String::new() };
         let line = format!("  {:<left$} -- {:<width$} {bracket:<3} {cable}", link_text(rail, survey), name(rail));
         lines.push(line.trim_end().to_owned());

@@ -1,18 +1,17 @@
-//! The files of a machine: one root folder. It is `/` for this machine, and for another one a
-//! folder with a copy of its files. Facts that no file of a live machine has, such as addresses and
-//! CUDA's attributes, are files below `answers` there.
+//! The files of a machine below a root folder: `/` for this machine, or a folder with a copy of
+//! another machine's files. In a copy, files below `answers` hold the facts that a live machine has
+//! in no file, such as addresses and CUDA's attributes.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
-/// The files of one machine.
 #[derive(Debug, Clone)]
 pub struct Place {
     root: PathBuf,
 }
 
-/// The most bytes of a file that are read. Files that the doctor reads as text are small.
+/// Limit for reading a file. Files that the doctor reads as text are small.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl Place {
@@ -20,21 +19,20 @@ impl Place {
         Self { root: root.into() }
     }
 
-    /// True for this machine, which has more than files.
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Returns the place of this absolute path below the root.
+    /// Returns the location of an absolute path below the root.
     pub fn path(&self, absolute: impl AsRef<Path>) -> PathBuf {
         let path = absolute.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Reads a file, without white space around its text. `None` for an absent or empty file.
+    /// Reads a file and trims its text. Returns `None` for an absent or empty file.
     ///
     /// # Errors
-    /// The file exists and cannot be read.
+    /// The file exists but cannot be read.
     pub fn read(&self, absolute: impl AsRef<Path>) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
         match fs::File::open(self.path(absolute)).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes)) {
@@ -44,17 +42,16 @@ impl Place {
         }
     }
 
-    /// Reads a file, as [`Self::read`], if it can be read.
+    /// Reads a file like [`Self::read`], with `None` for an error.
     pub fn text(&self, absolute: impl AsRef<Path>) -> Option<String> {
         self.read(absolute).ok().flatten()
     }
 
-    /// Reads the number in a file, if it can be read.
     pub fn number(&self, absolute: impl AsRef<Path>) -> Option<u64> {
         self.text(absolute)?.parse().ok()
     }
 
-    /// Returns the sorted names in a folder, and none if it cannot be read.
+    /// Returns the sorted names in a folder. Empty if the folder cannot be read.
     pub fn names(&self, absolute: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(absolute)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -62,14 +59,14 @@ impl Place {
         names
     }
 
-    /// True where the path leads to something.
+    /// Returns true if the path, with links resolved, leads to an existing file or folder.
     pub fn has(&self, absolute: impl AsRef<Path>) -> bool {
         self.resolve(absolute.as_ref()).is_some_and(|path| self.path(path).exists())
     }
 
-    /// Follows the symbolic links of a path, all below the root. `None` for a loop.
+    /// Follows the symbolic links of a path, all below the root. Returns `None` for a loop.
     pub fn resolve(&self, absolute: &Path) -> Option<PathBuf> {
-        // Linux follows as many (path_resolution(7)).
+        // Linux follows the same number of links (path_resolution(7)).
         self.followed(absolute, 40)
     }
 
@@ -81,7 +78,7 @@ impl Place {
                 other => path.join(other),
             };
             if let Ok(target) = fs::read_link(self.path(&path)) {
-                // A copy may have links that name the place where it lies now.
+                // A copy may have links that include the copy's own folder.
                 let target = match target.strip_prefix(&self.root) {
                     Ok(inside) => Path::new("/").join(inside),
                     Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),
@@ -93,7 +90,7 @@ impl Place {
     }
 
     /// Returns why no library can be loaded from this path, as the beginning of a sentence. Returns
-    /// `None` for a path with a file, or with unknown content.
+    /// `None` if the path has a file or cannot be examined.
     pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
@@ -105,11 +102,10 @@ impl Place {
         }
     }
 
-    /// Opens a device file for reading and writing, as a program that uses it does, and closes it.
+    /// Opens a device file for reading and writing, like a program that uses it, and closes it.
     ///
     /// # Errors
-    /// The file cannot be opened. Of a copied machine, `answers/open/NAME` has the error: `EACCES`
-    /// or `EPERM`.
+    /// The file cannot be opened. A copied machine has `EACCES` or `EPERM` in `answers/open/NAME`.
     pub fn try_device(&self, absolute: &Path) -> io::Result<()> {
         if !self.is_live() {
             let name = absolute.file_name().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A rail as another host knows it, and the pairs of two hosts' rails, by the plugin's own rule.
+//! A rail as another host sees it, and the rail pairs of two hosts, by the plugin's own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
 use nccl_net_spark::flow::pairing;
@@ -7,42 +7,38 @@ use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A rail of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RailSheet {
     /// Device and port, in the form of `NCCL_IB_HCA`.
     pub name: String,
     pub netdev: Option<String>,
-    /// The physical port ("p0").
     pub phys_port: Option<String>,
-    /// Rails with one number share a PCIe link.
+    /// Number of the PCIe link, shared by the rails on it.
     pub link: u8,
-    /// Payload rate of the link in Mb/s, or 0 where it is unknown.
+    /// Payload rate of the PCIe link in Mb/s, or 0 if unknown.
     pub link_mbps: u32,
-    /// Rails with one number share a cable.
+    /// Number of the cable, shared by the rails on it.
     pub cable: u8,
-    /// Line rate of the port in Mb/s.
+    /// Line rate of the port.
     pub port_mbps: u32,
-    /// Rate in Mb/s while the other rails on the link are as busy.
+    /// Rate in Mb/s if the other rails on the PCIe link are equally busy.
     pub share_mbps: u32,
-    /// Path MTU in bytes.
     pub mtu_bytes: u32,
-    /// Addresses, IPv4 mapped into IPv6, each with its subnet's prefix length.
+    /// IPv6 or IPv4-mapped addresses, each with its subnet's prefix length.
     pub addresses: Vec<(Ipv6Addr, Option<u8>)>,
 }
 
-/// A pair of rails, by their indices among the rails of this host and of the peer.
+/// Indices among the rails of this host and of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     pub here: usize,
     pub there: usize,
-    /// True if the addresses share a subnet. Other rails are paired by a route, or by their cables,
-    /// which the ports' names tell apart.
+    /// True if the addresses share a subnet. Other pairs have a route, or were formed by cables and
+    /// port names.
     pub shares_subnet: bool,
 }
 
 impl RailSheet {
-    /// The rails of a host as `nccl-spark rails` lists them.
     pub fn all(rails: &[RailJson], links: &[LinkJson]) -> Vec<Self> {
         let mapped = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -90,7 +86,6 @@ impl RailSheet {
     }
 }
 
-/// Returns device and port of a rail.
 pub fn name(rail: &Rail) -> String {
     format!("{}:{}", rail.device, rail.port)
 }

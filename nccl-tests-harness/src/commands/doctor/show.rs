@@ -8,8 +8,7 @@ use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
 use std::io::Write;
 
-/// Prints an answer: the verdict, the findings, the variables and the picture. With `-v` also the
-/// facts and what was not seen.
+/// `-v` adds the facts, and those that could not be read.
 pub fn show(answer: &Answer, is_env_alone: bool, mut out: impl Write) -> Result<()> {
     let is_verbose = matches!(output::verbosity(), Verbosity::Verbose | Verbosity::Trace);
     write!(out, "{}", text(answer, is_env_alone, is_verbose, output::columns()))?;
@@ -41,7 +40,6 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     page + &if is_verbose { read(answer, &line) } else { unshown(answer, &line) }
 }
 
-/// Makes the sections of facts and of unread facts.
 fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let facts = answer.facts.iter().map(|fact| format!("  {}: {}", fact.name, fact.value));
     let not_seen = answer.not_seen.iter().map(|one| format!("  {}: {}", one.what, one.why));
@@ -52,7 +50,6 @@ fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     section("Read", facts.collect()) + &section("Not seen", not_seen.collect())
 }
 
-/// Makes a remark on the facts that are not shown.
 fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let (read, not_seen) = (answer.facts.len(), answer.not_seen.len());
     if read + not_seen == 0 {
@@ -80,7 +77,7 @@ fn of_peer(peer: &Together, line: &dyn Fn(&str, &str) -> String) -> String {
 
 fn of_finding(finding: &Finding, indent: &str, line: &dyn Fn(&str, &str) -> String) -> String {
     let text = format!("{indent}{}: {} [{}]", finding.severity.word(), finding.text, finding.id);
-    // The cure is not wrapped, so that it can be copied.
+    // The cure is not wrapped, so that users can copy it.
     let cure = finding.cure.as_ref().map(|cure| format!("{indent}    $ {}\n", plain(cure)));
     line(&format!("{indent}    "), &text) + &cure.unwrap_or_default()
 }

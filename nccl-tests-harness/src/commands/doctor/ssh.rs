@@ -1,5 +1,5 @@
-//! Programs on other hosts, by ssh. With `BatchMode`, a login that needs a password fails without a
-//! question. Every wait has a limit.
+//! Runs programs on other hosts over ssh. With `BatchMode`, a login that needs a password fails
+//! instead of asking. Every wait has a limit.
 
 use crate::output;
 use crate::usage::wrong;
@@ -9,41 +9,36 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The command for ssh.
 #[derive(Debug, Clone)]
 pub struct Ssh {
-    /// ssh and its options.
     words: Vec<String>,
-    /// This program's name or path on the other hosts.
     program: String,
 }
 
-/// Most hosts of one command, with an order of ranks to find (`hosts::order`).
+/// Limit for one command, because `hosts::order` searches for an order of ranks.
 pub const MOST_HOSTS: usize = 16;
-/// Time limit of a host's answer.
 pub const ANSWER: Duration = Duration::from_secs(30);
-/// Time limit of a connection, in seconds.
+/// Time limit of connecting, in seconds.
 const CONNECT_S: u32 = 10;
-/// The longest line of output.
 const LINE_MAX_BYTES: u64 = 16 << 10;
-/// The longest text of errors.
+/// Longest error text.
 const KEPT_BYTES: usize = 2 << 10;
-/// Time limit of a program's end after that of its output.
+/// Time limit for a program to exit after its output has ended.
 const EXIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A program that runs on another host. It ends when this is dropped.
+/// A program that runs on another host. It ends when this value is dropped.
 pub struct Remote {
     host: String,
     ssh: Child,
-    /// Closed when this is dropped, which the program there notices.
+    /// Closed on drop, which the program on the other host notices.
     _input: Option<ChildStdin>,
     output: mpsc::Receiver<String>,
     errors: mpsc::Receiver<String>,
 }
 
 impl Ssh {
-    /// Takes the command, as in `ssh -p 22`, and this program's name on the other hosts.
+    /// Takes the ssh command, as in `ssh -p 22`, and this program's name on the other hosts.
     ///
     /// # Errors
     /// Names the allowed form.
@@ -58,11 +53,10 @@ impl Ssh {
         Ok(Self { words, program: program.to_owned() })
     }
 
-    /// Starts this program with `arguments` on a host. The shell there reads them, so they must be
-    /// plain.
+    /// Starts this program on a host. The remote shell reads `arguments`, so they must be plain.
     ///
     /// # Errors
-    /// ssh cannot be started.
+    /// ssh cannot be started, or an argument is not plain.
     pub fn start(&self, host: &str, arguments: &[&str]) -> Result<Remote> {
         if let Some(odd) = arguments.iter().find(|one| !is_plain(one, "/_.-+:%=,")) {
             bail!("{odd:?} cannot be passed to {host}");
@@ -107,7 +101,6 @@ impl Remote {
         }
     }
 
-    /// Makes an error of the end of the output.
     pub fn ended(&mut self) -> anyhow::Error {
         let status = self.status().map_or_else(|error| error.to_string(), crate::ranks::job::ended);
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
@@ -116,7 +109,7 @@ impl Remote {
     /// Returns the last lines of standard error, as the end of a sentence.
     fn errors(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
-        // The thread that reads them may need a moment.
+        // The reading thread may need a moment.
         while let Ok(line) = self.errors.recv_timeout(LOOK * 10) {
             lines.push(line);
         }
@@ -130,13 +123,13 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         drop(self._input.take());
-        // Both fail if ssh has ended already.
+        // Both fail if ssh has already ended.
         let _ = self.ssh.kill();
         let _ = self.ssh.wait();
     }
 }
 
-/// Checks a host's name: neither ssh nor a shell takes it for anything else.
+/// Checks that ssh and a shell take this text only as a host's name.
 ///
 /// # Errors
 /// Names the allowed form.
@@ -166,9 +159,8 @@ fn is_plain(text: &str, also: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c))
 }
 
-/// Sends the lines of a stream without control characters until its end. The rest of a line that is
-/// too long, and further lines after the last that may be read, are thrown away, so that the
-/// program at the other end does not block.
+/// Sends the lines of a stream, without control characters, until its end. It also reads the excess
+/// of a long line and all lines after `MOST_LINES`, so that the other program does not block.
 fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     const MOST_LINES: usize = 1 << 16;
     let (lines_in, lines) = mpsc::channel();

@@ -5,26 +5,20 @@ use crate::output::numbers::significant;
 use crate::output::plain;
 use serde::Serialize;
 
-/// The results for a peer.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Together {
     pub host: String,
-    /// The verdict of the peer's own doctor.
     pub verdict: Verdict,
-    /// The findings of the peer's own doctor.
     pub findings: Vec<Finding>,
-    /// Measurements of each pair of rails alone, then of all of them together.
     pub paths: Vec<Path>,
 }
 
-/// A measured path between the hosts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Path {
-    /// Rails of this host: one, or all with a pair.
+    /// Rails of this host: one, or every rail with a pair.
     pub here: Vec<String>,
-    /// Rails of the peer.
     pub there: Vec<String>,
-    /// Payload rate each way that links and ports promise, in Mb/s. Null where it is unknown.
+    /// Payload rate in each direction, expected from links and ports, in Mb/s. Null if unknown.
     pub expected_mbps: Option<f64>,
     /// Smallest path MTU of the ports at both ends, in bytes.
     pub port_mtu_bytes: Option<u32>,
@@ -32,40 +26,33 @@ pub struct Path {
     pub outcome: Outcome,
 }
 
-/// The outcome of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Measured(Figures),
-    /// The path carries nothing, for this reason.
     Failed(String),
-    /// The path was not tried, for this reason.
     NotMeasured(String),
 }
 
-/// Measured figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Figures {
     pub to_peer: Rate,
     pub from_peer: Rate,
     /// Median of half a round trip of 8 bytes, in microseconds.
     pub latency_us: f64,
-    /// Checked bytes that arrived wrong.
     pub wrong_bytes: u64,
-    /// Smallest path MTU of the connections, in bytes. Null where the plugin keeps no counters.
+    /// Smallest path MTU of the connections, in bytes. Null if the plugin keeps no counters.
     pub path_mtu_bytes: Option<u32>,
 }
 
-/// A rate with its grade.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
-    /// Payload in Mb/s.
     pub mbps: f64,
-    /// Null where no rate is expected.
+    /// Null if no rate is expected.
     pub grade: Option<Grade>,
 }
 
-/// The grade of a rate, by its part of the expected one.
+/// Grade of a rate, by its share of the expected rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
@@ -78,7 +65,6 @@ pub enum Grade {
 }
 
 impl Grade {
-    /// Returns the word in the text.
     pub fn word(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -89,7 +75,6 @@ impl Grade {
 }
 
 impl Rate {
-    /// Grades a rate. Both rates are in Mb/s.
     pub fn of(mbps: f64, expected_mbps: Option<f64>) -> Self {
         let part = expected_mbps.filter(|expected| *expected > 0.0).map(|expected| mbps / expected);
         let grade = part.map(|part| match part {
@@ -102,7 +87,6 @@ impl Rate {
 }
 
 impl Path {
-    /// Returns a line with the path and its result.
     pub fn summary(&self) -> String {
         let rate = |rate: Rate| {
             let grade = rate
@@ -122,7 +106,6 @@ impl Path {
         plain(&format!("{}: {result}", self.name()))
     }
 
-    /// Names the rails of both sides in a sentence.
     pub fn name(&self) -> String {
         match (&self.here[..], &self.there[..]) {
             ([here], [there]) => format!("{here} to {there}"),
@@ -130,8 +113,8 @@ impl Path {
         }
     }
 
-    /// Returns the path MTUs of the connections and of the ports, where the first is smaller: a
-    /// switch between the ports drops larger packets.
+    /// Returns the path MTUs of the connections and of the ports, if the first is smaller. A switch
+    /// between the ports then drops larger packets.
     pub fn narrowed(&self) -> Option<(u32, u32)> {
         let both = (self.figures()?.path_mtu_bytes?, self.port_mtu_bytes?);
         Some(both).filter(|(path, port)| path < port)

@@ -1,4 +1,4 @@
-//! The files below a prefix: which of them may be replaced or removed, and how.
+//! The files below a prefix: which of them may be replaced or removed, and the code that does it.
 
 use super::manifest::{self, Manifest};
 use super::packaged::is_of_deb;
@@ -12,25 +12,21 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A file to install.
 pub struct Item {
     /// Path below the prefix.
     pub path: String,
     pub content: Vec<u8>,
-    /// File mode, as in chmod(2).
     pub mode: u32,
 }
 
-/// A file at the place of an installed one.
 enum Present {
     Nothing,
-    /// A file that may be replaced or removed.
     Ours,
-    /// A file that may not, for this reason.
+    /// A file that must stay, for this reason.
     Others(&'static str),
 }
 
-/// Fails unless files can be made in `folder`, or `folder` in the nearest existing folder above it.
+/// Checks that files can be made in `folder`, or `folder` itself below its nearest existing parent.
 /// `command` is this command line.
 ///
 /// # Errors
@@ -44,11 +40,11 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     bail!("cannot write to {}: {}; {advice}{command}", existing.display(), error.desc().to_lowercase())
 }
 
-/// Puts the items into `prefix`, and removes files of `old` that are no longer among them. Returns
-/// a line for each of these that stays.
+/// Writes the items below `prefix`, and removes files of `old` that are no longer among them.
+/// Returns a line for each old file that stays.
 ///
-/// The list has old and new digests until all files have their names, so that an installation that
-/// ends in the middle can be repeated or removed.
+/// The list has old and new digests until all files have their names. An interrupted installation
+/// can therefore be repeated or removed.
 ///
 /// # Errors
 /// Names the files in the way, or the file that cannot be written.
@@ -76,8 +72,8 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
     Ok(kept)
 }
 
-/// Removes the files of the list, the list, and the folders that this leaves empty. Returns the
-/// number of removed files, and a line for each that stays. `command` is this command line.
+/// Removes the listed files, the list, and folders that become empty. Returns the number of removed
+/// files, and a line for each file that stays. `command` is this command line.
 ///
 /// # Errors
 /// Names a file or folder that cannot be changed. Folders are checked before anything is removed.
@@ -92,7 +88,7 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
     fs::remove_file(&list).with_context(|| format!("remove {}", list.display()))?;
     for path in paths(manifest).into_iter().chain([manifest::PATH]) {
         let folders = Path::new(path).ancestors().skip(1).map(|folder| prefix.join(folder));
-        // The system's folders stay below /usr/local, and folders with other files everywhere.
+        // Folders with other files stay. Below /usr, only this program's own folders are removed.
         let own = folders.filter(|folder| !prefix.starts_with("/usr") || folder.ends_with("nccl-spark"));
         own.for_each(|folder| drop(fs::remove_dir(folder.components().as_path())));
     }
@@ -119,8 +115,7 @@ fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Re
     Ok((removed, kept))
 }
 
-/// Looks for a file or link. It is ours with content that `manifest` lists or that is to be
-/// installed.
+/// Examines a file or link. It is ours if `manifest` lists its content, or if it equals `new`.
 fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Present> {
     let file = prefix.join(path);
     let is_file = match file.symlink_metadata() {
@@ -129,11 +124,11 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
         }
         about => about.with_context(|| format!("look at {}", file.display()))?.is_file(),
     };
-    // dpkg may have replaced the file that install had put there.
+    // dpkg may have replaced the file that `install` wrote.
     if is_of_deb(&file) {
         return Ok(Present::Others("belongs to the Debian package nccl-net-spark"));
     }
-    // Install makes no links.
+    // `install` makes no links.
     if is_file {
         let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
         if new == Some(&content) || manifest.contains(&(path.to_owned(), sha256(&content))) {
@@ -148,8 +143,7 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
     }))
 }
 
-/// Writes all items beside their places, then gives each its name. A running job keeps the file in
-/// its memory.
+/// Writes temporary files first, then renames them. A running job keeps the old file in memory.
 fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     let written = items.iter().map(|Item { path, content, mode }| {
         let path = prefix.join(path);
@@ -163,8 +157,7 @@ fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     Ok(())
 }
 
-/// Makes a folder and those above it. Everybody may read the files, whatever the umask of root's
-/// shell.
+/// Makes a folder and its parents, readable for all users regardless of the umask.
 fn make_folder(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         return Ok(());

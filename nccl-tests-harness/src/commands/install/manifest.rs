@@ -1,5 +1,4 @@
-//! The list of what `install` put into a folder. The lines of files are those of `sha256sum`, which
-//! can check them.
+//! The list of files that `install` wrote below a prefix. `sha256sum` can check its lines.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
@@ -7,10 +6,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Component, Path};
 
-/// Path of the list below the prefix.
 pub const PATH: &str = "lib/nccl-spark/manifest";
-/// Files with their paths below the prefix, each with the SHA-256 of its content. A file has two
-/// digests while one content replaces the other.
+/// Paths below the prefix with SHA-256. A file has two digests while its content is being replaced.
 pub type Manifest = BTreeSet<(String, String)>;
 
 /// Reads the list in `prefix`, if there is one.
@@ -27,7 +24,7 @@ pub fn read(prefix: &Path) -> Result<Option<Manifest>> {
 }
 
 fn parse(text: &str) -> Result<Manifest> {
-    // Install writes no path that leads out of the prefix.
+    // `install` writes no path that leads out of the prefix.
     let is_below = |path: &str| Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
     let entry = |(number, line): (usize, &str)| {
         let entry = line.split_once("  ").filter(|(_, path)| is_below(path) && !path.is_empty());
@@ -37,7 +34,6 @@ fn parse(text: &str) -> Result<Manifest> {
     text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')).map(entry).collect()
 }
 
-/// Makes the text of a list.
 pub fn text(manifest: &Manifest) -> String {
     format!(
         "# Installed by nccl-spark {}; `nccl-spark uninstall` removes these files.\n\
@@ -61,7 +57,7 @@ mod tests {
         let text = text(&manifest);
         assert!(text.starts_with("# Installed by nccl-spark "), "{text}");
         assert_eq!((parse(&text).unwrap(), manifest.len()), (manifest, 3));
-        // FIPS 180-2.
+        // From FIPS 180-2.
         assert!(text.contains("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  lib/a b\n"), "{text}");
     }
 

@@ -1,15 +1,14 @@
-//! Files of packages. The package's tool removes them, not `uninstall`.
+//! Files of packages, which the package's tool must remove instead of `uninstall`.
 
 use std::fs;
 use std::path::Path;
 
-/// dpkg's list of the package's files, in the root folder that has the /usr with them.
+/// dpkg's list of the package's files, below the folder that contains usr.
 const LIST: &str = "var/lib/dpkg/info/nccl-net-spark.list";
-/// The wheel's folder in a Python's site-packages, and a file that tells it from other folders with
-/// this name.
+/// The wheel's folder in site-packages, and a file that tells it from others with this name.
 const WHEEL: (&str, &str) = ("nccl_net_spark", "__init__.py");
 
-/// Returns the kind of package that put `program` there, and the command that removes it.
+/// Returns the kind of package that installed `program`, and the command that removes the package.
 pub fn package_of(program: &Path) -> Option<(&'static str, &'static str)> {
     if is_of_deb(program) {
         return Some(("Debian package", "sudo apt remove nccl-net-spark"));
@@ -19,9 +18,8 @@ pub fn package_of(program: &Path) -> Option<(&'static str, &'static str)> {
     is_wheel.then_some(("Python package", "pip uninstall nccl-net-spark"))
 }
 
-/// True for a file of the Debian package.
 pub fn is_of_deb(file: &Path) -> bool {
-    // dpkg's list has no path with a link in it, such as /bin for /usr/bin.
+    // dpkg's paths contain no links, such as /bin for /usr/bin.
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
     let (Some(folder), Some(name)) = (folder, file.file_name()) else { return false };
     let file = folder.join(name);

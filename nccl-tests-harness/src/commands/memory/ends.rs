@@ -1,5 +1,4 @@
-//! The two ends between which memory is tried, with their memory and their actor, and the
-//! connection.
+//! The two ends of a memory test, with their memory and actors, and the connection between them.
 
 use crate::gpu::{Block, Gpu, Pattern, Wrong};
 use crate::net::{RecvComm, Registration, Request, SendComm};
@@ -7,22 +6,19 @@ use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The tag of all messages: any number, the same on both sides.
+/// Tag of all messages: any number, the same on both sides.
 pub const TAG: i32 = 7;
 
-/// Memory, and the actor that writes and checks it.
 pub struct End {
     pub block: Block,
     pub actor: Actor,
 }
 
-/// The sending and the receiving end.
 pub struct Ends {
     pub from: End,
     pub into: End,
 }
 
-/// A writer and checker of memory.
 pub enum Actor {
     Gpu(Rc<Gpu>),
     Processor,
@@ -57,16 +53,16 @@ impl End {
     }
 }
 
-/// The connection, and the memory registered with either end.
+/// The connection, and the memory registered at each end.
 pub struct Wire {
-    // In the order in which NCCL closes them: registrations, comms.
+    // Fields are dropped in the order in which NCCL closes them: registrations, then comms.
     pub from: Rc<Registration>,
     pub into: Rc<Registration>,
     pub send: SendComm,
     pub recv: RecvComm,
 }
 
-/// A request, from before the plugin takes it until it is done.
+/// A request: not yet accepted by the plugin, in progress, or done with this number of bytes.
 pub enum Step {
     Asking,
     Going(Request),
@@ -94,7 +90,7 @@ impl Step {
 }
 
 impl Wire {
-    /// Moves a message from one end's memory into the other's. The command limits the time.
+    /// Moves a message from one end's memory into the other's. The caller limits the time.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
         let (mut receiving, mut sending) = (Step::Asking, Step::Asking);
         loop {

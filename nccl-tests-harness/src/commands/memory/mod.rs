@@ -1,13 +1,12 @@
-//! `nccl-spark memory`: tests which kinds of memory the plugin registers, and whether data that it
-//! moves between two buffers of one kind arrives, written by one GPU and checked by another or the
-//! same.
+//! `nccl-spark memory`: tests which kinds of memory the plugin registers. It also tests that data
+//! arrives intact between two buffers of one kind. One GPU writes, and another or the same checks.
 //!
 //! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
 //!
-//! Each kind is tried in a process of its own, which is both ends of one connection, so that memory
-//! that the fabric cannot reach fails one row of the table and not the command. Promises: a row has
-//! what was done and never what should have been; a GPU's check counts only after the GPU has found
-//! the bytes that the CPU changed; no process is left behind.
+//! Each kind is tested in its own process, which is both ends of one connection. Memory that the
+//! fabric cannot reach therefore fails one row of the table, not the command. Promises: a row
+//! reports what was done, never what should have been done. A GPU's check counts only after the GPU
+//! has found bytes that the CPU changed. No process is left behind.
 
 pub mod ends;
 pub mod litmus;
@@ -33,22 +32,20 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
 
-/// The results as JSON. Sizes are in bytes.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     command: &'static str,
     version: &'static str,
-    /// The fabric: `soft` or `verbs`.
+    /// `soft` or `verbs`.
     fabric: &'static str,
     fabric_text: String,
     network: Option<Network>,
-    /// The plugin's log lines about its connection with itself.
     connections: Vec<String>,
-    /// The GPU that wrote and the one that checked; null where there is none.
+    /// The GPU that wrote and the GPU that checked. Null without a GPU.
     gpus: Option<[About; 2]>,
     sizes_bytes: Vec<usize>,
     kinds: Vec<Row>,
-    /// The litmus test of LL128; null when it was not asked for.
+    /// Null if the litmus test of LL128 was not requested.
     litmus: Option<Verdict>,
 }
 
@@ -57,12 +54,10 @@ struct Row {
     kind: Kind,
     name: &'static str,
     outcome: Fate,
-    /// The reason why it counts as a failure.
     fault: Option<String>,
 }
 
-/// Tries all kinds, and returns false when one fails that must not. `program` is this program's
-/// file.
+/// Tests all kinds. Returns false if a kind fails that must not fail.
 ///
 /// # Errors
 /// The plugin does not start, or the output cannot be written.
@@ -112,8 +107,7 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     Ok(faults.is_empty())
 }
 
-/// Prints the network and the GPUs, and starts the table. Returns the reason why there is no GPU,
-/// if there is none.
+/// Prints the network and the GPUs, and starts the table. Returns the reason if there is no GPU.
 fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
     let Ready { network, connections, gpus } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
@@ -154,11 +148,10 @@ fn describe(gpu: &About) -> String {
     )
 }
 
-/// Tries one kind in a process of its own. Returns the network and GPUs, if the process started,
-/// and the result.
+/// Tests one kind in its own process. `Ready` is there if the process started.
 ///
 /// # Errors
-/// The process does not start with `malloc`: then it would not start with any kind.
+/// The process does not start with `malloc`. It would then not start with any kind.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
@@ -170,7 +163,7 @@ fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(
     Ok((Some(ready), fate))
 }
 
-/// Starts a process that tries a kind, or the litmus test in memory of it.
+/// Starts a process that tests a kind, or that runs the litmus test in this kind of memory.
 fn start(
     plan: &Plan,
     program: &Path,
@@ -187,7 +180,7 @@ fn start(
     Ok((job, ready.into_iter().next().context("no answer from its process")?))
 }
 
-/// Runs the litmus test in memory pinned by CUDA, as NCCL's buffers are.
+/// Runs the litmus test in memory pinned by CUDA, like NCCL's buffers.
 fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order) -> Outcome {
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, Kind::HostAlloc, Some(order))?;
@@ -196,7 +189,7 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Orde
             return Ok(Outcome::Failed { reason });
         }
         let found = next(&mut job, answer!(Answer::Litmus(found) => found))?;
-        // After lines that did not arrive the process cannot close normally.
+        // If lines did not arrive, the process cannot close normally.
         if found.missing == 0 {
             job.finish().context("close")?;
         }
@@ -209,12 +202,11 @@ fn failed(registered: bool, error: &anyhow::Error) -> Fate {
     Fate::Failed { registered, reason: words_of(error) }
 }
 
-/// Returns an error's text without the rank's number: there is only one rank.
+/// Returns an error's text without the rank number, because there is only one rank.
 fn words_of(error: &anyhow::Error) -> String {
     format!("{error:#}").replace("rank 0: ", "its process: ")
 }
 
-/// Follows a started process that registers memory and moves messages.
 fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
     let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
     let fate = match registered {
@@ -228,7 +220,6 @@ fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
     Ok(fate)
 }
 
-/// Waits for the next answer of the process.
 fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {
     let answers = job.ask_some(0..1, |_| None, answer)?;
     answers.into_iter().next().context("no answer from its process")

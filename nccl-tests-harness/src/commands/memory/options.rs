@@ -45,37 +45,28 @@ pub struct Options {
     fabric: FabricOptions,
 }
 
-/// A checked run.
 #[derive(Debug)]
 pub struct Plan {
-    /// The order to the processes, except for the kind of memory and the litmus test.
     pub setup: Setup,
-    /// True if the options need a GPU, so that its absence is an error.
+    /// True if the options need a GPU. Its absence is then an error.
     pub needs_gpu: bool,
-    /// The litmus test of LL128, if it is to run.
     pub litmus: Option<Order>,
-    /// Time without progress after which a kind counts as hung.
     pub timeout: Duration,
-    /// The fabric asked for.
     pub fabric: Wish,
-    /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// The place of the JSON.
     pub json: Option<Target>,
 }
 
-/// Managed memory may move to the GPU as a whole, and must leave room for other programs there.
+/// Managed memory may move to the GPU as a whole, where it must leave room for other programs.
 const MAX_BYTES: usize = 64 << 20;
-/// Sizes below the largest: within a work request, above it, a page, and sizes that are not
-/// multiples of words or of pages.
+/// Smaller and larger than a work request, a page, and not multiples of words or pages.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {
-    /// Returns the run that these options ask for; `program` is this program's file,
-    /// `verbs_library` the one that the user's environment names.
+    /// Checks the options. `verbs_library` comes from the user's environment.
     ///
     /// # Errors
-    /// An option that is out of bounds, or contradicts another.
+    /// An option is out of bounds, or contradicts another.
     pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         if !(1..=MAX_BYTES).contains(&self.bytes) {
             return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)));

@@ -1,4 +1,4 @@
-//! The process that tries one kind of memory: it is both ends of one connection.
+//! The process that tests one kind of memory. It is both ends of one connection.
 
 use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::{Found, rounds};
@@ -17,8 +17,7 @@ use std::sync::mpsc;
 /// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
 
-/// The work of a process that tries a kind of memory. Memory that is refused or does not exist here
-/// is an answer and not an error.
+/// Refused or absent memory is an answer of this process, not an error.
 pub struct Memory;
 
 impl Work for Memory {
@@ -66,15 +65,14 @@ impl Work for Memory {
         };
         let is_through = matches!(&told, Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. })));
         if !is_through {
-            // Nothing is closed: unfinished calls of the plugin or the driver may still use it, and
-            // missing messages may still arrive.
+            // Nothing is closed: unfinished calls of the plugin or the driver may still use the
+            // memory, and missing messages may still arrive.
             std::mem::forget((wire, ends));
         }
         answer(told?)
     }
 }
 
-/// Moves a message of each size.
 fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     let mut messages = Vec::new();
     for (number, &bytes) in setup.sizes.iter().enumerate() {
@@ -84,8 +82,7 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// Returns the GPU that writes and the one that checks, each proven to do so, or the reason why
-/// there are none here.
+/// Opens and tests the writing and the checking GPU. The inner error is why there is no GPU.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -103,20 +100,19 @@ fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     Ok(Ok([writer, checker]))
 }
 
-/// A connection of this process with itself.
 fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
     let (listener, handle) = context.listen(DEVICE)?;
     let (sends, receives) = device::connect(context, &[listener], vec![handle]).map_err(|(_, error)| error)?;
     sends.into_iter().zip(receives).next().context("no connection")
 }
 
-/// Returns the memory of both ends, or the reason why there is no such memory here.
+/// Allocates the memory of both ends. The inner error is why there is no such memory.
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
     let (from, into) = (*bytes, bytes + GUARD_BYTES);
     if setup.kind == Kind::Malloc {
-        // Each end by its GPU if that reaches such memory.
+        // An end uses its GPU if the GPU can access pageable memory.
         let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
         let end = |gpu: &Option<Rc<Gpu>>, bytes| {
             let gpu = gpu.as_ref().filter(|gpu| gpu.about().pageable_memory_access);
@@ -142,8 +138,7 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
     Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
 }
 
-/// The reason not to try managed memory on a GPU, if there is one: a program with more of it than
-/// the card has free can take the card down.
+/// Managed memory beyond the card's free memory can crash the card, so it is not tried.
 fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option<String> {
     if !has_it {
         return Some(format!("{gpu} has no managed memory"));
@@ -151,13 +146,12 @@ fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option
     (bytes > free / 4).then(|| format!("{bytes} bytes are more than a quarter of the {free} bytes that {gpu} has free"))
 }
 
-/// Writes a message, moves it, and checks it.
 fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Result<Message> {
     let name = kind.name();
     let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
     activity::stage(format!("writing {bytes} bytes of {name} by {}", ends.from.name()));
     ends.from.fill(0..bytes, sent)?;
-    // Every byte differs from the one to come, so a byte that does not arrive cannot pass.
+    // Every byte differs from the expected byte, so that a byte that does not arrive is found.
     ends.into.fill(0..bytes + GUARD_BYTES, stale)?;
     activity::stage(format!("moving {bytes} bytes of {name}"));
     wire.move_message(bytes)?;

@@ -5,7 +5,7 @@ use crate::gpu::Kind;
 use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
-/// Returns the reason why a kind counts as a failure, if it does.
+/// Returns the reason why a kind counts as failed.
 pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
     match (kind, fate) {
         (_, Fate::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
@@ -16,21 +16,19 @@ pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
         (Kind::Malloc, Fate::NotTried { .. }) => Some("not tried".to_owned()),
         (kind, Fate::Refused { .. }) => kind.must_register().then(|| "must be registered, but was not".to_owned()),
         (_, Fate::NotTried { .. }) => None,
-        // The RDMA device registered such an address by itself. The table shows that the device
-        // then cannot read it; that is not the plugin's failure.
+        // The RDMA device accepted such an address without the plugin. The table shows that the
+        // device then cannot read it, which is not the plugin's failure.
         (Kind::Device, Fate::Failed { registered: true, .. }) => None,
         (_, Fate::Failed { .. }) => Some("failed".to_owned()),
     }
 }
 
-/// Writes the head.
 pub fn head(out: &mut impl Write) -> io::Result<()> {
     let mut table = table(out);
     table.remark("")?;
     table.row(&["# kind", "registered", "writer", "checker", "moved", "wrong"])
 }
 
-/// Writes the row of a kind, and remarks below it.
 pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
     let (name, mut table) = (kind.name(), table(out));
     match fate {

@@ -1,8 +1,7 @@
-//! This machine's NVIDIA GPUs as /dev shows them, which needs no driver library.
+//! NVIDIA GPUs of this machine as /dev shows them, which needs no driver library.
 
 use std::fs;
 
-/// The number of GPUs.
 pub fn gpus() -> usize {
     let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
     entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
@@ -13,7 +12,6 @@ pub fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The message for a machine without an NVIDIA GPU; none where there is one.
 pub fn missing_gpu() -> Option<&'static str> {
     (gpus() == 0).then_some("nccl-tests needs an NVIDIA GPU and this machine has none (no /dev/nvidia0)")
 }

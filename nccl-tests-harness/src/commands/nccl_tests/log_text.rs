@@ -1,20 +1,18 @@
-//! The begin of a line of NCCL's log behind other text on the same line.
+//! Finds the start of a line of NCCL's log behind other text on the same line.
 
 use std::collections::BTreeSet;
 
-/// Cuts NCCL's log out of the lines that a program prints.
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// The hosts that log, taken from lines that have only the log: `-1vm:12:12 [0]` does not show
-    /// where the host's name begins.
+    /// Hosts of lines that have only the log: in `-1vm:12:12 [0]` a host's start is not visible.
     hosts: BTreeSet<String>,
 }
 
-/// The text after host, process, thread and device in a line of the log (debug.cc).
+/// Text after host, process, thread and device in a line of the log (debug.cc).
 const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
 
 impl LogText {
-    /// Splits a line into the text before NCCL's log, and the line of the log if there is one.
+    /// Splits a line into the text before NCCL's log and the log, if there is any.
     pub fn split<'a>(&mut self, line: &'a str) -> (&'a str, Option<&'a str>) {
         let Some(level) = LEVELS.iter().filter_map(|level| line.find(level)).min() else { return (line, None) };
         let Some((word_start, host)) = origin(&line[..level]) else { return (line, None) };
@@ -26,15 +24,14 @@ impl LogText {
         (own, Some(log))
     }
 
-    /// Returns the length of the host's name at the end of `text`, which begins with the text
-    /// before the log.
+    /// Returns the length of the host's name at the end of `text`, after the text before the log.
     fn name_bytes(&self, text: &str) -> usize {
         let known = self.hosts.iter().filter(|host| text.ends_with(host.as_str())).map(String::len).max();
         known.unwrap_or_else(|| text.len() - value_bytes(text))
     }
 }
 
-/// Finds the first word of `text` that ends in `:PID:TID`, as a log line's origin does. Returns the
+/// Finds the first word of `text` that ends in `:PID:TID`, the origin of a log line. Returns the
 /// word's place and the host before the numbers.
 fn origin(text: &str) -> Option<(usize, &str)> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -53,15 +50,15 @@ fn origin(text: &str) -> Option<(usize, &str)> {
     None
 }
 
-/// Returns the length of the number or `N/A` that `text` begins with, if more follows.
+/// Returns the length of the number or `N/A` at the start of `text`, if more follows.
 fn value_bytes(text: &str) -> usize {
     let is_value =
         |text: &str| text == "N/A" || (!text.starts_with(['i', 'n', 'I', 'N']) && text.parse::<f64>().is_ok());
     text.char_indices().map(|(at, _)| at).rev().find(|end| is_value(&text[..*end])).unwrap_or(0)
 }
 
-/// Returns the length of `text` without the time in brackets at its end. NCCL writes it before the
-/// origin of a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
+/// Returns the length of `text` without the time in brackets at its end. NCCL writes the time
+/// before the origin of a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
 fn before_time(text: &str) -> usize {
     let is_time = |text: &str| text.contains(':') && text.bytes().all(|byte| b"0123456789-:. T".contains(&byte));
     match text.trim_end().strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {

@@ -1,9 +1,9 @@
 //! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's
 //! networks in turns.
 //!
-//! Promises: the plugin's environment is set up and shown; a run counts only if NCCL's own log says
-//! that every channel uses the network that was asked for; a program's table is read, never
-//! recomputed. This command does not build or download anything.
+//! The command sets the plugin's environment and shows it. A run counts only if NCCL's own log says
+//! that every channel uses the requested network. A program's table is read, never recomputed. The
+//! command builds and downloads nothing.
 
 pub mod gpus;
 mod log_text;
@@ -26,11 +26,8 @@ use show::Outcome;
 use std::io::Write;
 use std::path::Path;
 
-/// Runs the plan, and returns false when data was wrong. `own` is this program's file, `lookup`
-/// gives the value of an environment variable.
-///
-/// # Errors
-/// The first network could not be measured, or NCCL chose other channels than on a Spark.
+/// Runs the plan. Returns false if data was wrong. `own` is this program's file. Fails when the
+/// first network cannot be measured, or NCCL chose other channels than on a Spark.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     if let Some(folder) = &plan.plot {
@@ -56,7 +53,6 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
     Ok(!all.iter().flat_map(|(_, outcomes)| outcomes).any(|outcome| outcome.wrong().is_some_and(|wrong| wrong > 0.0)))
 }
 
-/// Measures one program over all networks, in turns.
 fn measure(
     plan: &Plan,
     program: &Path,
@@ -72,7 +68,7 @@ fn measure(
     let mut outcomes = outcomes(&plan.networks);
     let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
     let out = &mut watch.over(out);
-    // Of the first table: all runs measure the same sizes.
+    // Sizes of the first table: all runs measure the same sizes.
     let mut sizes = None;
     for round in 0..plan.rounds as usize {
         for number in turns(round, outcomes.len()) {
@@ -100,7 +96,6 @@ fn measure(
     Ok(outcomes)
 }
 
-/// Returns an outcome for each network, and one for the control.
 fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = networks.iter().map(|network| Outcome::new(*network)).collect();
     if [Network::Spark, Network::SparkUntuned].iter().all(|network| networks.contains(network)) {
@@ -109,13 +104,13 @@ fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the order of `count` runs in a round. Each run is first in its turn, so that none always
-/// has the best or the worst place.
+/// Returns the order of `count` runs in a round. Each run is first in its turn, so none always has
+/// the best or the worst place.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
 
-/// Measures one table over one network: a run for each range of sizes.
+/// Measures one table over one network, with a run for each range of sizes.
 fn once(
     plan: &Plan,
     program: &Path,
@@ -130,7 +125,7 @@ fn once(
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
-    // For one network the program's own output is shown, for several networks their table.
+    // For one network, the program's own output is shown; for several, a table of all.
     let alone = plan.networks.len() == 1;
     let (mut rows, mut last) = (Vec::new(), None);
     for arguments in &plan.arguments {
@@ -160,8 +155,7 @@ fn once(
     Ok(rows)
 }
 
-/// Adds a table to those of its network. A table without a row that other tables have was not read
-/// whole.
+/// Adds a table to those of its network. A table with other sizes was read incompletely.
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());
@@ -170,7 +164,6 @@ fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> 
     Ok(())
 }
 
-/// Shows the table of a program that was compared, its chart, and the wrong elements.
 fn conclude(plan: &Plan, program: &Path, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<()> {
     if outcomes.len() > 1 {
         writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;

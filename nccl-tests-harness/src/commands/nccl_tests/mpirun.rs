@@ -1,8 +1,8 @@
-//! The start of the ranks: mpirun, and the work of each rank before it becomes nccl-tests' program.
+//! Starts the ranks: mpirun, and each rank's work before it becomes a program of nccl-tests.
 //!
 //! mpirun copies the ranks' output in blocks that end anywhere, so lines of several ranks cut each
-//! other. Where all ranks are on this machine, only the first one, which prints the table, goes
-//! through mpirun; each other rank has a named pipe.
+//! other. If all ranks are on this machine, only rank 0, which prints the table, prints through
+//! mpirun. Each other rank has a named pipe.
 
 use super::gpus::{gpus, missing_gpu};
 use super::options::{Call, Place};
@@ -35,15 +35,14 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Becomes the program; `lookup` gives the value of an environment variable. Returns only an
-    /// error: the program cannot be started.
+    /// Becomes the program; returns only if it cannot. `lookup` returns an environment variable.
     pub fn run(self, rank: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
         if let Some(hosts) = self.hosts {
             command.env("NCCL_HOSTID", format!("{hosts}-{rank}"));
             if lookup("NCCL_TESTS_DEVICE").is_none() {
-                // Fewer GPUs than ranks: they share.
+                // With fewer GPUs than ranks, ranks share GPUs.
                 command.env("NCCL_TESTS_DEVICE", (rank % gpus().max(1)).to_string());
             }
         }
@@ -66,8 +65,8 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once; `hear` gets every line that the ranks print. Returns none if the run took
-/// too long and was stopped.
+/// Runs the program once. `hear` gets every printed line. Returns none if the run took too long and
+/// was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,
@@ -78,7 +77,7 @@ pub fn run(
     let (pipes, folder) = pipes(&call.conditions.place)?;
     let mut command = command(call, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    // With it the log would not go to standard output.
+    // This variable would take the log away from standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
@@ -87,7 +86,7 @@ pub fn run(
     Ok(ends.map(|ends| ends[0]))
 }
 
-/// Makes a pipe for each rank of this machine but the first, and their folder.
+/// Makes a pipe for each local rank but the first, and their folder.
 fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
     let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
@@ -142,16 +141,13 @@ fn command(
     Ok(command)
 }
 
-/// True for a program of nccl-tests that was built with MPI: it contains the name of its library.
+/// True for a program that was built with MPI: it contains the name of MPI's library.
 fn speaks_mpi(program: &Path) -> Result<bool> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// Checks that a run ended well.
-///
-/// # Errors
-/// The end of the run, with NCCL's complaints or else the program's last line.
+/// Checks that a run succeeded. The error has NCCL's complaints, or else the last line.
 pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
     if end.is_some_and(|end| end.success()) {
         return Ok(());

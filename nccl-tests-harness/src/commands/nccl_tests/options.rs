@@ -60,55 +60,42 @@ struct Sweep {
     to: usize,
 }
 
-/// The programs to measure, over which networks, and where the results go.
 #[derive(Debug)]
 pub struct Plan {
-    /// The programs' files: one or more, measured one after another.
+    /// Files of the programs: one or more, measured one after another.
     pub programs: Vec<PathBuf>,
     /// Arguments of a program's runs: one or more. The rows of these runs form one table.
     pub arguments: Vec<Vec<String>>,
     /// Networks to measure in turns: one or more, none twice.
     pub networks: Vec<Network>,
-    /// Rounds; each measures every network once.
+    /// Each round measures every network once.
     pub rounds: u32,
-    /// Conditions of all runs.
     pub conditions: Conditions,
-    /// The place of the JSON.
     pub json: Option<Target>,
-    /// The folder for charts.
     pub plot: Option<PathBuf>,
 }
 
-/// Conditions that all runs share.
 #[derive(Debug)]
 pub struct Conditions {
-    /// The hosts of the ranks.
     pub place: Place,
-    /// Fabric, plugin, and time limit.
     pub setting: Setting,
 }
 
-/// One run of a program.
 pub struct Call<'a> {
-    /// The program's file.
     pub program: &'a Path,
-    /// The arguments of the program.
     pub arguments: &'a [String],
-    /// The conditions of the run.
     pub conditions: &'a Conditions,
 }
 
-/// The hosts of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// This machine, with this number of ranks.
     Here(usize),
-    /// The hosts to which mpirun sends the ranks with these arguments.
+    /// Arguments for mpirun, which starts the ranks on hosts.
     Hosts(Vec<String>),
 }
 
 impl Place {
-    /// Returns the place that `--ranks` and `--mpirun` name.
     pub fn new(ranks: u16, mpirun: Option<String>) -> Self {
         match mpirun {
             Some(text) => Self::Hosts(text.split_whitespace().map(str::to_owned).collect()),
@@ -116,7 +103,7 @@ impl Place {
         }
     }
 
-    /// The number of ranks on this machine; 1 where it is not known.
+    /// Returns the number of ranks on this machine; 1 if it is not known.
     pub fn ranks_here(&self) -> usize {
         match self {
             Self::Here(ranks) => *ranks,
@@ -126,11 +113,8 @@ impl Place {
 }
 
 impl Options {
-    /// Returns the run that these options ask for; `program` is this program's file, `path` the
-    /// environment's PATH.
-    ///
-    /// # Errors
-    /// Options that contradict each other, or nccl-tests is not there.
+    /// Returns the run for these options. `program` is this program's file, `path` the variable
+    /// PATH. Fails when options contradict each other, or nccl-tests is not found.
     pub fn plan(self, program: &Path, path: Option<&str>) -> Result<Plan> {
         let mut networks = self.compare;
         if networks.is_empty() {
@@ -157,15 +141,11 @@ impl Options {
     }
 }
 
-/// Returns the first value that is in `values` twice.
 fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
     values.iter().enumerate().find_map(|(at, value)| values[..at].contains(value).then_some(value))
 }
 
-/// Returns the arguments of each run, from `--sizes` and the arguments after `--`.
-///
-/// # Errors
-/// Both name sizes.
+/// Returns the arguments of each run. Fails if `--sizes` and the other arguments name sizes.
 fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
     if sweeps.is_empty() {
         let default = || ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
@@ -196,7 +176,7 @@ fn parse_sweep(text: &str) -> Result<Sweep, String> {
     }
 }
 
-/// Returns the programs of nccl-tests for completions. Other programs are run too.
+/// Returns the programs of nccl-tests for completions. Other programs can be run too.
 fn tests() -> Vec<PossibleValue> {
     let names = "all_gather all_reduce alltoall broadcast gather hypercube reduce reduce_scatter scatter sendrecv";
     let named = |name: &'static str| {
@@ -206,7 +186,7 @@ fn tests() -> Vec<PossibleValue> {
     names.split(' ').map(named).collect()
 }
 
-/// Returns the program's file: `all_gather`, `all-gather` and `all_gather_perf` are the same.
+/// Returns the program's file. `all_gather`, `all-gather` and `all_gather_perf` are the same.
 pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };

@@ -1,67 +1,57 @@
 //! The table that a program of nccl-tests prints, read from an output that NCCL's log cuts into.
 //!
 //! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured,
-//! then the newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed at
-//! newlines only, and NCCL's log is written to the same one. So a line of the log between two
-//! pieces comes behind the first piece on its line, or, as a WARN begins with a newline (debug.cc),
-//! on the next line. The row continues behind the log's newline.
+//! then the newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed
+//! only at newlines, and NCCL's log goes to the same stream. So a log line between two pieces
+//! follows the first piece on its line or, as a WARN begins with a newline (debug.cc), on the next
+//! line. The row continues after the log line's newline.
 //!
-//! Lines of standard error, and of other ranks with streams of their own, come between those of
-//! this stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes.
-//! It cuts lines and continues with those of another rank: a row can begin behind half a line of
-//! the log.
+//! Lines of standard error, and of other ranks with their own streams, come between those of this
+//! stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes. It
+//! cuts lines and continues with lines of another rank: a row can begin after half a log line.
 
 use super::log_text::LogText;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-/// A line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// The size in the first column.
     pub bytes: u64,
-    /// With a buffer for the input and one for the output.
+    /// With separate buffers for input and output.
     pub out_of_place: Half,
     /// With one buffer for both.
     pub in_place: Half,
 }
 
-/// One of the two halves of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Half {
-    /// Time of one operation in microseconds.
+    /// Time of one operation.
     pub time_us: f64,
-    /// Size over time, in GB/s (10^9 bytes).
+    /// Size over time, in 10^9 bytes per second.
     pub algbw_gb_s: f64,
-    /// Bandwidth on each rank's wire, as nccl-tests computes it, in GB/s.
+    /// Bandwidth on each rank's wire, as nccl-tests computes it.
     pub busbw_gb_s: f64,
-    /// Wrong elements; none where the program did not check (`N/A`).
+    /// Wrong elements; none if the program did not check (`N/A`).
     pub wrong: Option<f64>,
 }
 
-/// A line of output.
 #[derive(Debug, PartialEq)]
 pub enum Read {
-    /// The end of a row, with the row's whole text without the log's lines.
+    /// The end of a row, with the row's whole text without log lines.
     Row(String),
-    /// A part of a row that is not complete.
     Part,
-    /// Something else.
     Other,
 }
 
-/// Reads a table line by line.
 #[derive(Debug, Default)]
 pub struct PrintedTable {
     heading: Option<Heading>,
     log: LogText,
-    /// The pieces of the row that is not complete yet.
+    /// Pieces of the incomplete row.
     begun: Option<String>,
-    /// The rows that are complete.
     pub rows: Vec<Row>,
 }
 
-/// The names of the columns.
 #[derive(Debug)]
 struct Heading {
     /// From the size to the root.
@@ -70,23 +60,20 @@ struct Heading {
     values: Vec<String>,
 }
 
-/// How a text fits the heading.
 enum Fit<'a> {
-    /// It is no row.
+    /// Not a row.
     No,
-    /// It begins as a row and goes on as none.
+    /// Begins as a row, but continues differently.
     Wrong,
-    /// It is the beginning of a row; `has_parameters`: all columns before the time are there.
+    /// Beginning of a row; `has_parameters`: all columns before the time are there.
     Begun { has_parameters: bool },
-    /// It has as many columns as the heading; these are the values.
+    /// Has as many columns as the heading, with these values.
     Whole(Vec<&'a str>),
 }
 
 impl PrintedTable {
-    /// Reads a line of the program's output, NCCL's log among it.
-    ///
-    /// # Errors
-    /// When a row is not as the heading says, or another begins before it is complete.
+    /// Reads a line of the program's output, which may contain NCCL's log. Fails when a row does
+    /// not fit the heading, or another row begins before it is complete.
     pub fn read(&mut self, line: &str) -> Result<Read> {
         let (own, log) = self.log.split(line);
         let Some(heading) = &self.heading else {
@@ -98,7 +85,7 @@ impl PrintedTable {
         }
         let begun = self.begun.as_deref();
         let read = heading.extend(begun, own, false)?;
-        // A row may also continue behind half a line of the log.
+        // A row may also continue after half a log line.
         let behind_log = |text| heading.extend(begun, text, true).ok().flatten();
         let read = read.or_else(|| gaps(log?).find_map(behind_log));
         match read {
@@ -138,12 +125,12 @@ impl Heading {
         Some(Self { parameters: names[1..first].to_vec(), values })
     }
 
-    /// Reads a text that may be a row, begin one, or continue the row that `begun` begins. Returns
-    /// the row so far, and its values if it is whole. The end of a line of the log (`is_log`) is a
-    /// part of the table only where there is no doubt.
+    /// Reads a text that may be a row, begin a row, or continue the row in `begun`. Returns the row
+    /// so far, and its values if it is complete. The end of a log line (`is_log`) counts as part of
+    /// the table only where there is no doubt.
     fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
-        // Rows are indented; one that is not may have been cut in its indent.
+        // Rows are indented. A row without an indent may have been cut inside it.
         let (is_indented, is_blank) = (text.starts_with(' '), text.trim().is_empty());
         let is_first = begun.is_none() && !is_log;
         match self.fit(&joined) {
@@ -159,7 +146,7 @@ impl Heading {
             }
             Fit::Whole(values) => match self.row(&joined, &values) {
                 Err(error) if is_first => Err(error),
-                // A line with as many words, of which one is no number, is none of the table's.
+                // A line with the right number of words is no row if one of them is no number.
                 row => Ok(row.ok().map(|row| (joined.clone(), Some(row)))),
             },
             Fit::No | Fit::Wrong => Ok(None),
@@ -175,7 +162,7 @@ impl Heading {
             let is_integer = word.parse::<i64>().is_ok() || (*word == "-" && at + 1 == words.len());
             match name.as_str() {
                 "type" if is_integer => return Fit::No,
-                // Older programs without an operation print none.
+                // Older programs print nothing for a missing operation.
                 "redop" if is_integer => continue,
                 "type" | "redop" => {}
                 "root" if !is_integer => return Fit::Wrong,
@@ -211,7 +198,7 @@ fn starts_row(line: &str) -> bool {
     line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
 }
 
-/// Returns each end of `text` that begins with two spaces or more, as every piece of a row does.
+/// Returns each end of `text` that begins with two or more spaces, as every piece of a row does.
 fn gaps(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
     starts.map(|at| &text[at..])
@@ -250,7 +237,6 @@ mod tests {
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         ";
 
-    /// The pieces of a row as nccl-tests prints them.
     const PARAMETERS: &str = "     8388608       2097152     float     sum      -1";
     const OUT: &str = "  1.2e+06    6.80    6.80     N/A";
     const IN: &str = "  1230.25    6.82    6.82       0";
@@ -258,7 +244,6 @@ mod tests {
     const INFO: &str = "vm:12:34 [0] NCCL INFO NET/Spark: connected with spark-2:4711";
     const OTHER_RANK: &str = "vm:13:35 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
 
-    /// Reads `text` after the heading and lines of the log.
     fn read_all(text: &str) -> Result<(Vec<Row>, Vec<Read>)> {
         let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([INFO, OTHER_RANK]) {
@@ -269,7 +254,7 @@ mod tests {
         Ok((table.rows, reads))
     }
 
-    /// Checks that `text` is one row, in spite of the lines in between.
+    /// Checks that `text` is read as one row despite other lines inside it.
     fn assert_one_row(text: &str) {
         let (rows, reads) = read_all(text).unwrap_or_else(|error| panic!("{error:#} in\n{text}"));
         let half = |time_us, gb_s, wrong| Half { time_us, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong };
@@ -358,7 +343,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         ] {
             assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
         }
-        // The next row shows it, before the program has ended.
+        // The next row reveals it before the program has ended.
         let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([PARAMETERS, WARN]) {
             table.read(line).unwrap();

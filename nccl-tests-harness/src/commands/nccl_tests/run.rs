@@ -1,5 +1,4 @@
-//! One run of a program of nccl-tests: the table is read from the program's output, the network and
-//! its channels from NCCL's log.
+//! One run of a program of nccl-tests: its table, and the network by NCCL's log.
 
 use super::mpirun;
 use super::options::Call;
@@ -9,12 +8,10 @@ use crate::scene::network::Used;
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-/// Does `call` and returns the rows of its table (1 or more). `own` is this program's file, `who`
-/// names the run in the log that the user keeps. `hear` gets each line that the ranks print, and
-/// the text to show for it: a complete row of the table, or another line of the program's own.
-///
-/// # Errors
-/// A program that does not start, that fails, or that prints no whole table.
+/// Runs `call`, and returns the rows of its table (1 or more). `own` is this program's file, `who`
+/// names the run in the user's log. `hear` gets each line that the ranks print, and the text to
+/// show for it: a complete row of the table, or another line of the program's own. Fails when the
+/// program does not start, fails, or prints no complete table.
 pub fn run(
     call: &Call<'_>,
     scene: &Scene,

@@ -1,4 +1,4 @@
-//! Results over one network or several: a table, JSON, a picture.
+//! Results over one or more networks: a table, JSON, a chart.
 
 use super::options::Plan;
 use super::printed_table::Row;
@@ -12,51 +12,43 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-/// The results of all runs over a network.
 pub struct Outcome {
-    /// The network.
     pub network: Network,
-    /// True for second runs over the same network, which show the noise.
+    /// True for repeated runs over the same network, which show the noise.
     pub is_control: bool,
-    /// The tables, one for each round.
     pub rounds: Vec<Vec<Row>>,
-    /// The network that NCCL used, by its log.
+    /// Network that NCCL used, by its log.
     pub used: Option<String>,
-    /// The channels that NCCL chose, by kind.
     pub channels: Option<BTreeMap<String, u32>>,
-    /// NCCL's version.
     pub version: Option<String>,
-    /// The error that ended the rounds, if there is one.
+    /// Error that ended the rounds.
     pub failure: Option<String>,
 }
 
-/// Fewer rounds have no range worth comparing.
+/// With fewer rounds, ranges are not compared.
 const COMPARABLE_ROUNDS: usize = 3;
 
 impl Outcome {
-    /// An outcome without runs.
     pub fn new(network: Network) -> Self {
         let (rounds, used, channels, version, failure) = (Vec::new(), None, None, None, None);
         Self { network, is_control: false, rounds, used, channels, version, failure }
     }
 
-    /// The plugin without its tuner, measured again.
+    /// Makes the outcome of the plugin without its tuner, measured again.
     pub fn control() -> Self {
         Self { is_control: true, ..Self::new(Network::SparkUntuned) }
     }
 
-    /// The name in the table.
     pub fn name(&self) -> &'static str {
         if self.is_control { "control" } else { self.network.name() }
     }
 
-    /// Counts the wrong elements in all rounds; none where nothing was checked.
+    /// Returns the wrong elements in all rounds; none if nothing was checked.
     pub fn wrong(&self) -> Option<f64> {
         let halves = self.rounds.iter().flatten().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         halves.flatten().reduce(|sum, wrong| sum + wrong)
     }
 
-    /// Returns one quantity at one size, by round.
     fn values(&self, bytes: u64, of: impl Fn(&Row) -> f64) -> Vec<f64> {
         let rows = self.rounds.iter().flat_map(|rows| rows.iter().find(|row| row.bytes == bytes));
         rows.map(of).collect()
@@ -71,7 +63,6 @@ impl Outcome {
     }
 }
 
-/// Returns the sizes that any network has, in order.
 fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
     let mut sizes: Vec<u64> = outcomes.iter().flat_map(|o| o.rounds.iter().flatten().map(|row| row.bytes)).collect();
     sizes.sort_unstable();
@@ -79,7 +70,6 @@ fn sizes(outcomes: &[Outcome]) -> Vec<u64> {
     sizes
 }
 
-/// Two columns whose times are compared.
 struct Ratio<'a> {
     first: &'a Outcome,
     second: &'a Outcome,
@@ -90,8 +80,7 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
-    /// Returns the ratio for the table, marked where the ranges of the rounds overlap, which is no
-    /// difference.
+    /// Formats the ratio. `~` marks overlapping ranges of the rounds, which are no difference.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
@@ -104,8 +93,7 @@ impl Ratio<'_> {
         }
     }
 
-    /// Returns the second's median time over the first's: nccl-tests prints the busbw of small
-    /// sizes as 0.00.
+    /// Returns the second's median time over the first's: nccl-tests prints small busbw as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
@@ -124,8 +112,8 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     others.iter().map(ratio).collect()
 }
 
-/// Prints the medians out of place of all networks, and the time of each other network as a
-/// multiple of the first one's: a line for each network, within 80 columns.
+/// Prints all networks' medians out of place, and each time as a multiple of the first network's: a
+/// line for each network, within 80 columns.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -147,7 +135,7 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// Prints, for each network that the first is compared with, the size at which the first is slowest
-/// beside it; of several programs also the program.
+/// beside it; for several programs also the program.
 pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> {
     let mut worst = BTreeMap::new();
     for (program, outcomes) in all {
@@ -165,8 +153,7 @@ pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> 
     Ok(())
 }
 
-/// Returns the least time ratio to each network that the first one is compared with, and its size
-/// in bytes.
+/// Returns the least time ratio to each network that the first is compared with, and its size.
 fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
     let sizes = sizes(outcomes);
     let least = |ratio: &Ratio<'_>| {
@@ -181,7 +168,7 @@ fn name_of(program: &Path) -> String {
     program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns all results as JSON. Every number has its unit in its name.
+/// Returns all results as JSON. The name of every number has its unit.
 pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {
@@ -216,7 +203,6 @@ pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> 
     })
 }
 
-/// Writes a chart of busbw by size, if the plan wants one.
 pub fn picture(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Result<()> {
     let Some(folder) = &plan.plot else { return Ok(()) };
     let name = name_of(program);

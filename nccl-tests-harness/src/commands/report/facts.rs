@@ -1,6 +1,6 @@
-//! The facts of a report, field by field. They are read from the JSON of a command or of `machine`.
-//! A field that is not named here is not read. A leaf is a number, a truth value, an enumeration of
-//! this program, a [`Name`], a [`Digest`] or [`LeftOut`].
+//! The facts of a report, field by field, read from the JSON of a command or of `machine`. A field
+//! that is not named here is not read. A leaf is a number, a truth value, an enumeration of this
+//! program, a [`Name`], a [`Digest`] or [`LeftOut`].
 
 use super::names::{Digest, LeftOut, Name, Value};
 use super::parts::Part;
@@ -18,7 +18,6 @@ macro_rules! facts {
 }
 
 facts! {
-    /// The facts of this machine, by `machine`.
     Machine {
         doctor: Doctor, versions: Versions, hardware: Hardware, rails: Rails, functions: Vec<Function>,
         settings: Vec<Setting>, variables: Vec<Variable>,
@@ -37,7 +36,6 @@ facts! {
         modules: Vec<Name>, has_hotplug_marker: bool,
     }
     Cuda { integrated: Option<bool>, gpu_direct_rdma: Option<bool>, dma_buf: Option<bool> }
-    /// The facts of `nccl-spark rails`.
     Rails { expected_mbps: u32, limited_by: Name, announced_mbps: u32, rails: Vec<Rail>, pcie_links: Vec<PcieLink> }
     Rail {
         device: Name, port: u8, physical_port: Option<Name>, pcie_link: u32, cable: u32, twin: Option<Name>,
@@ -45,8 +43,7 @@ facts! {
     }
     Address { prefix: Option<u8>, gid_index: u16 }
     PcieLink { payload_mbps: Option<u32> }
-    /// An RDMA function, rail or not; `refusal`: why it is no rail. Counters have the kernel's
-    /// names.
+    /// An RDMA function. `refusal`: why it is no rail. Counters have the kernel's names.
     Function {
         device: Name, refusal: Option<Name>, physical_port: Option<Name>, firmware: Option<Name>, board: Option<Name>,
         iommu: Option<Name>, mtu_bytes: Option<u32>, pause_rx: Option<bool>, pause_tx: Option<bool>, pcie: Option<Pcie>,
@@ -57,13 +54,12 @@ facts! {
         max_speed_mts: Option<u32>, max_payload_bytes: Option<u32>, max_read_request_bytes: Option<u32>,
     }
     PcieErrors { corrected: u64, nonfatal: u64, fatal: u64 }
-    /// A setting of the plugin as it holds; `source`: default, file or environment.
+    /// A setting of the plugin in effect; `source`: default, file or environment.
     Setting { name: Name, value: Option<Value>, source: Name }
     /// A variable of the environment that NCCL or the plugin may read, with its effect.
     Variable { name: Name, value: Option<Value>, effect: Name }
 
-    /// The facts of `nccl-spark doctor`: of a machine, and with `--peer` of another one and the
-    /// paths between them.
+    /// The facts of `nccl-spark doctor`: a machine, and with `--peer` another one and their paths.
     Doctor { verdict: Name, findings: Vec<Finding>, peer: Option<Peer> }
     Finding { severity: Name, id: Name }
     Peer { verdict: Name, findings: Vec<Finding>, paths: Vec<Path> }
@@ -77,12 +73,11 @@ facts! {
     }
     Rate { mbps: f64, grade: Option<Name> }
 
-    /// The facts of `nccl-spark doctor --hosts`. Hosts have the order of the option.
+    /// The facts of `nccl-spark doctor --hosts`. Hosts have the option's order.
     Hosts { hosts: Vec<Host> }
-    /// `pairs`: how many pairs of rails this host has with each host.
+    /// `pairs`: number of pairs of rails that this host has with each host.
     Host { rails: Vec<Name>, pairs: Vec<u32> }
 
-    /// The facts of `nccl-spark memory --litmus`.
     Memory {
         ok: bool, error: Option<LeftOut>, fabric: Name, gpus: Option<Vec<Gpu>>, kinds: Vec<MemoryKind>,
         litmus: Option<Litmus>,
@@ -100,7 +95,6 @@ facts! {
     LitmusOutcome { ran: Option<Lines>, failed: Option<LeftOut> }
     Lines { seconds: f64, messages: u64, missing: u64, reads: Vec<Read> }
 
-    /// The facts of `nccl-spark all-gather`.
     AllGather {
         ok: bool, error: Option<LeftOut>, fabric: Name, ranks: u32, channels: u32, iters: u32, check_iters: u32,
         networks: Vec<Network>, rows: Vec<Size>, average_busbw_gb_s: Option<f64>,
@@ -111,7 +105,6 @@ facts! {
         longest_pause_us: f64, wrong: Option<u64>,
     }
 
-    /// The facts of `nccl-spark nccl-tests`.
     NcclTests { networks: Vec<Compared> }
     Compared {
         name: Name, nccl_version: Option<Name>, channels: Option<Channels>, failure: Option<LeftOut>,
@@ -124,7 +117,6 @@ facts! {
     Row { bytes: u64, out_of_place: Half, in_place: Half }
     Half { time_us: f64, busbw_gb_s: f64, wrong: Option<f64> }
 
-    /// The facts of `nccl-spark tune collectives`.
     Tune { ranks: u32, minimal_gain: f64, collectives: Vec<Sweep> }
     Sweep {
         collective: Name, nccl: Record, candidates: Vec<Record>, groups: Vec<Group>, sizes: Vec<Best>,
@@ -139,7 +131,6 @@ facts! {
     Confirmed { bytes: u64, choice: Option<Name>, differs: bool, row_is_written: bool }
 }
 
-/// The facts of a part.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Facts {
@@ -153,10 +144,7 @@ pub(super) enum Facts {
 }
 
 impl Facts {
-    /// Takes the facts of a part out of JSON.
-    ///
-    /// # Errors
-    /// A fact is missing, or has another type.
+    /// Reads the facts of a part from JSON. Fails when a fact is missing or has another type.
     pub(super) fn read(part: Part, json: serde_json::Value) -> serde_json::Result<Self> {
         Ok(match part {
             Part::Machine => Self::Machine(serde_json::from_value(json)?),

@@ -4,9 +4,9 @@
 //! this machine. `parts` has the commands that measure, `run` starts them, `options` is the command
 //! line.
 //!
-//! Promises: the file holds text only if [`names::Name`] knows its form; a part that fails, hangs
-//! or cannot be run is named in the file and does not end the report; no process of a part outlives
-//! the part; no file is overwritten.
+//! The file holds text only if [`names::Name`] knows its form. A part that fails, hangs or cannot
+//! run is named in the file and does not end the report. No process of a part outlives the part. No
+//! file is overwritten.
 
 mod facts;
 mod machine;
@@ -33,10 +33,10 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
-/// How long the file may take to be written once the report was interrupted.
+/// Time to write the file after an interrupt.
 const WRITE: Duration = Duration::from_secs(60);
 
-/// The file. `schema` grows when a field is removed or changes its meaning.
+/// The file. `schema` increases when a field is removed or changes its meaning.
 #[derive(Serialize)]
 struct Report {
     schema: u32,
@@ -46,23 +46,19 @@ struct Report {
     parts: Vec<PartReport>,
 }
 
-/// One step of the report.
 #[derive(Serialize)]
 struct PartReport {
     #[serde(flatten)]
     step: Step,
     #[serde(flatten)]
     ended: Ended,
-    /// Null where the part was not run, or left no result.
+    /// Null if the part did not run, or left no result.
     facts: Option<Facts>,
 }
 
 impl Options {
-    /// Gathers and writes, or prints what it would do. `program` is this program's file,
-    /// `variables` the environment.
-    ///
-    /// # Errors
-    /// A mistake on the command line, or a report that cannot be written.
+    /// Writes the report, or prints the steps on a dry run. `program` is this program's file. Fails
+    /// on a mistake on the command line, or when the report cannot be written.
     pub fn run(self, program: &Path, variables: &[(String, String)]) -> Result<()> {
         let folder = tempfile::tempdir().context("make a folder for the parts' results")?;
         interrupt::remove_at_exit(folder.path());
@@ -91,7 +87,7 @@ impl Options {
     }
 }
 
-/// The command of a step with its limit, or why it is not run.
+/// Describes a step: its command and limit, or the reason why it does not run.
 fn intention(step: &Step) -> String {
     let seconds = step.limit.as_secs();
     match &step.order {
@@ -103,7 +99,6 @@ fn intention(step: &Step) -> String {
     }
 }
 
-/// Runs a step, and shows its progress.
 fn part(step: Step, place: &Place, program: &Path, variables: &[(String, String)], at: &str) -> PartReport {
     let say = |text: &str| {
         // Progress is optional: a closed terminal must not end the report.

@@ -1,5 +1,4 @@
-//! Text that a report may hold: a newtype for text of a known form, and a marker for text that is
-//! left out.
+//! Text that a report may hold: a newtype for text of a known form, and a marker for omitted text.
 
 use crate::commands::doctor::FINDINGS;
 use nccl_net_spark::config;
@@ -7,24 +6,20 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// Forms of versions and dates: `#` is a number of up to five digits, everything else is literal.
-/// No form is just four numbers with dots between them, because an IPv4 address is.
+/// No form is four numbers with dots between them, because an IPv4 address is.
 const VERSIONS: &str = "#.# #.#.# #.#-# #.#-#.#.# #.#.#-# #.#.#-#-nvidia #.#.#-#-nvidia-64k #.#.#-#-generic #.#.#+cuda#.# \
     libibverbs.so.1.#.#.# #.#_#ACUM# #/#/# #-#-#";
-/// Forms of the names of RDMA devices (by PCI location or by number), of ports, and of NVIDIA's
-/// board ids.
+/// Names of RDMA devices (by PCI location or by number) and of ports, and NVIDIA's board ids.
 const DEVICES: &str = "rocep#s# rocep#s#f# rocep#s#f#v# roceP#p#s# roceP#p#s#f# roceP#p#s#f#v# mlx5_# rxe# p# \
     NVD00000000# MT_00000#";
-/// Operating systems, containers, kernel modules, IOMMU modes, network plugins, and values of
-/// settings.
+/// Names of systems, containers, kernel modules, IOMMU modes, network plugins, and setting values.
 const MACHINES: &str = "ubuntu debian docker podman kubernetes nvidia_peermem mlx5_ib mlx5_core rdma_rxe ib_uverbs DMA \
     DMA-FQ identity hpcx no_link excluded unusable default file environment auto on off AF_INET AF_INET6 VERSION WARN \
     INFO TRACE Spark IB Socket none libibverbs.so.1 /sys LL LL128 Simple ^LL128 Ring Tree";
-/// Verdicts, severities, grades, limits, effects, fabrics, networks, collectives and the tuner's
-/// choices.
+/// Verdicts, severities, grades, limits, effects, fabrics, networks, collectives, tuner choices.
 const RESULTS: &str = "good impaired broken slow fragile note fair bad nothing cables pcie honoured ignored unset blocks \
     misleads harms refused nccl soft verbs spark spark-untuned ib socket control broadcast reduce all_gather \
     reduce_scatter all_reduce ring/ll/# ring/ll128/# ring/simple/# tree/ll/# tree/ll128/# tree/simple/#";
-/// Words in product names.
 const PRODUCTS: &str = "NVIDIA DGX Spark GB10 ASUSTeK GX10 Dell LENOVO ThinkStation PGX HP ZGX MSI EdgeXpert GIGABYTE \
     Acer Veriton H100 H200 A100 L4 L40S RTX HBM3 80GB";
 /// Counters of ports, by the kernel's names.
@@ -51,19 +46,19 @@ const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT N
 const VARIABLES: &str = "NCCL_NET_PLUGIN NCCL_ALGO NCCL_PROTO NCCL_TOPO_FILE NCCL_GRAPH_FILE NCCL_CONF_FILE NCCL_COMM_ID \
     NCCL_PROXY_CPUSET NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE NCCL_HOSTID NCCL_PROFILER_PLUGIN";
 
-/// A text of one of the forms above, a setting of the plugin or the id of a finding; `other` in
-/// place of any other text. No form fits an IP or hardware address, a serial number, or a word that
-/// an owner chooses.
+/// A text of one of the forms above, a setting of the plugin or the id of a finding. Any other text
+/// becomes `other`. No form fits an IP or hardware address, a serial number, or a word that an
+/// owner chooses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub(super) struct Name(String);
 
-/// The build id or SHA-256 of a library in hexadecimal; `other` in place of any other text.
+/// A library's build id or SHA-256 in hexadecimal. Any other text becomes `other`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub(super) struct Digest(String);
 
-/// The place of something that is left out: any value is read, and `true` is written.
+/// Place of an omitted value: any value is read, and `true` is written.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(from = "IgnoredAny", into = "bool")]
 pub(super) struct LeftOut;
@@ -81,7 +76,7 @@ impl Name {
         Self(if is_known(text) { text } else { "other" }.to_owned())
     }
 
-    /// Takes the version that `text` begins with: custom kernels have the owner's words after it.
+    /// Takes the version at the start of `text`: custom kernels have the owner's words after it.
     pub(super) fn version(text: &str) -> Self {
         let ends = text.char_indices().filter(|(_, c)| "-+_ ".contains(*c)).map(|(at, _)| at).chain([text.len()]);
         let mut starts = ends.rev().filter_map(|end| text.get(..end));
@@ -96,7 +91,7 @@ impl Name {
 }
 
 impl Value {
-    /// The value `text` of a variable; none for an empty text.
+    /// Returns the value of a variable; none for an empty text.
     pub(super) fn new(variable: &str, text: &str) -> Option<Self> {
         let number = text.parse().ok().filter(|_| NUMBERS.split(' ').any(|known| known == variable));
         (!text.is_empty()).then(|| number.map_or_else(|| Self::Word(Name::new(text)), Self::Number))
@@ -104,7 +99,7 @@ impl Value {
 }
 
 fn is_known(text: &str) -> bool {
-    // A rail is a device and the number of its port.
+    // A rail is a device and its port number.
     let (name, port) = text.split_once(':').unwrap_or((text, "1"));
     let forms = [VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES];
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
@@ -112,7 +107,6 @@ fn is_known(text: &str) -> bool {
     has_form("#", port) && forms.any(|form| has_form(form, name)) || own.any(|known| known == text)
 }
 
-/// True for the name of a counter that a report may have.
 pub(super) fn is_counter(name: &str) -> bool {
     COUNTERS.split(' ').any(|form| has_form(form, name))
 }

@@ -53,25 +53,20 @@ pub struct Options {
     with_program: Option<PathBuf>,
 }
 
-/// A checked command line.
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    /// The file for the report; - for standard output.
+    /// File for the report; - for standard output.
     pub(super) file: PathBuf,
     pub(super) dry_run: bool,
     pub(super) root: PathBuf,
 }
 
 impl Options {
-    /// True where processes are started that must not outlive this one.
     pub fn starts_processes(&self) -> bool {
         !self.dry_run
     }
 
-    /// What to do; the parts' results go below `folder`.
-    ///
-    /// # Errors
-    /// A mistake on the command line.
+    /// Returns the plan. Results go below `folder`. Fails on a mistake on the command line.
     pub(super) fn plan(self, program: &Path, folder: &Path, variables: &[(String, String)]) -> Result<Plan> {
         if !self.hosts.is_empty() {
             ssh::check_hosts(&self.hosts)?;
@@ -107,11 +102,8 @@ impl Options {
     }
 }
 
-/// Makes the report's file under another name beside its place; none for standard output. An
-/// unusable place is an error before anything runs, and not after an hour.
-///
-/// # Errors
-/// A file of that name exists, or its folder cannot be written.
+/// Makes the report's file under a temporary name beside `path`; none for standard output. Fails
+/// when `path` exists or its folder cannot be written: before anything runs, not after an hour.
 pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
     if path == Path::new("-") {
         return Ok(None);
@@ -122,17 +114,14 @@ pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
     replacement::beside(path).map(Some).with_context(|| format!("--output {}", path.display()))
 }
 
-/// Writes the report to `file` at `path`, or to standard output.
-///
-/// # Errors
-/// The report cannot be written, or its file has come into being meanwhile.
+/// Writes the report to `path` or standard output. Fails when `path` has appeared meanwhile.
 pub(super) fn write(text: &str, file: Option<NamedTempFile>, path: &Path) -> Result<()> {
     let Some(mut file) = file else {
         let mut out = std::io::stdout();
         // Not `output::standard`: with --quiet it would leave out lines that start with #.
         return out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT);
     };
-    // Everybody may read it: a report is made to be shared.
+    // Readable for all users: a report is made to be shared.
     let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
     let kept = filled.and_then(|()| file.persist_noclobber(path).map_err(|error| error.error));
     kept.map(drop).with_context(|| format!("write {}", path.display()))

@@ -1,4 +1,4 @@
-//! The parts of a report: the command of each, how long it may take, and why one cannot be run.
+//! The parts of a report: each part's command, time limit, and the reason why it cannot run.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -25,11 +25,10 @@ pub(super) enum Part {
     Tune,
 }
 
-/// The end of a step, or the reason why it was not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Without help, with any exit status.
+    /// Not stopped from outside, with any exit status.
     Ended,
     OutOfTime,
     Interrupted,
@@ -40,13 +39,11 @@ pub(super) enum State {
     NoNcclTests,
 }
 
-/// One run of a part.
 #[derive(Serialize)]
 pub(super) struct Step {
     pub(super) part: Part,
-    /// The index of the other host in `--hosts`.
+    /// Index of the other host in `--hosts`.
     pub(super) peer: Option<usize>,
-    /// The program of nccl-tests.
     pub(super) test: Option<&'static str>,
     #[serde(skip)]
     pub(super) order: Result<Order, State>,
@@ -54,42 +51,38 @@ pub(super) struct Step {
     pub(super) limit: Duration,
 }
 
-/// The work of a step.
 pub(super) enum Order {
-    /// Files and drivers are read by this process.
     Read,
-    /// A program runs, and leaves its results in a file.
-    Run { program: PathBuf, arguments: Vec<String>, json: PathBuf },
+    /// A program runs, and leaves its results in the file `json`.
+    Run {
+        program: PathBuf,
+        arguments: Vec<String>,
+        json: PathBuf,
+    },
 }
 
-/// Inputs of the list of steps.
 pub(super) struct Asked {
-    /// This program's file.
     pub(super) program: PathBuf,
-    /// Folder for the results of the steps.
     pub(super) folder: PathBuf,
     pub(super) has_gpu: bool,
     pub(super) mpirun: Option<PathBuf>,
     pub(super) nccl_tests: Option<PathBuf>,
-    /// This one first; none, or two or more.
+    /// This host first; empty, or two or more.
     pub(super) hosts: Vec<String>,
-    /// The doctor's command for ssh.
     pub(super) ssh: String,
 }
 
 /// TCP port on the first host where the ranks of a collective between hosts meet.
 const MEETING_PORT: u16 = 29_501;
-/// One rank on each host.
 const BY_HOST: &str = "--map-by node --bind-to none";
 
 impl Part {
-    /// Returns the name on the command line.
     pub(super) fn word(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// The time limit: above the doctor's own 300 s; nccl-tests limits each run to 600 s; a sweep
-    /// takes about 15 minutes.
+    /// Returns the time limit. It is above the doctor's own 300 s. nccl-tests limits each run to
+    /// 600 s. A sweep takes about 15 minutes.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Machine | Self::Hosts => 120,
@@ -102,7 +95,6 @@ impl Part {
 }
 
 impl State {
-    /// The state for a person.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Ended => "ended",
@@ -122,14 +114,12 @@ impl Step {
         Self { part, peer: None, test: None, order, limit: part.limit() }
     }
 
-    /// Returns the heading for a person.
     pub(super) fn title(&self) -> String {
         let words = [Some(self.part.word()), self.peer.map(|number| number.to_string()), self.test.map(str::to_owned)];
         words.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 }
 
-/// All steps, in the order in which they run.
 pub(super) fn all(asked: &Asked) -> Vec<Step> {
     let memory = asked.has_gpu.then(|| own(asked, "memory --litmus 20", &[])).ok_or(State::NoGpu);
     let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
@@ -155,7 +145,7 @@ fn run(program: &Path, arguments: Vec<String>) -> Order {
     Order::Run { program: program.to_owned(), arguments, json: PathBuf::new() }
 }
 
-/// One of this program's commands. The words of `options` may have blanks.
+/// One of this program's commands. Unlike `command`, the words of `options` may have blanks.
 fn own(asked: &Asked, command: &str, options: &[&str]) -> Order {
     run(&asked.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
 }
@@ -171,7 +161,7 @@ fn between_hosts(asked: &Asked) -> Vec<Step> {
     [hosts].into_iter().chain(others.iter().enumerate().map(peer)).collect()
 }
 
-/// Two ranks here, or one on each of the first two hosts.
+/// Two ranks on this host, or one on each of the first two hosts.
 fn all_gather(asked: &Asked) -> Result<Order, State> {
     const SIZES: &str = "all-gather -b 8 -e 32M -f 4";
     let [first, second, ..] = &asked.hosts[..] else {
@@ -185,7 +175,6 @@ fn all_gather(asked: &Asked) -> Result<Order, State> {
     Ok(run(mpirun, arguments))
 }
 
-/// Steps that need NCCL, GPUs and the owner's build of nccl-tests.
 fn with_nccl(asked: &Asked) -> [Step; 3] {
     let folder = match &asked.nccl_tests {
         None => Err(State::NoNcclTests),

@@ -1,4 +1,4 @@
-//! Runs one step within its limit, and tells how it ended.
+//! Runs one step within its time limit.
 
 use super::parts::State;
 use crate::{interrupt, lines, proc_stat};
@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The end of a step.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Ended {
     pub(super) state: State,
@@ -24,7 +23,7 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
 }
 
-/// How long a program may take to end after Ctrl-C: longer than `interrupt` gives it.
+/// Time for a program to end after Ctrl-C; longer than the time that `interrupt` gives it.
 const GRACE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -38,7 +37,7 @@ impl Ended {
 pub(super) fn read(work: impl FnOnce() -> Result<Json> + Send + 'static, limit: Duration) -> (Ended, Result<Json>) {
     let start = Instant::now();
     let (sender, receiver) = mpsc::channel();
-    // The receiver is closed after the limit.
+    // Sending fails after the limit, when the receiver is closed.
     std::thread::spawn(move || drop(sender.send(work())));
     loop {
         let state = match receiver.recv_timeout(LOOK) {
@@ -52,12 +51,12 @@ pub(super) fn read(work: impl FnOnce() -> Result<Json> + Send + 'static, limit: 
 }
 
 /// Runs a program until it ends, its time is up or the report is interrupted, and reads its JSON
-/// from the file `json`. Its processes end with it, except for one that has left the process group.
+/// from the file `json`. Its processes end with it, except one that has left the process group.
 pub(super) fn run(program: &Path, arguments: &[String], json: &Path, limit: Duration) -> (Ended, Result<Json>) {
     let start = Instant::now();
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The group finds its remaining processes, and keeps the terminal's Ctrl-C from it.
+    // The group finds the program's remaining processes, and keeps the terminal's Ctrl-C from it.
     let child = match command.process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return (Ended::new(State::NotStarted, Duration::ZERO), Err(error.into())),
@@ -91,8 +90,8 @@ pub(super) fn run(program: &Path, arguments: &[String], json: &Path, limit: Dura
     (ended, text.and_then(|text| serde_json::from_slice(&text).context("invalid JSON")))
 }
 
-/// Ends the group after Ctrl-C. `interrupt` ends the program alone, and a process of the program
-/// may hold its output open after that.
+/// Ends the group after Ctrl-C: `interrupt` ends only the program, and its processes may keep the
+/// output open.
 fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
     let mut ends_at = None;
     while !is_done.load(Ordering::Acquire) {
@@ -106,14 +105,13 @@ fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
     }
 }
 
-/// False for a zombie too.
+/// Returns false for a zombie too.
 fn runs(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     proc_stat::fields(&stat).next().is_some_and(|state| state != "Z")
 }
 
-/// Kills the remaining processes of a group.
 fn end_group(group: u32) {
-    // An error means that none is left.
+    // An error means that no process is left.
     let _ = signal::killpg(Pid::from_raw(group as i32), Signal::SIGKILL);
 }

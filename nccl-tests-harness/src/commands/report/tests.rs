@@ -1,4 +1,4 @@
-//! Texts that a report may hold, and those that it may not.
+//! Texts that a report may contain, and texts that it may not.
 
 use super::names::{Name, Value};
 use proptest::prelude::*;

@@ -3,19 +3,16 @@
 use super::rows::{Condition, Row};
 use crate::output::numbers::significant;
 
-/// A column of figures.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
-    /// Name with the unit.
     pub name: &'static str,
     /// Width in characters, with room for the name and the usual figures.
     pub width: usize,
-    /// Rank of the figure: on a narrow terminal, those with greater numbers are left out.
+    /// Rank of the figure. A narrow terminal omits the figures with the greatest ranks.
     pub place: usize,
     text: fn(&Row) -> String,
 }
 
-/// All figures from left to right.
 pub const ALL: [Column; 12] = [
     Column { name: "out Gb/s", width: 8, place: 0, text: |row| gigabits(row.sent.bytes_per_s) },
     Column { name: "in Gb/s", width: 8, place: 1, text: |row| gigabits(row.received.bytes_per_s) },
@@ -32,7 +29,7 @@ pub const ALL: [Column; 12] = [
 ];
 
 impl Column {
-    /// Returns the figure, or # signs where it is wider than the column.
+    /// Returns the figure, or `#` signs if it is wider than the column.
     pub fn text(&self, row: &Row) -> String {
         let text = (self.text)(row);
         if text.len() > self.width { "#".repeat(self.width) } else { text }
@@ -48,7 +45,6 @@ pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the text of an unknown figure.
 pub fn none() -> String {
     "-".to_owned()
 }

@@ -1,5 +1,5 @@
-//! A look as JSON: the fields of docs/guide/monitoring.md. A field that is removed or changes its
-//! meaning makes another schema.
+//! A look as JSON, with the fields of docs/guide/monitoring.md. `SCHEMA` increases when a field is
+//! removed or changes its meaning.
 
 use super::look::PassedOver;
 use super::rates::{Job, Picture, Port};
@@ -8,11 +8,10 @@ use serde::Serialize;
 
 const SCHEMA: u32 = 1;
 
-/// A look.
 #[derive(Debug, Serialize)]
 pub struct LookJson<'a> {
     schema: u32,
-    /// The time of the look, in seconds since 1970.
+    /// Time of the look, in seconds since 1970.
     time_s: f64,
     hidden_processes: usize,
     passed_over: &'a [PassedOver],
@@ -25,7 +24,7 @@ struct JobJson<'a> {
     pid: u32,
     rank: Option<u32>,
     command: &'a str,
-    /// Time since the look before. Null at the first look at this process.
+    /// Time since the previous look. Null at the first look at this process.
     interval_s: Option<f64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
@@ -48,14 +47,13 @@ struct PeerJson {
 
 #[derive(Debug, Serialize)]
 struct RailJson {
-    /// Null where it is unknown.
+    /// Null if unknown.
     payload_bits_per_s: Option<u64>,
     #[serde(flatten)]
     row: Row,
 }
 
 impl<'a> LookJson<'a> {
-    /// Makes the JSON of a look.
     pub fn new(picture: &'a Picture, by_peer: bool, time_s: f64) -> Self {
         let jobs = rows::of_picture(picture, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
         Self {
@@ -96,7 +94,7 @@ mod tests {
     use nccl_net_spark::counters::layout::Direction;
     use serde_json::Value;
 
-    /// Scripts read the fields by these names.
+    /// Scripts rely on these field names.
     #[test]
     fn the_schema_matches_the_documentation() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];

@@ -1,4 +1,4 @@
-//! A look as plain lines, for a standard output that is no terminal. Each line names its process.
+//! A look as plain lines, if standard output is not a terminal. Each line names its process.
 
 use super::columns::{self, mark, none};
 use super::look::PassedOver;
@@ -9,15 +9,13 @@ use crate::output::table::{Column, Table, left, right};
 use nccl_net_spark::counters::nic;
 use std::io::{self, Write};
 
-/// Writes plain lines, look by look.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// Remarks of the look before, which are not repeated.
+    /// Remarks of the previous look, which are not repeated.
     remarks: Vec<String>,
 }
 
 impl Lines {
-    /// Writes a look. `moment` is its time.
     pub fn write(&mut self, out: impl Write, picture: &Picture, by_peer: bool, moment: &str) -> io::Result<()> {
         let mut widths: Vec<Column> = vec![right(8), right(5), left(15), left(16), left(16)];
         widths.extend(columns::ALL.map(|column| right(column.width)));
@@ -56,7 +54,7 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
     cells
 }
 
-/// Returns a remark on each port that sees errors, and on each process or lane that is not shown.
+/// Returns a remark on each port that counts errors, and on each process or lane that is not shown.
 pub fn remarks(picture: &Picture) -> Vec<String> {
     let mut remarks: Vec<String> = picture.ports.iter().filter_map(errors).collect();
     remarks.extend(hidden(picture.hidden, nix::unistd::geteuid().is_root()));

@@ -1,10 +1,9 @@
-//! Processes that keep counters. They are found by the links of `/proc/PID/fd`, and none of their
-//! data is trusted.
+//! Finds processes that keep counters, by the links in `/proc/PID/fd`. Their data is not trusted.
 //!
-//! A counters file is opened only after it was found to be a regular file of the right size:
-//! another file may take its place. It is read, not mapped: a file that is cut meanwhile gives
-//! fewer bytes, where a mapping would end this program with SIGBUS. A process can start or end
-//! between any two of these steps.
+//! A counters file is opened only after it was found to be a regular file of the right size,
+//! because the link may lead to another file by then. The file is read, not mapped: if it is
+//! truncated, a read gives fewer bytes, but a mapping would end this program with SIGBUS. A process
+//! can start or end between any two of these steps.
 
 mod process;
 
@@ -24,26 +23,23 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Most counters files of one process. An honest process has one.
+/// Limit for counters files of one process. A well-behaved process has one.
 const MOST_OF_A_PROCESS: usize = 4;
-/// Most counters files of one look.
+/// Limit for counters files of one look.
 const MOST: usize = 256;
 
-/// Device and inode of a counters file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct FileId {
     device: u64,
     inode: u64,
 }
 
-/// A process that keeps counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     /// Process number in this program's namespace.
     pub pid: u32,
-    /// The command's name, without control characters.
     pub command: String,
-    /// The rank number that the launcher gave it.
+    /// Rank number that the launcher assigned.
     pub rank: Option<u32>,
     pub file: FileId,
     /// Time of reading, in ns since the first look.
@@ -51,42 +47,36 @@ pub struct Job {
     pub counters: Counters,
 }
 
-/// A process that is not shown, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedOver {
     pub pid: u32,
     pub reason: String,
 }
 
-/// The processes at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Look {
-    /// Jobs, sorted by process number.
     pub jobs: Vec<Job>,
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
-    /// Processes with files of another layout, and processes that were asked for and cannot be
-    /// shown.
+    /// Processes with files of another layout, and requested processes that cannot be shown.
     pub passed_over: Vec<PassedOver>,
-    /// Counters of the ports of the jobs' rails, by the rails' names.
+    /// By rail name.
     pub ports: BTreeMap<String, PortCounters>,
     /// Time of reading the ports, in ns since the first look.
     pub ports_at_ns: u64,
 }
 
-/// Takes looks.
 #[derive(Debug)]
 pub struct Looker {
     start: Instant,
-    /// The processes to show. Empty for all.
+    /// The processes to show. Empty means all.
     only: Vec<u32>,
-    /// Where sysfs is mounted.
     sysfs: PathBuf,
-    /// Ranks of known processes, whose environments do not change.
+    /// Cached ranks, because a process's first environment does not change.
     ranks: BTreeMap<(u32, FileId), Option<u32>>,
 }
 
-/// A counters file with the processes that have it open. A forked process has its parent's.
+/// A counters file and the processes that have it open, including forked children of its owner.
 struct Found {
     at_ns: u64,
     counters: Counters,
@@ -94,10 +84,9 @@ struct Found {
 }
 
 impl Looker {
-    /// Looks at these processes, or at all if the list is empty.
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
-        // A wrong setting is the plugin's to refuse.
+        // The plugin reports a wrong setting, so top ignores it.
         let sysfs = Config::from_environment().map_or_else(|_| PathBuf::from("/sys"), |config| config.rails.sysfs);
         Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }
@@ -123,7 +112,7 @@ impl Looker {
             look.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
         }
         self.ranks = ranks;
-        // A forked process has its parent's file too. Its own one is shown.
+        // A forked process also has its parent's file. Show its own file.
         look.jobs.sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
         look.jobs.dedup_by_key(|job| job.pid);
         look.ports = self.ports(&look.jobs);
@@ -131,8 +120,7 @@ impl Looker {
         Ok(look)
     }
 
-    /// Reads the ports of the jobs' rails. A process chooses the names of its rails, so only names
-    /// that sysfs has are paths.
+    /// Reads the ports of the jobs' rails. Processes choose the names; only those in sysfs count.
     fn ports(&self, jobs: &[Job]) -> BTreeMap<String, PortCounters> {
         let rails: BTreeSet<&str> =
             jobs.iter().flat_map(|job| &job.counters.records).map(|record| record.rail.as_str()).collect();
@@ -206,22 +194,21 @@ impl Looker {
     }
 }
 
-/// Returns the process, of those that have the file open, that has this number in its own
-/// namespace, or else the first.
+/// Returns the holder with this number in its own namespace, or else the first holder.
 fn owner(holders: &[u32], process_id: u64) -> u32 {
     let is_owner = |pid: &&u32| process::own_number(**pid) == Some(process_id);
     holders.iter().find(is_owner).or(holders.first()).copied().unwrap_or(0)
 }
 
-/// True for the target of a link of `/proc/PID/fd` to a memory file with the counters' name.
+/// Returns true if a link in `/proc/PID/fd` leads to a memory file with the counters' name.
 fn is_counters(target: &Path) -> bool {
     let name = target.as_os_str().as_encoded_bytes();
     let name = name.strip_prefix(b"/memfd:").and_then(|name| name.strip_suffix(b" (deleted)"));
     name == Some(OsStr::new(FILE_NAME).as_encoded_bytes())
 }
 
-/// Opens a regular file of the counters' size for reading. Other files are not opened, because
-/// opening a pipe or a device can have effects.
+/// Opens a regular file of the counters' size. Other files are not opened, because opening a pipe
+/// or a device can have side effects.
 fn open(path: &Path) -> io::Result<(FileId, File)> {
     let place = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(path)?;
     let metadata = place.metadata()?;
@@ -232,14 +219,12 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
         let text = format!("{} bytes; counters have {FILE_BYTES}", metadata.len());
         return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
-    // The link may lead elsewhere by now; this path leads to the same file. The standard library
-    // adds O_CLOEXEC.
+    // The link may lead elsewhere by now, but this path does not. std adds O_CLOEXEC.
     let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(same)?;
     Ok((FileId { device: metadata.dev(), inode: metadata.ino() }, file))
 }
 
-/// Reads the used part of a counters file twice, for [`Counters::parse`].
 fn read_twice(file: &File) -> Result<Counters, String> {
     let read = |length| read_at_most(file, length).map_err(|error| format!("its counters cannot be read: {error}"));
     let shown = |reason| format!("its counters: {reason}");
@@ -248,7 +233,6 @@ fn read_twice(file: &File) -> Result<Counters, String> {
     Counters::parse(&first, &read(length)?).map_err(shown)
 }
 
-/// Reads the first `length` bytes, or all of a shorter file.
 fn read_at_most(mut file: &File, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(length);
     file.rewind()?;
@@ -276,7 +260,7 @@ mod tests {
         let refusal = |path: &Path| open(path).unwrap_err().to_string();
         let pipe = folder.path().join("pipe");
         nix::unistd::mkfifo(&pipe, Mode::S_IRUSR).unwrap();
-        // Opened for reading, it would wait for a writer, or let one go on.
+        // Opening the pipe would wait for a writer, or let a waiting writer continue.
         assert_eq!(refusal(&pipe), "not a regular file");
         assert_eq!(refusal(Path::new("/dev/zero")), "not a regular file");
         assert_eq!(refusal(folder.path()), "not a regular file");
@@ -286,7 +270,7 @@ mod tests {
         File::options().write(true).open(&file).unwrap().set_len(FILE_BYTES as u64).unwrap();
         let (_, opened) = open(&file).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: it is no counters file".to_owned()));
-        // Cut after it was opened: fewer bytes, and no signal.
+        // If the file is truncated after it was opened, there are fewer bytes but no signal.
         File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: 0 bytes, fewer than a header's".to_owned()));
     }

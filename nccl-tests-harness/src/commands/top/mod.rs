@@ -1,10 +1,10 @@
 //! `nccl-spark top`: the live traffic of this machine's jobs over their rails.
 //!
-//! `look` reads the counters of processes and trusts none of their data. `rates` computes the
-//! traffic between two looks, and `rows` the figures. `screen` shows a look in the terminal, drawn
-//! by `view`. Without a terminal, `lines` or `json` print it. `prometheus` writes it to a file.
-//! Only `look`, `session`, `screen` and the file of `prometheus` do I/O. Nothing here affects a
-//! job: its counters are read, never mapped or written.
+//! `look` reads the counters of processes without trusting their data. `rates` computes the traffic
+//! between two looks, and `rows` the figures. `screen` shows a look in the terminal, drawn by
+//! `view`. Without a terminal, `lines` or `json` prints the look. `prometheus` writes it to a file.
+//! Only `look`, `session`, `screen` and the file of `prometheus` do I/O. Jobs are not affected:
+//! their counters are read, but not mapped or written.
 
 mod columns;
 mod json;
@@ -55,13 +55,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Looks until it is asked to end, or for as often as it was asked to. A terminal has colours
-    /// unless NO_COLOR is set.
+    /// Takes looks until a signal or key, or for --count looks.
     ///
     /// # Errors
     /// A process does not exist, /proc cannot be read, or the output cannot be written.
     pub fn run(self, has_colours: bool) -> Result<()> {
-        // A process that ends later is a remark.
+        // A process that ends later only causes a remark.
         if let Some(pid) = self.pid.iter().find(|pid| !look::is_there(**pid)) {
             return Err(wrong(format!("--pid {pid}: there is no such process")))?;
         }

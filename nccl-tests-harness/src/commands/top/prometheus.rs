@@ -14,11 +14,9 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// The name without the prefix and without the `_total` of counters, the type, the help text, and
-/// the value in a row.
+/// Name (without prefix, and without the `_total` of counters), type, help text, value in a row.
 type Metric = (&'static str, MetricType, &'static str, fn(&Row) -> Value);
 
-/// Metrics of each rail to each peer.
 const OF_RAILS: [Metric; 13] = [
     ("rail_sent_bytes", Counter, "Payload bytes sent by a rail and confirmed.", |row| Count(row.sent.total.bytes)),
     ("rail_received_bytes", Counter, "Payload bytes received by a rail.", |row| Count(row.received.total.bytes)),
@@ -47,7 +45,6 @@ const OF_RAILS: [Metric; 13] = [
     }),
 ];
 
-/// Metrics of each peer.
 const OF_PEERS: [Metric; 2] = [
     ("peer_stalls", Counter, "Times that a request made no progress for a second or longer.", |row| {
         Count(row.stalls.unwrap_or_default())
@@ -57,7 +54,6 @@ const OF_PEERS: [Metric; 2] = [
     }),
 ];
 
-/// A value with its unit.
 enum Value {
     Count(u64),
     Seconds(f64),
@@ -73,8 +69,7 @@ impl EncodeGaugeValue for Value {
 }
 
 impl Collector for Picture {
-    /// Writes every series once: the collector drops a file that has one twice. Families without
-    /// series are left out.
+    /// Writes every series once: the collector drops a file with duplicates. Omits empty families.
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let jobs = rows::of_picture(self, true);
         let mut gauge = |name, help, value: usize| {
@@ -98,7 +93,7 @@ impl Collector for Picture {
         for ((name, kind, help, value), rows) in all.filter(|(_, rows)| !rows.is_empty()) {
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for (job, row) in rows {
-                // Counters are written in the same way; `encode_counter` asks for an exemplar too.
+                // Counters are written the same way. `encode_counter` would also need an exemplar.
                 family.encode_family(&labels(job, row))?.encode_gauge(&value(row))?;
             }
         }
@@ -118,7 +113,6 @@ fn labels<'a>(job: &'a Job, row: &'a Row) -> Vec<(&'static str, Cow<'a, str>)> {
     process.into_iter().chain(place).collect()
 }
 
-/// Returns a picture in Prometheus' text format.
 pub fn text(picture: &Picture) -> Result<String> {
     let mut registry = Registry::with_prefix("nccl_spark");
     registry.register_collector(Box::new(picture.clone()));
@@ -127,7 +121,7 @@ pub fn text(picture: &Picture) -> Result<String> {
     Ok(text)
 }
 
-/// Parses a path that the textfile collector reads.
+/// Parses a path that the textfile collector accepts.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.file_name().is_some() && path.extension().is_some_and(|extension| extension == "prom") {
@@ -137,7 +131,7 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
 }
 
 /// The file, replaced at each look. It is removed when this program ends, because the collector
-/// would go on to serve its figures as current ones.
+/// would continue to serve its figures as current.
 #[derive(Debug)]
 pub struct Textfile {
     path: PathBuf,
@@ -145,20 +139,19 @@ pub struct Textfile {
 }
 
 impl Textfile {
-    /// Names the file. It is not written yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path, is_there: false }
     }
 
-    /// Writes the text beside the file and puts it in place: a reader sees the old text or the new.
+    /// Writes a temporary file and renames it, so readers see either the old text or the new text.
     ///
     /// # Errors
-    /// Names the file that cannot be written. No temporary file stays behind.
+    /// Names the file that cannot be written. No temporary file remains.
     pub fn write(&mut self, text: &str) -> Result<()> {
-        // The collector reads *.prom. The temporary file's name has another ending.
+        // The temporary file must not end in .prom, or the collector would read it.
         let written = replacement::beside(&self.path).and_then(|mut file| {
             replacement::fill(&mut file, text)?;
-            // The whole error would keep the temporary file.
+            // The full error would keep the temporary file.
             file.persist(&self.path).map_err(|error| error.error)
         });
         written.with_context(|| format!("--prometheus {}", self.path.display()))?;
@@ -166,7 +159,7 @@ impl Textfile {
         Ok(())
     }
 
-    /// Keeps the file: after --count, the last look is wanted.
+    /// Keeps the file, because after --count users want the last look.
     pub fn keep(mut self) {
         self.is_there = false;
     }
@@ -175,7 +168,7 @@ impl Textfile {
 impl Drop for Textfile {
     fn drop(&mut self) {
         if self.is_there {
-            // Another program may have removed the file. Nothing can report the error now.
+            // Another program may have removed the file. There is no way to report the error here.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -244,7 +237,7 @@ mod tests {
         file.write("three\n").unwrap();
         file.keep();
         assert_eq!(names(), ["spark.prom"]);
-        // A folder in its place.
+        // A folder has the file's name.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();

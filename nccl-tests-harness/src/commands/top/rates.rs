@@ -1,9 +1,9 @@
-//! The traffic between two looks. Pure: without a clock and without files.
+//! The traffic between two looks. Pure: no clock and no files.
 //!
-//! A record with the sequence of the look before describes the same lane. Another sequence, or a
-//! counter that went backwards, begins a new lane. Counts are added up here by rail, peer and
-//! direction, so that a sum does not fall when the record of a closed connection is reused. No data
-//! of a process can make this module panic or grow without end.
+//! A record with the same sequence as in the previous look describes the same lane. A different
+//! sequence, or a counter that decreased, begins a new lane. This module adds up counts by rail,
+//! peer and direction, so that a sum does not fall when the record of a closed connection is
+//! reused. No data of a process can make this module panic or grow without limit.
 
 use super::look::{self, FileId, Look, PassedOver};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
@@ -12,12 +12,10 @@ use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// The traffic over one rail, with one peer, in one direction: of all connections of a job.
+/// Traffic over one rail, with one peer, in one direction, over all connections of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
-    /// The rail of this host.
     pub rail: String,
-    /// The peer's host.
     pub peer: String,
     pub direction: Direction,
     pub side: Side,
@@ -26,33 +24,30 @@ pub struct Flow {
 /// The figures of one direction, with the field names of the JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Side {
-    /// Counts since the process started, as far as they were read.
+    /// Counts since the process started, as far as top has read them.
     #[serde(skip)]
     pub total: Counts,
-    /// Counts since the look before, unknown at the first look. `longest_ns` is that of `total`.
+    /// Counts since the previous look. Unknown at the first look. `longest_ns` is that of `total`.
     #[serde(skip)]
     pub gained: Option<Counts>,
-    /// Highest payload rate of the rails in any record, or 0 where it is unknown.
+    /// Highest payload rate of the rail in any record, or 0 if unknown.
     #[serde(skip)]
     pub bits_per_s: u64,
-    /// Bytes since the process started.
+    /// Since the process started, like `writes`.
     pub bytes: u64,
-    /// Writes since the process started.
     pub writes: u64,
     pub bytes_per_s: Option<f64>,
-    /// Part of the job's bytes in this direction, in percent.
+    /// Percentage of the job's bytes in this direction.
     pub share_percent: Option<f64>,
-    /// Open connections.
     pub connections: usize,
-    /// Open connections that the rail carries for.
+    /// Number of open connections for which the rail carries data.
     pub carrying: usize,
-    /// The greatest cause of the connections' present stalls.
+    /// The most important cause of the connections' current stalls.
     #[serde(skip)]
     pub stall: Option<Cause>,
 }
 
 impl Side {
-    /// Adds the counts and connections of `other`.
     pub fn add(&mut self, other: &Self) {
         self.total = sum(&self.total, &other.total);
         self.gained = match (self.gained, other.gained) {
@@ -66,40 +61,32 @@ impl Side {
     }
 }
 
-/// A process that keeps counters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// The process at this look.
     pub seen: look::Job,
-    /// Time since the look before, unknown at the first look.
+    /// Time since the previous look. Unknown at the first look.
     pub elapsed_ns: Option<u64>,
-    /// Flows, sorted by rail, peer and direction.
+    /// Sorted by rail, peer and direction.
     pub flows: Vec<Flow>,
 }
 
-/// Counters of a rail's port: those of all processes that use it.
+/// Counters of a rail's port since the driver was loaded, for all processes together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Port {
     pub rail: String,
-    /// Counts since the driver was loaded, by the kernel's names.
     pub counters: PortCounters,
-    /// Rates of the counters that have grown since the look before. Unknown at the first look.
+    /// Rates of the counters that have grown since the previous look. Unknown at the first look.
     pub per_s: Option<BTreeMap<String, f64>>,
 }
 
-/// A look with the traffic since the one before.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Picture {
-    /// Jobs, sorted by process number.
     pub jobs: Vec<Job>,
-    /// Number of processes whose open files this user may not see.
     pub hidden: usize,
     pub passed_over: Vec<PassedOver>,
-    /// Ports, sorted by rail.
     pub ports: Vec<Port>,
 }
 
-/// The memory of the look before.
 #[derive(Debug, Default)]
 pub struct Rates {
     jobs: HashMap<(u32, FileId), Known>,
@@ -107,11 +94,10 @@ pub struct Rates {
     ports_at_ns: u64,
 }
 
-/// A process at the look before.
 #[derive(Debug, Default)]
 struct Known {
     at_ns: u64,
-    /// True where all records were read: a record that was not there is new.
+    /// True if all records were read. A record that was absent then is new.
     is_whole: bool,
     lanes: HashMap<usize, Record>,
     totals: BTreeMap<Key, Counts>,
@@ -120,7 +106,6 @@ struct Known {
 type Key = (String, String, Direction);
 
 impl Rates {
-    /// Takes a look, and compares it with the one before.
     pub fn take(&mut self, look: Look) -> Picture {
         let mut jobs = HashMap::new();
         let elapsed_ns = look.ports_at_ns.saturating_sub(self.ports_at_ns);
@@ -151,7 +136,6 @@ impl Rates {
     }
 }
 
-/// Adds up the records of each flow.
 fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     let mut flows: BTreeMap<Key, Flow> = BTreeMap::new();
     for record in records {
@@ -183,29 +167,25 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     flows
 }
 
-/// Returns the counts of a record since the look before.
 fn gained(before: &Known, record: &Record) -> Counts {
     match before.lanes.get(&record.index) {
         Some(old) if old.sequence == record.sequence => {
-            // Counters that went backwards belong to another lane, or are forged.
+            // Decreased counters belong to another lane, or are forged.
             difference(&old.counts, &record.counts).unwrap_or(record.counts)
         }
         Some(_) => record.counts,
         None if before.is_whole => record.counts,
-        // At the look before, the record may have been one that was being changed. The time of its
-        // counts is unknown.
+        // The record may have been changing then, so the time of its counts is unknown.
         None => Counts { longest_ns: record.counts.longest_ns, ..Counts::default() },
     }
 }
 
-/// Adds up two counts. `longest_ns` is the longer one.
 pub fn sum(a: &Counts, b: &Counts) -> Counts {
     let sum = each(a, b, |a, b| Some(a.saturating_add(b)));
     Counts { longest_ns: a.longest_ns.max(b.longest_ns), ..sum.unwrap_or_default() }
 }
 
-/// Subtracts `old` from `new`, or returns `None` if any counter went backwards. `longest_ns` is the
-/// new one.
+/// Returns `None` if any counter decreased. `longest_ns` is that of `new`.
 fn difference(old: &Counts, new: &Counts) -> Option<Counts> {
     Some(Counts { longest_ns: new.longest_ns, ..each(new, old, u64::checked_sub)? })
 }
@@ -225,7 +205,7 @@ fn each(a: &Counts, b: &Counts, both: fn(u64, u64) -> Option<u64>) -> Option<Cou
     })
 }
 
-/// Returns `amount` for each second, or `None` if no time has passed.
+/// Returns `amount` per second, or `None` if no time has passed.
 pub fn per_second(amount: u64, elapsed_ns: u64) -> Option<f64> {
     (elapsed_ns > 0).then(|| amount as f64 * 1e9 / elapsed_ns as f64)
 }

@@ -1,5 +1,5 @@
-//! The rows of a picture: one for each job, for each of its peers if these are wanted, and for each
-//! rail. The fields of a row are those of the JSON (docs/guide/monitoring.md). Pure.
+//! The rows of a picture: one for each job, for each of its peers if requested, and for each rail.
+//! A row has the fields of the JSON (docs/guide/monitoring.md). Pure.
 
 use super::rates::{self, Flow, Job, Picture, Side};
 use nccl_net_spark::counters::layout::Direction;
@@ -7,67 +7,64 @@ use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail is slow if it carries less than this part of the busiest rail's load. A load is relative
-/// to the rail's own rate.
+/// A rail is slow if its load is less than this share of the busiest rail's load. A load is
+/// relative to the rail's own rate.
 const SLOW: f64 = 0.5;
-/// Rails are compared where the busiest one carries at least this part of its payload rate.
+/// Rails are compared if the busiest rail carries at least this share of its payload rate.
 const BUSY: f64 = 0.1;
-/// Rails are compared at any rate where the busiest one's writes have at least this mean size:
-/// smaller messages may go by one rail alone.
+/// Rails are also compared at lower rates if the busiest rail's writes have at least this mean
+/// size. Smaller messages may use one rail only.
 const SHARED_BYTES: u64 = 64 << 10;
 
-/// State of a row's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
-    /// Every connection carries.
+    /// Every connection carries data.
     #[default]
     Good,
     /// The rail carries less than half of another rail's load.
     Slow,
-    /// A rail of a connection is lost, or has not carried yet.
+    /// A rail of a connection is lost, or has not carried data yet.
     Lost,
 }
 
-/// A line of the table. The row of the whole job has neither a peer nor a rail.
+/// A line of the table. A row without a peer is for all peers, and a row without a rail for all
+/// rails. The row of the whole job has neither.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Row {
-    /// Host of the peer. `None` over all peers.
     #[serde(skip)]
     pub peer: Option<String>,
-    /// The rail of this host. `None` over all rails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rail: Option<String>,
     pub sent: Side,
     pub received: Side,
-    /// The row's part of the job's bytes in both directions, in percent.
+    /// Percentage of the job's bytes in both directions.
     pub share_percent: Option<f64>,
-    /// Mean time of a write since the look before.
+    /// Mean time of a write since the previous look.
     pub mean_latency_us: Option<f64>,
     pub longest_latency_us: f64,
     pub losses: u64,
     pub recoveries: u64,
     pub lost_s: f64,
-    /// `None` for a rail: a connection stalls, not one of its rails.
+    /// `None` for a rail, because a connection stalls as a whole.
     pub stalls: Option<u64>,
     pub stalled_s: Option<f64>,
-    /// Cause of the present stall of the row's connections, as their peers answer.
+    /// Cause of the connections' current stall, from the peers' answers.
     pub stall_cause: Option<&'static str>,
     pub condition: Condition,
 }
 
 impl Row {
-    /// Returns the number of open connections, and of those that the rail carries for.
+    /// Returns the number of open connections, and of those for which the rail carries data.
     pub fn connections(&self) -> (usize, usize) {
         (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
     }
 
-    /// Returns the payload rate of a rail, or 0 where it is unknown.
     pub fn bits_per_s(&self) -> u64 {
         self.sent.bits_per_s.max(self.received.bits_per_s)
     }
 
-    /// Returns the rate of both directions, or 0 where it is unknown.
+    /// Returns the rate of both directions together. An unknown rate counts as 0.
     pub fn bytes_per_s(&self) -> f64 {
         self.sent.bytes_per_s.unwrap_or(0.0) + self.received.bytes_per_s.unwrap_or(0.0)
     }
@@ -92,10 +89,10 @@ impl Row {
         bytes(&self.sent).saturating_add(bytes(&self.received))
     }
 
-    /// Fills in the figures that follow from the counts.
+    /// Computes the figures that depend on the counts.
     fn figure(&mut self, whole: &Row, elapsed_ns: Option<u64>) {
         self.share_percent = elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
-        // Without a connection in this direction, no bytes go there.
+        // Without a connection in a direction, its bytes are 0.
         for (side, all) in [(&mut self.sent, &whole.sent), (&mut self.received, &whole.received)] {
             let bytes = side.gained.map_or(0, |gained| gained.bytes);
             (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
@@ -114,10 +111,10 @@ impl Row {
     }
 }
 
-/// Returns the rows of a job: the job's, then for each peer its own and its rails', or with
-/// `by_peer` false the rails' alone.
+/// Returns the job's row, then for each peer its own row and those of its rails. Without `by_peer`,
+/// returns the job's row and those of the rails.
 pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
-    // None sorts before all names, so a row comes before the rows that it sums up.
+    // `None` sorts before all names, so a row precedes the rows that it sums up.
     let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::default())]);
     for flow in &job.flows {
         let peer = by_peer.then_some(flow.peer.as_str());
@@ -135,7 +132,7 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
     rows
 }
 
-/// Marks slow rails. Rails of one job and peer should carry equal parts of their rates. Only rails
+/// Marks slow rails. Rails of one job and peer should carry equal shares of their rates. Only rails
 /// with connections in this direction are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
@@ -162,7 +159,6 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     }
 }
 
-/// Returns each job with its rows, sorted by process number.
 pub fn of_picture(picture: &Picture, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
     picture.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
 }

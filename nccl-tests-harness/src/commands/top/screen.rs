@@ -1,5 +1,4 @@
-//! Top in the terminal: draws, waits for keys, and restores the terminal at every end of the
-//! program.
+//! Top in the terminal: draws, waits for keys, and restores the terminal whenever the program ends.
 
 use super::session::{SLICE, Session, after};
 use super::view::View;
@@ -8,8 +7,7 @@ use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::time::Instant;
 
-/// Restores the terminal when dropped. A panic restores it before its message is printed, by
-/// `ratatui::try_init`.
+/// Restores the terminal when dropped. `ratatui::try_init` does it before a panic's message.
 struct Restore;
 
 impl Drop for Restore {
@@ -38,7 +36,7 @@ pub fn run(session: &mut Session, mut view: View) -> Result<()> {
             }
             next = after(next, session.interval);
         } else if event::poll(left.min(SLICE)).context("wait for a key")? {
-            // A resize is an event too: what follows it is drawn in the new size.
+            // A resize is also an event. The next draw uses the new size.
             if let Event::Key(key) = event::read().context("read a key")?
                 && key.kind != KeyEventKind::Release
                 && view.press(key, terminal.size().context("ask for the terminal's size")?.height)
@@ -59,7 +57,6 @@ mod tests {
     use std::io::Read;
     use std::process::{Command, Stdio};
 
-    /// Run by the test below, in a process of its own and on a terminal.
     #[test]
     #[ignore = "panics"]
     fn panics_in_the_terminal() {
@@ -83,7 +80,7 @@ mod tests {
         assert_eq!((before.local_flags, before.input_flags), (after.local_flags, after.input_flags));
         drop(pty.slave);
         let mut text = Vec::new();
-        // Ends with EIO once nobody has the other side.
+        // Reading fails with EIO when no process has the other side open.
         let _ = File::from(pty.master).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text).into_owned();
         let (enter, leave, message) = (text.find("\x1b[?1049h"), text.find("\x1b[?1049l"), text.find("planted"));

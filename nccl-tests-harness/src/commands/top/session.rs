@@ -10,23 +10,19 @@ use anyhow::{Context, Result};
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The longest time to react to a signal.
+/// Longest time to react to a signal.
 pub const SLICE: Duration = Duration::from_millis(50);
 
-/// The state of one call of top.
 pub struct Session {
     pub looker: Looker,
     pub rates: Rates,
-    /// File for Prometheus, if one is wanted.
     pub textfile: Option<Textfile>,
-    /// Time from one look to the next.
     pub interval: Duration,
-    /// Looks until the end. `None` for a call that a signal ends.
+    /// Number of looks left. `None` if only a signal ends the call.
     pub looks_left: Option<u32>,
 }
 
 impl Session {
-    /// Takes a look, and writes the file for Prometheus.
     pub fn look(&mut self) -> Result<Picture> {
         let picture = self.rates.take(self.looker.look().context("read /proc")?);
         if let Some(textfile) = &mut self.textfile {
@@ -35,7 +31,7 @@ impl Session {
         Ok(picture)
     }
 
-    /// Counts a shown look. Returns false after the last one.
+    /// Counts a look that was shown. Returns false after the last look.
     pub fn goes_on(&mut self) -> bool {
         self.looks_left = self.looks_left.map(|left| left.saturating_sub(1));
         self.looks_left != Some(0)
@@ -44,7 +40,7 @@ impl Session {
     /// Prints looks as lines or JSON until a signal, or for --count looks.
     pub fn print(&mut self, is_json: bool, by_peer: bool) -> Result<()> {
         let (mut lines, mut out) = (Lines::default(), output::standard());
-        // Traffic before the first interval belongs to no rate.
+        // The first look only starts the first interval.
         self.look()?;
         let mut next = Instant::now() + self.interval;
         while wait_until(next) {
@@ -83,8 +79,7 @@ fn wait_until(time: Instant) -> bool {
     }
 }
 
-/// Returns the time of the next look. Looks that were missed, as while the machine slept, are left
-/// out.
+/// Returns the time of the next look. Skips missed looks, as after the machine slept.
 pub fn after(time: Instant, interval: Duration) -> Instant {
     (time + interval).max(Instant::now())
 }

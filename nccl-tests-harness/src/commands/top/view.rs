@@ -1,4 +1,4 @@
-//! The screen of top and its keys. Pure: the cells depend on the state and the size alone.
+//! The screen of top and its keys. Pure: the cells depend only on the state and the size.
 
 use super::columns::{self, Column, mark};
 use super::lines;
@@ -11,11 +11,10 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use std::time::Duration;
 
-/// Least room for a name with its mark. On a narrow terminal the first figures leave no more.
+/// Minimum width of a name with its mark. On a narrow terminal the first figures leave no more.
 const LEAST_NAME: usize = 11;
-/// Most room for a name with its mark.
 const MOST_NAME: usize = 44;
-/// The figures that may cut the names of rails. Others are left out where they would.
+/// Number of figures that may cut the names of rails. Further figures are omitted instead.
 const FIRST_FIGURES: usize = 2;
 const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C  end",
@@ -35,15 +34,12 @@ const HELP: [&str; 15] = [
     "docs/guide/monitoring.md says more",
 ];
 
-/// Order of the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Order {
-    /// The number of the process.
     #[default]
     Pid,
-    /// Most bytes a second first, both directions together.
+    /// Highest rate first, both directions together.
     Rate,
-    /// The rank, then the number of the process.
     Rank,
 }
 
@@ -59,7 +55,7 @@ impl Order {
         ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
     }
 
-    /// Sorts jobs that are in the order of their numbers.
+    /// Sorts jobs that are already sorted by process number.
     fn sort(self, jobs: &mut [(&Job, Vec<Row>)]) {
         let rate = |rows: &[Row]| rows.first().map_or(0.0, Row::bytes_per_s);
         match self {
@@ -70,7 +66,6 @@ impl Order {
     }
 }
 
-/// State of the screen.
 #[derive(Debug)]
 pub struct View {
     picture: Option<Picture>,
@@ -83,20 +78,19 @@ pub struct View {
     has_colours: bool,
 }
 
-/// A line of the table.
 struct Line {
     name: String,
     row: Row,
 }
 
 impl Line {
-    /// The room that a rail's name needs with its mark. Other names may be cut.
+    /// Returns the width of a rail's name with its mark. Other names may be cut.
     fn room(&self) -> usize {
         if self.row.rail.is_some() { 1 + self.name.chars().count() } else { 0 }
     }
 
-    /// The mark and the name in `width` characters. Rails differ at the end of their names, so
-    /// these lose their beginning.
+    /// Fits mark and name into `width` characters. Cuts the start of rails' names: their ends
+    /// differ.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;
         let cut = if self.row.rail.is_some() { self.room().saturating_sub(width) } else { 0 };
@@ -106,20 +100,18 @@ impl Line {
 }
 
 impl View {
-    /// Before the first look.
     pub fn new(by_peer: bool, interval: Duration, has_colours: bool) -> Self {
         let (order, scroll) = (Order::default(), 0);
         Self { picture: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
     }
 
-    /// Takes a look, unless the screen is paused.
     pub fn show(&mut self, picture: Picture) {
         if !self.is_paused || self.picture.is_none() {
             self.picture = Some(picture);
         }
     }
 
-    /// Obeys a key in a terminal of this height. Returns true for a key that ends the program.
+    /// Handles a key in a terminal of this height. Returns true if the key ends the program.
     pub fn press(&mut self, key: KeyEvent, height: u16) -> bool {
         let [.., body, _] = layout(Rect { height, ..Rect::default() });
         let page = usize::from(body.height).max(1);
@@ -145,7 +137,6 @@ impl View {
         false
     }
 
-    /// Draws into all of `area`.
     pub fn draw(&self, area: Rect, buffer: &mut Buffer) {
         let width = usize::from(area.width);
         let [title, head, body, footer] = layout(area);
@@ -201,7 +192,7 @@ impl View {
         )
     }
 
-    /// Remarks on processes that are not shown come before the keys.
+    /// Returns remarks on processes that are not shown, or else the keys.
     fn footer(&self) -> String {
         let remarks = self.picture.as_ref().map(lines::remarks).unwrap_or_default();
         match remarks.as_slice() {
@@ -232,8 +223,7 @@ fn name(job: &Job, row: &Row) -> String {
     }
 }
 
-/// Returns the width of the names, and the figures that fit beside them. The longest name of a rail
-/// needs `room`.
+/// Returns the width of names, and the figures that fit. The longest rail name needs `room`.
 fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     let mut by_place: Vec<Column> = columns::ALL.to_vec();
     by_place.sort_by_key(|column| column.place);
@@ -251,7 +241,7 @@ fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     (width.saturating_sub(taken).min(MOST_NAME), figures)
 }
 
-/// Splits the screen into title, heading, table and footer. A low terminal has the table alone.
+/// Splits the screen into title, heading, table and footer. A low terminal shows only the table.
 fn layout(area: Rect) -> [Rect; 4] {
     let from = |height| Constraint::Length(u16::from(area.height >= height));
     Layout::vertical([from(4), from(2), Constraint::Fill(1), from(5)]).areas(area)

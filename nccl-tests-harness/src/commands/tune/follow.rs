@@ -1,5 +1,5 @@
-//! The processes that a launcher started besides rank 0. They start a rank for each run and in the
-//! end write the settings on their machine. Rank 0 orders both over a TCP connection.
+//! The processes that a launcher started besides rank 0. They start a rank for each run, and
+//! finally write the settings on their machine. Rank 0 sends its orders over a TCP connection.
 
 use super::judge::Candidate;
 use super::options::Tune;
@@ -12,18 +12,14 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// An order of rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Order {
-    /// Start a rank for the run of this number.
     Run { number: u32, candidate: Option<Candidate> },
-    /// Write the settings into this machine's file.
     Keep { chosen: Option<Candidate>, remark: String },
-    /// End.
     End,
 }
 
-/// The other ranks, as rank 0 sees them.
+/// Rank 0's connections to the other ranks.
 #[derive(Default)]
 pub struct Followers(Vec<Follower>);
 
@@ -37,7 +33,7 @@ impl Followers {
     /// Waits for all followers to connect.
     ///
     /// # Errors
-    /// Fails when not all of them connect in time.
+    /// Some followers do not connect in time.
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![seats::machine()?];
         let mut followers = Vec::new();
@@ -49,12 +45,11 @@ impl Followers {
         Ok(Self(followers))
     }
 
-    /// Makes each follower start a rank.
     pub fn run(&self, number: u32, candidate: Option<Candidate>) -> Result<()> {
         self.0.iter().try_for_each(|follower| follower.line.send(&Order::Run { number, candidate }))
     }
 
-    /// Makes one follower on each other machine write the settings, and ends all.
+    /// Makes one follower on each other machine write the settings, and ends all followers.
     pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
         for follower in self.0.iter().filter(|follower| follower.writes) {
             follower.line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
@@ -62,22 +57,21 @@ impl Followers {
         self.end()
     }
 
-    /// Ends all.
     pub fn end(&self) -> Result<()> {
         self.0.iter().try_for_each(|follower| follower.line.send(&Order::End))
     }
 }
 
-/// The job and the meeting of one run, whose names differ from those of other runs.
+/// Returns the job and the meeting of one run. Each run has different names.
 pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
     let job = format!("{}, run {number}", world.job);
     (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
 }
 
-/// Follows the orders of rank 0 to the end.
+/// Follows the orders of rank 0 until the end.
 ///
 /// # Errors
-/// Fails when rank 0 closes the connection, or the settings cannot be written here.
+/// Rank 0 closes the connection, or the settings cannot be written on this machine.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
     let (_line, mut orders) = control::split(line)?;
@@ -86,10 +80,10 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
-                // `spawn` drops the command. Its copy of the rank's socket would keep that open.
+                // `spawn` drops the command, whose copy of the rank's socket would keep it open.
                 let rank = seats::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
                     .spawn();
-                // Rank 0 learns from the rank itself how it ended.
+                // Rank 0 gets the exit reason from the rank itself.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
@@ -111,7 +105,7 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    /// Rank 0 orders the follower to write, as it orders a process on another machine.
+    /// Rank 0 makes the follower write, as if on another machine.
     #[test]
     fn a_follower_writes_the_settings_that_rank_0_chose() {
         let folder = tempfile::tempdir().unwrap();
@@ -136,7 +130,7 @@ mod tests {
         leading.join().unwrap();
         let text = std::fs::read_to_string(&output).unwrap();
         assert_eq!(text, "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=8192\n");
-        // Each run has a name of its own, and so has the meeting before them.
+        // Each run has its own name, and so has the meeting before them.
         let jobs = [1, 2].map(|number| of_run(&world, &meeting, number).1.job);
         assert!(jobs[0] != jobs[1] && !jobs.contains(&meeting.job), "{jobs:?}");
     }

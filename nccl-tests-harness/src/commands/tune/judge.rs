@@ -1,14 +1,13 @@
 //! Finds the best settings, and compares them with the defaults. Pure arithmetic on bandwidths.
 //!
-//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the median
-//! of the defaults. The sweep only proposes, because the best of many noisy figures looks better
-//! than it is. The proposed settings are then measured again in turns with the defaults, and are
-//! chosen if their lowest score there is above the defaults' highest.
+//! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the
+//! defaults' median. The sweep only proposes, because the best of many noisy figures looks better
+//! than it is. The proposed settings are then measured again, in turn with the defaults. They are
+//! chosen if their lowest score is above the defaults' highest.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
 
-/// Settings to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// `NCCL_IB_QPS_PER_CONNECTION`.
@@ -17,45 +16,37 @@ pub struct Candidate {
     pub min_share_bytes: u64,
 }
 
-/// The measurements of one candidate, or of the defaults.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Record {
-    /// The settings; none: the defaults.
+    /// The settings. `None` means the defaults.
     pub candidate: Option<Candidate>,
     /// Bus bandwidth in GB/s, by round and size.
     pub rounds: Vec<Vec<f64>>,
-    /// The reason why a run failed.
     pub failed: Option<String>,
 }
 
-/// The comparison of the proposed settings with the defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// The median score, less 1: 0.1 is a tenth more bandwidth.
+    /// Median score minus 1: 0.1 means 10 % more bandwidth.
     pub gain: f64,
-    /// The same by size.
     pub gains: Vec<f64>,
-    /// The lowest score of the settings.
     pub lowest: f64,
-    /// The highest score of the defaults.
     pub highest_default: f64,
-    /// True if the settings are clearly better.
     pub holds: bool,
 }
 
-/// Settings within this part of the best are equally good, and the cheapest of them is proposed.
+/// Settings within this share of the best are equally good, and the cheapest of them is proposed.
 const AS_GOOD: f64 = 0.02;
 /// A smaller gain is not written.
 const LEAST_GAIN: f64 = 0.02;
 
 impl Record {
-    /// The median of the rounds, by size.
     pub fn medians(&self) -> Vec<f64> {
         let sizes = self.rounds.first().map_or(0, Vec::len);
         (0..sizes).map(|size| median(&self.rounds.iter().map(|round| round[size]).collect::<Vec<_>>())).collect()
     }
 
-    /// One score for each round, relative to these bandwidths by size.
+    /// Returns one score for each round, relative to these bandwidths by size.
     pub fn scores(&self, reference: &[f64]) -> Vec<f64> {
         let score = |round: &Vec<f64>| {
             let logarithms = round.iter().zip(reference).map(|(one, of)| (one / of).ln());
@@ -65,8 +56,8 @@ impl Record {
     }
 }
 
-/// The record to measure again: of those as good as the best, the one with the fewest queue pairs,
-/// then the one whose least share is nearest to the default. None if all failed.
+/// Returns the record to measure again. Among records as good as the best, it has the fewest queue
+/// pairs, then the minimum share nearest to the default. Returns `None` if all failed.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
@@ -80,7 +71,7 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
     good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
 }
 
-/// Compares the proposed settings with the defaults, both measured in turns.
+/// Compares the proposed settings with the defaults, which were measured in turn.
 pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let reference = default.medians();
     let scores = proposed.scores(&reference);
@@ -100,8 +91,7 @@ mod tests {
         Record { candidate, rounds: rounds.iter().map(|round| round.to_vec()).collect(), failed: None }
     }
 
-    /// Hand figures: twice the bandwidth at one size and half of it at the other are as good as the
-    /// defaults.
+    /// Twice the bandwidth at one size and half of it at the other are as good as the defaults.
     #[test]
     fn scores_are_geometric_means_against_the_defaults_medians() {
         let default = record(None, &[&[9.0, 100.0], &[11.0, 90.0], &[10.0, 120.0]]);
@@ -122,7 +112,7 @@ mod tests {
             record(Some((4, 16384)), &[&[15.0]]),
         ];
         assert_eq!(proposed(&tried), Some(two));
-        // An outlier is not the median.
+        // An outlier does not change the median.
         let lucky = record(Some((1, 16384)), &[&[10.0], &[99.0], &[10.1]]);
         assert_eq!(proposed(&[lucky, tried[2].clone()]), Some(two));
         let failed = Record { failed: Some("no memory".into()), ..record(Some((1, 16384)), &[&[99.0]]) };
@@ -134,12 +124,12 @@ mod tests {
     fn differences_within_the_noise_are_not_confirmed() {
         let default = record(None, &[&[10.0], &[9.0], &[11.0]]);
         let verdict = |rounds: &[&[f64]]| judge(&default, &record(Some((2, 8192)), rounds));
-        // Better in the median, but the defaults had a round as good.
+        // The median is better, but the defaults had an equally good round.
         let near = verdict(&[&[12.0], &[10.9], &[13.0]]);
         assert!(!near.holds && (near.gain - 0.2).abs() < 1e-12, "{near:?}");
         let clear = verdict(&[&[12.0], &[11.1], &[13.0]]);
         assert!(clear.holds && (clear.lowest - 1.11).abs() < 1e-12 && (clear.highest_default - 1.1).abs() < 1e-12);
-        // Clear, and too little.
+        // The first gain is clear but too small.
         let quiet = record(None, &[&[10.0], &[10.0]]);
         assert!(!judge(&quiet, &record(Some((2, 8192)), &[&[10.1], &[10.1]])).holds);
         assert!(judge(&quiet, &record(Some((2, 8192)), &[&[10.3], &[10.3]])).holds);

@@ -1,4 +1,4 @@
-//! Writes the chosen settings into a settings file, and reports whether the plugin will use them.
+//! Writes the chosen settings into a settings file, and reports if the plugin will use them.
 
 use super::judge::Candidate;
 use crate::output::replacement;
@@ -11,43 +11,35 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The setting for queue pairs of a connection on each rail.
+/// Queue pairs of a connection on each rail.
 pub const QPS: &str = "NCCL_IB_QPS_PER_CONNECTION";
-/// The setting for the smallest part of a message that gets a rail of its own.
+/// Smallest part of a message that gets its own rail.
 pub const MIN_SHARE: &str = "NCCL_SPARK_MIN_SHARE_BYTES";
-/// The setting for the tuner's table.
 pub const TUNER_TABLE: &str = "NCCL_SPARK_TUNER_TABLE";
-/// The setting that names a settings file.
 pub const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
 
-/// Settings that one command writes into the file, and removes from it, together.
+/// Settings that one command writes into the file or removes from it, always together.
 #[derive(Debug)]
 pub struct Part {
-    /// The comment above the settings begins with this.
     remark: &'static str,
     names: &'static [&'static str],
 }
 
-/// Settings of `nccl-spark tune`.
 pub const SHARES: Part = Part { remark: "# nccl-spark tune: ", names: &[QPS, MIN_SHARE] };
-/// Settings of `nccl-spark tune collectives`.
 pub const TABLE: Part = Part { remark: "# nccl-spark tune collectives: ", names: &[TUNER_TABLE] };
 
-/// A setting's name and value.
 pub type Pair = (&'static str, String);
 
 impl Candidate {
-    /// The settings as names and values.
     pub fn pairs(self) -> Vec<Pair> {
         vec![(QPS, self.qps.to_string()), (MIN_SHARE, self.min_share_bytes.to_string())]
     }
 }
 
-/// The settings of this process; `named` is the file that NCCL_SPARK_SETTINGS_FILE names, which
-/// need not exist before it is written.
+/// `named` is the file from NCCL_SPARK_SETTINGS_FILE, which need not exist before it is written.
 ///
 /// # Errors
-/// Fails when a setting is not valid.
+/// A setting is not valid.
 pub fn settings(named: Option<&str>) -> Result<Settings> {
     match named {
         Some(path) if !Path::new(path).exists() => Ok(Settings::gather(&[], &[])?),
@@ -55,41 +47,37 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
     }
 }
 
-/// The file to write: the one that the command line names, else the one that
-/// NCCL_SPARK_SETTINGS_FILE names, else the standard one.
+/// Returns the command line's file, else that of NCCL_SPARK_SETTINGS_FILE, else the default file.
 ///
 /// # Errors
-/// Fails when the user has no home directory.
+/// The user has no home directory.
 pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
     given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(geteuid().is_root()), Ok)
 }
 
-/// The default file: the machine's for root, the user's own for others.
-///
-/// # Errors
-/// Fails when the user has no home directory.
+/// Returns the machine's file for root, or else the user's own. Fails without a home directory.
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place.cloned().context("this user has no home directory for a settings file: name a file with --output")
 }
 
-/// Reads the file, before the measurement, because settings are to be added to it afterwards.
+/// Reads the file before the measurement, because settings will be added to it afterwards.
 ///
 /// # Errors
-/// Fails when it does not exist or is not a settings file.
+/// The file does not exist or is not a settings file.
 pub fn check(path: &Path) -> Result<Config> {
     Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }
 
-/// Writes the settings of `part` into the file, or removes them where none are chosen. Other lines
-/// stay. Returns lines that say what was done and whether the plugin will use it.
+/// Writes the settings of `part` into the file, or removes them if none are chosen. Other lines
+/// stay. Returns lines about what was done, and if the plugin will use it.
 ///
 /// # Errors
 /// Names the file that cannot be read or written, and the cure.
 pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
-    // Replace the file and not a symbolic link to it.
+    // Replace the file, not a symbolic link to it.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
     let old = match fs::read_to_string(&place) {
         Ok(text) => Some(text),
@@ -116,12 +104,11 @@ pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<V
     Ok(lines)
 }
 
-/// A setting in a message. A value that would fill the screen is left out.
+/// Formats a setting for a message. Omits a value that would fill the screen.
 fn short(name: &str, value: &str) -> String {
     if value.len() <= 40 { format!("{name}={value}") } else { name.to_owned() }
 }
 
-/// The file's text with these settings in place of its own.
 fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     let owned = |line: &str| {
         let name = line.split('=').next().unwrap_or_default().trim();
@@ -152,7 +139,7 @@ fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     if chosen.is_empty() && !old.lines().any(owned) { old.to_owned() } else { text }
 }
 
-/// Replaces a file and keeps its permissions, or makes one that all users may read.
+/// Replaces a file and keeps its permissions. A new file is readable for all users.
 fn replace(place: &Path, text: &str) -> io::Result<()> {
     let permissions = match fs::metadata(place) {
         Ok(metadata) if !metadata.is_file() => {
@@ -165,8 +152,7 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines about the plugin's use of the file: if it reads the file, and the settings that override
-/// it. `settings` are the current ones.
+/// Reports if the plugin reads the file, and which of the current `settings` override it.
 fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,

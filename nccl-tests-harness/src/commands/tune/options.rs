@@ -72,35 +72,29 @@ pub enum What {
     Collectives(Box<collectives::options::Options>),
 }
 
-/// The measurements to make, and the place of the settings.
 pub struct Tune {
-    /// Each run.
     pub plan: Plan,
-    /// The settings to try.
     pub candidates: Vec<Candidate>,
-    /// Rounds of each (1 or more).
+    /// One or more.
     pub rounds: u32,
-    /// The settings file to write.
     pub output: PathBuf,
-    /// Writes no file.
     pub dry_run: bool,
-    /// Writes the best settings even without a clear gain.
     pub write_best: bool,
-    /// The other settings of this machine's files. The ranks read this file in place of those.
+    /// The other settings of this machine's files. The ranks read this file instead of those files.
     pub others: File,
-    /// The smallest part into which a message is split by default.
+    /// Default of the smallest part into which a message is split.
     pub default_share_bytes: u64,
 }
 
 /// Rounds in which the proposed settings and the defaults are measured again. With five rounds
-/// each, all of one are above all of the other by chance once in 252 times.
+/// each, all rounds of one are above all of the other by chance once in 252 times.
 pub const FINAL_ROUNDS: u32 = 5;
 
 impl Options {
-    /// Checks the options. `variable` gives the value of an environment variable.
+    /// Checks the options.
     ///
     /// # Errors
-    /// Fails when options contradict each other, or the settings file cannot be used.
+    /// Options contradict each other, or the settings file cannot be used.
     pub fn checked(
         self,
         program: &Path,
@@ -128,7 +122,7 @@ impl Options {
     }
 }
 
-/// A file in memory with the settings of this machine's files, except those that are tuned.
+/// Makes a file in memory with the settings of this machine's files, except those that are tuned.
 fn others(settings: &Settings) -> Result<File> {
     let descriptor = memfd_create("nccl-spark-settings", MFdFlags::MFD_CLOEXEC).context("make a file in memory")?;
     let mut file = File::from(descriptor);
@@ -142,23 +136,20 @@ fn others(settings: &Settings) -> Result<File> {
 }
 
 impl Tune {
-    /// Number of runs.
     pub fn runs(&self) -> u64 {
         (self.candidates.len() as u64 + 1) * u64::from(self.rounds) + 2 * u64::from(FINAL_ROUNDS)
     }
 
-    /// Writes the chosen settings into this machine's file, or removes the file's settings if none
-    /// are chosen. Returns lines for the user.
+    /// Writes the settings in this machine's file, or removes them. Returns lines for the user.
     ///
     /// # Errors
-    /// Fails when the file cannot be read or written.
+    /// The file cannot be read or written.
     pub fn write(&self, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
         let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
         keep::keep(&self.output, &keep::SHARES, &pairs, remark)
     }
 
-    /// The ranks' environment: the candidate's settings, and other settings as on this machine. An
-    /// empty variable counts as unset.
+    /// Includes this machine's other settings. An empty variable counts as unset.
     pub fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
         let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];

@@ -9,7 +9,6 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// The results as JSON.
 #[derive(Debug, Default, Serialize)]
 pub struct Told {
     pub(super) version: &'static str,
@@ -25,7 +24,6 @@ pub struct Told {
     pub(super) written: Option<PathBuf>,
 }
 
-/// Prints the measurements to come.
 pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
     let Terms { ranks, channels, iters, .. } = tune.plan.terms;
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
@@ -35,7 +33,7 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Prints all settings that were tried: a line each, or more lines if there are many sizes.
+/// Prints all settings that were tried: one line each, or more if there are many sizes.
 pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
@@ -67,8 +65,7 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     folded([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Queue pairs, smallest share, score and its range, then as many sizes as fit a line of 80
-/// columns.
+/// Queue pairs, smallest share, score and its range, then the sizes that fit a line of 80 columns.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
     (columns[2], columns[3]) = (right(6), right(12));
@@ -76,7 +73,7 @@ const COLUMNS: [Column; 4 + SIZES] = {
 };
 const SIZES: usize = 4;
 
-/// Writes a line of `start` and cells. More cells than fit go into the lines after it.
+/// Writes a line of `start` and cells. Excess cells go into the following lines.
 fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
     cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
         let start = if line == 0 { start.clone() } else { Default::default() };
@@ -84,7 +81,6 @@ fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String])
     })
 }
 
-/// Prints the comparison of the proposed settings with the defaults, and the decision.
 pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
     let gains = told.sizes_bytes.iter().zip(&verdict.gains);
@@ -111,7 +107,6 @@ pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut im
     out.flush()
 }
 
-/// The comment above the settings in the file.
 pub fn remark(told: &Told, verdict: &Verdict) -> String {
     let (first, last) = (told.sizes_bytes.first(), told.sizes_bytes.last());
     let size = |bytes: Option<&usize>| size(bytes.copied().unwrap_or_default());

@@ -1,8 +1,8 @@
 //! The driver's functions, and GPUs' contexts.
 //!
-//! The functions are looked up by name and their results are read as plain numbers, as in the
-//! plugin's `rails/cuda.rs`: a newer driver may return a code that cudarc's enumeration does not
-//! have, and an older one may lack a function.
+//! Functions are looked up by name and results are read as plain numbers, as in the plugin's
+//! `rails/cuda.rs`. A newer driver may return a code that cudarc's enumeration does not have, and
+//! an older driver may lack a function.
 
 use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
@@ -12,13 +12,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-/// An address of a GPU's (`CUdeviceptr`).
+/// An address in a GPU's memory (`CUdeviceptr`).
 pub(super) type Address = u64;
-/// An object of the driver's.
 pub(super) type Object = *mut c_void;
 
-/// The driver's functions that are used, each with its type of cuda.h (`CUresult` and the attribute
-/// are C enumerations).
+/// Declares the driver's functions that are used, with their types in cuda.h (`CUresult` and the
+/// attribute are C enumerations).
 macro_rules! functions {
     ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
         pub(super) struct Functions {
@@ -77,18 +76,16 @@ functions! {
     copy_out "cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
 }
 
-/// CUDA's driver, initialised, with one GPU at least.
+/// CUDA's driver, initialised, with at least one GPU.
 pub struct Driver {
     functions: Functions,
     gpus: c_int,
 }
 
-/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// The number in CUDA's order.
+    /// Number in CUDA's order.
     pub number: u32,
-    /// The name.
     pub name: String,
     /// True if it shares its memory with the processor (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
     pub integrated: bool,
@@ -101,13 +98,12 @@ pub struct About {
     pub concurrent_managed_access: bool,
 }
 
-/// A kernel's arguments: the addresses of these variables.
+/// Makes a kernel's arguments: the addresses of these variables.
 macro_rules! arguments {
     ($($variable:ident),*) => { [$((&raw mut $variable).cast::<std::ffi::c_void>()),*] };
 }
 pub(super) use arguments;
 
-/// A GPU's primary context.
 pub(super) struct Context {
     driver: Rc<Driver>,
     device: c_int,
@@ -115,20 +111,20 @@ pub(super) struct Context {
 }
 
 impl Driver {
-    /// True if this machine has libcuda, without which cudarc panics.
+    /// True if this machine has libcuda; cudarc panics without it.
     pub(crate) fn is_there() -> bool {
-        // SAFETY: loads libcuda and unloads it: its initialisers are made to be run in any process.
+        // SAFETY: loads and unloads libcuda. Its initialisers are made to run in any process.
         unsafe { sys::is_culib_present() }
     }
 
-    /// Looks for libcuda and its GPUs.
+    /// Loads libcuda and finds its GPUs.
     ///
     /// # Errors
-    /// The reason why there is none, in one line.
+    /// The reason why there is no GPU, in one line.
     pub fn load() -> Result<Rc<Self>, String> {
         let mut driver = Self { functions: Functions::load()?, gpus: 0 };
-        // SAFETY: `cuInit` may be called at any time, from any thread, and more than once; its
-        // flags must be 0.
+        // SAFETY: `cuInit` may be called any time, from any thread, repeatedly. Its flags must be
+        // 0.
         let code = unsafe { (driver.functions.init)(0) };
         driver.check("cuInit", code).map_err(|error| error.to_string())?;
         // SAFETY: the pointer is to a live int, which the call writes.
@@ -145,13 +141,12 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: writes the address of a constant string, or NULL for a code that it does not
-        // know.
+        // SAFETY: writes the address of a constant string, or NULL for an unknown code.
         let known = unsafe { (self.functions.error_name)(code, &mut name) };
         if known != 0 || name.is_null() {
             bail!("{call} returned CUresult {code}");
         }
-        // SAFETY: not NULL, so the driver's own constant, which ends with NUL.
+        // SAFETY: not NULL, so a constant of the driver, which ends with NUL.
         bail!("{call} returned {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
     }
 
@@ -175,8 +170,7 @@ impl Driver {
         let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName returned a name without an end")?;
         let ask = |attribute: CUdevice_attribute| {
             let mut value = 0;
-            // SAFETY: the pointer is to a live int, which the call writes; `device` is from
-            // cuDeviceGet.
+            // SAFETY: the call writes a live int; `device` is from cuDeviceGet.
             let code = unsafe { (self.functions.device_attribute)(&mut value, attribute as c_int, device) };
             self.check("cuDeviceGetAttribute", code).with_context(|| format!("{attribute:?}"))?;
             anyhow::Ok(value != 0)
@@ -195,14 +189,13 @@ impl Driver {
 impl Context {
     pub(super) fn retain(driver: &Rc<Driver>, device: c_int) -> Result<Rc<Self>> {
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is valid for writes for the length of the call; `device` is from
-        // cuDeviceGet.
+        // SAFETY: `raw` is valid for writes during the call; `device` is from cuDeviceGet.
         let code = unsafe { (driver.functions.context_retain)(&mut raw, device) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Rc::new(Self { driver: Rc::clone(driver), device, raw }))
     }
 
-    /// The driver's functions, with this context current on this thread.
+    /// Returns the driver's functions, with this context current on this thread.
     pub(super) fn functions(&self) -> Result<&Functions> {
         // SAFETY: the context is retained until this is dropped.
         let code = unsafe { (self.driver.functions.context_set)(self.raw) };
@@ -214,13 +207,12 @@ impl Context {
         self.driver.check(call, code)
     }
 
-    /// Calls a function of the driver with this context current on this thread. `name` is the
-    /// function's, for errors.
+    /// Calls a function of the driver with this context current. `name` is for errors.
     pub(super) fn call(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) -> Result<()> {
         self.functions().and_then(|functions| self.check(name, work(functions)))
     }
 
-    /// Gives an object back in `drop`, where an error can only be logged.
+    /// Frees an object in `drop`, where an error can only be logged.
     pub(super) fn give_back(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) {
         if let Err(error) = self.call(name, work) {
             log::record(2, &format!("{error:#}"));
@@ -230,7 +222,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`; every object made in it held it and is gone.
+        // SAFETY: `retain` retained it once. Every object made in it held it and has ended.
         let code = unsafe { (self.driver.functions.context_release)(self.device) };
         if let Err(error) = self.check("cuDevicePrimaryCtxRelease", code) {
             log::record(2, &format!("{error:#}"));

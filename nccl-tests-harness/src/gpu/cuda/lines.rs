@@ -1,5 +1,5 @@
-//! The kernels of the litmus test. They run on a stream of their own while the processor and the
-//! network use the same memory.
+//! The kernels of the litmus test. They run on their own stream while the processor and the network
+//! use the same memory.
 
 use super::driver::{Address, Functions, Object, arguments};
 use super::memory::Allocation;
@@ -13,23 +13,20 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), a multiple of a warp's
-/// 32.
+/// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), whole warps of 32.
 const THREADS: c_uint = 640;
-/// One block stores, as one channel of NCCL does. More blocks load, so that more lines are watched
-/// together.
+/// One block stores, as one channel of NCCL does. More blocks load, to watch more lines together.
 const STORE_BLOCKS: c_uint = 1;
 const LOAD_BLOCKS: c_uint = 4;
 /// Maximum number of loads of a group of lines: a bound that needs no clock.
 const SPINS: u32 = 50_000_000;
-/// `CU_STREAM_NON_BLOCKING`: does not wait for what other streams do.
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for other streams.
 const NON_BLOCKING: c_uint = 1;
 /// `CUDA_ERROR_NOT_READY`: the stream's kernel still runs.
 const NOT_READY: c_int = 600;
 
 const _: () = assert!(THREADS.is_multiple_of(32), "a warp has all its lanes, or its votes would not end");
 
-/// A GPU that stores or loads lines in a buffer.
 pub struct Lines {
     stream: Object,
     tally: Allocation,
@@ -39,7 +36,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Lets `gpu` use `words`, which are those of `block`.
+    /// Lets `gpu` use `words`, which must be those of `block`.
     pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
         ensure!(words.are_of(block.buffer()), "the words are of another buffer");
         let tally = Allocation::new(&gpu.context, Kind::Device, size_of::<[u64; 6]>())?;
@@ -48,25 +45,20 @@ impl Lines {
         let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
         let zeroes = [0_u64; 6];
         let (place, bytes) = (lines.tally.address(), size_of_val(&zeroes));
-        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
-        // call, which waits.
+        // SAFETY: the tally has room for these bytes; both sides live until the call returns.
         let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, zeroes.as_ptr().cast(), bytes) };
         lines.gpu.context.call("cuMemcpyHtoD", copy_in)?;
-        // SAFETY: `stream` is valid for writes for the length of the call.
+        // SAFETY: `stream` is valid for writes during the call.
         let create = |functions: &Functions| unsafe { (functions.stream_create)(&mut lines.stream, NON_BLOCKING) };
         lines.gpu.context.call("cuStreamCreate", create)?;
         Ok(lines)
     }
 
-    /// The name of the GPU.
     pub fn name(&self) -> String {
         self.gpu.name()
     }
 
-    /// Starts to store the lines of a round.
-    ///
-    /// # Errors
-    /// Errors of the driver, and lines outside of the buffer.
+    /// Starts to store the lines of a round. Fails for lines outside of the buffer.
     pub fn store(&self, round: &Round) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
         let mut memory = self.place(round)?;
@@ -74,7 +66,7 @@ impl Lines {
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
     }
 
-    /// Starts to wait for the lines of a round, four of them for `wait` at most, and to check them.
+    /// Starts to wait for a round's lines, at most `wait` for each four, and to check them.
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;
@@ -83,10 +75,7 @@ impl Lines {
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
 
-    /// True once the last kernel has ended.
-    ///
-    /// # Errors
-    /// Errors of the driver, also those of the kernel.
+    /// True once the last kernel has ended. Fails on errors of the driver and of the kernel.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream was created by `new` and is destroyed on drop.
         let code = unsafe { (self.gpu.context.functions()?.stream_query)(self.stream) };
@@ -96,22 +85,18 @@ impl Lines {
         self.gpu.context.check("cuStreamQuery, after a kernel,", code).map(|()| true)
     }
 
-    /// Returns the counts of the rounds so far.
-    ///
-    /// # Errors
-    /// Errors of the driver, and a kernel that still runs.
+    /// Returns the counts of the rounds so far. Fails while a kernel runs.
     pub fn tally(&self) -> Result<Tally> {
         ensure!(self.is_idle()?, "{} is still loading", self.name());
         let mut found = [0_u64; 6];
         let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
-        // SAFETY: as in `new`, the other way; no kernel runs.
+        // SAFETY: as in `new`, in the other direction; no kernel runs.
         let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(to, self.tally.address(), bytes) };
         self.gpu.context.call("cuMemcpyDtoH", copy_out)?;
         let [lines, torn, torn_again, missing, pieces, pieces_again] = found;
         Ok(Tally { lines, torn, torn_again, missing, pieces, pieces_again })
     }
 
-    /// Returns the GPU's address of a round's first line.
     fn place(&self, round: &Round) -> Result<Address> {
         let end = (round.first as usize + round.lines as usize) * LINE_BYTES;
         ensure!(end <= self.words.bytes(), "{round:?} lies outside of a buffer of {} bytes", self.words.bytes());
@@ -124,10 +109,10 @@ impl Lines {
         }
         let arguments = arguments.as_mut_ptr();
         // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the
-        // call. The kernel touches lines that lie in the buffer and the tally. The buffer stays
+        // call. The kernel touches the tally and lines that lie in the buffer. The buffer lives
         // until this is dropped, which waits for the kernel. `Words` ensures that there is no plain
-        // reference into it, and that the processor uses atomics. The kernel ends: its loads are
-        // bounded, and its sleeps too.
+        // reference into it, and that the processor uses atomics. The kernel ends: its loads and
+        // its sleeps are bounded.
         self.gpu.context.call("cuLaunchKernel", |functions| unsafe {
             (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
         })
@@ -142,7 +127,7 @@ impl Drop for Lines {
         let context = &self.gpu.context;
         // SAFETY: created by `new`; the kernel on it ends (see `launch`).
         context.give_back("cuStreamSynchronize", |functions| unsafe { (functions.stream_synchronize)(self.stream) });
-        // SAFETY: destroyed this once, with nothing under way.
+        // SAFETY: destroyed once, with no kernel running.
         context.give_back("cuStreamDestroy", |functions| unsafe { (functions.stream_destroy)(self.stream) });
     }
 }

@@ -1,4 +1,4 @@
-//! Memory by the driver, of every kind.
+//! Memory of every kind, by the driver.
 
 use super::driver::{Address, Context};
 use crate::gpu::kind::Kind;
@@ -8,18 +8,17 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, the same numbers for
-/// `cuMemHostRegister`: for all GPUs, and mapped into their address space.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: for all GPUs, and mapped into their
+/// address space. The numbers are the same for `cuMemHostRegister`.
 const PORTABLE_MAPPED: c_uint = 1 | 2;
 /// `CU_MEM_ATTACH_GLOBAL`: any GPU may use it.
 const ATTACH_GLOBAL: c_uint = 1;
 
-/// Memory of one kind.
 pub(super) struct Allocation {
     kind: Kind,
     start: NonNull<c_void>,
     bytes: usize,
-    /// The allocator's memory, where that is registered. It ends after `drop` has unregistered it.
+    /// The allocator's memory, if that is registered. It is freed after `drop` has unregistered it.
     heap: Option<Heap>,
     context: Rc<Context>,
 }
@@ -31,8 +30,8 @@ impl Allocation {
         if matches!(kind, Kind::Malloc | Kind::HostRegister) {
             start = heap.insert(Heap::new(bytes)?).start().as_ptr();
         }
-        // SAFETY: `address` and `start` are valid for writes for the length of the calls. The
-        // heap's memory lies alone on its pages, and stays until after it is unregistered on drop.
+        // SAFETY: `address` and `start` are valid for writes during the calls. The heap's memory is
+        // alone on its pages, and lives until `drop` has unregistered it.
         let (call, code) = unsafe {
             match kind {
                 Kind::Malloc => ("malloc", 0),
@@ -48,9 +47,9 @@ impl Allocation {
         }
         let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         if matches!(kind, Kind::HostAlloc | Kind::Managed) {
-            // SAFETY: just allocated at that length. Memory of cuMemHostAlloc is this process's
-            // own. The processor may use managed memory while no kernel runs, and none does. From
-            // here on the bytes are initialised.
+            // SAFETY: just allocated with that length. Memory of cuMemHostAlloc belongs to this
+            // process. The processor may use managed memory while no kernel runs, and none does.
+            // From here on the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
         Ok(Self { kind, start, bytes, heap, context: Rc::clone(context) })
@@ -63,9 +62,9 @@ impl Allocation {
 
 // SAFETY: an allocation of its own, of that length, known to no other code, which ends on drop.
 // Host memory lies in this process. Device memory holds its addresses of this process (CUDA's
-// unified addressing, which every 64-bit Linux has). Host memory is initialised by `new` or by the
-// heap, and the processor may use managed memory while no kernel runs, which is always so outside
-// of `Gpu::run`.
+// unified addressing, which every 64-bit Linux has). `new` or the heap initialises host memory. The
+// processor may use managed memory while no kernel runs, which is always the case outside of
+// `Gpu::run`.
 unsafe impl Memory for Allocation {
     fn start(&self) -> NonNull<c_void> {
         self.start
@@ -86,8 +85,8 @@ impl Drop for Allocation {
         match self.kind {
             Kind::Malloc => {}
             Kind::HostAlloc => {
-                // SAFETY: allocated by `new` and freed this once. Registrations and requests that
-                // held the buffer are gone, and no kernel runs.
+                // SAFETY: allocated by `new` and freed once. Registrations and requests that held
+                // the buffer have ended, and no kernel runs.
                 context.give_back("cuMemFreeHost", |functions| unsafe { (functions.host_free)(start) });
             }
             Kind::HostRegister => {

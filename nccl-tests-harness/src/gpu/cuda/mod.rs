@@ -1,8 +1,8 @@
-//! CUDA's driver as safe owners. The only files of this room with `unsafe`.
+//! CUDA's driver as safe owners. In `gpu`, only this folder contains `unsafe`.
 //!
-//! `driver` has the driver's functions and contexts, `memory` the allocations. This file runs the
-//! kernels that fill and check, `lines` those of the litmus test. Everything lives on one thread
-//! (`Rc`), and each call makes its own context current, because two GPUs may be in use.
+//! `driver` has the driver's functions and contexts, `memory` the allocations, `lines` the kernels
+//! of the litmus test. This file runs the kernels that fill and check. Everything lives on one
+//! thread (`Rc`), and each call makes its own context current, because two GPUs may be in use.
 
 mod driver;
 pub mod lines;
@@ -21,28 +21,25 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// The kernels, for any GPU that CUDA 13 drives: the driver translates them.
+/// Kernels for any GPU that CUDA 13 drives: the driver translates them.
 const KERNELS: &str = include_str!("../kernels.ptx");
 const BLOCKS: c_uint = 128;
 const THREADS: c_uint = 256;
 
-/// A GPU ready to write and check memory.
 pub(crate) struct Gpu {
-    // In the order in which they are given back.
+    // Fields in the order in which they are freed.
     tally: Allocation,
     module: Module,
     context: Rc<Context>,
     about: About,
 }
 
-/// Memory of some kind.
 pub(crate) struct Block {
     buffer: Rc<Buffer>,
-    /// GPUs may have an address of their own for it.
+    /// True if the block's address may be different for a GPU.
     is_mapped: bool,
 }
 
-/// The kernels in a context.
 struct Module {
     raw: Object,
     fill: Object,
@@ -59,8 +56,7 @@ impl Module {
         let context_of = Rc::clone(context);
         let mut module =
             Self { raw: null, fill: null, check: null, litmus_store: null, litmus_load: null, context: context_of };
-        // SAFETY: `raw` is valid for writes for the length of the call; the text is PTX and ends
-        // with NUL.
+        // SAFETY: `raw` is valid for writes during the call; the text is PTX and ends with NUL.
         context.call("cuModuleLoadData", |functions| unsafe {
             (functions.module_load)(&mut module.raw, text.as_ptr().cast())
         })?;
@@ -70,8 +66,7 @@ impl Module {
             (c"nccl_spark_litmus_store", &mut module.litmus_store),
             (c"nccl_spark_litmus_load", &mut module.litmus_load),
         ] {
-            // SAFETY: the module was just loaded; `function` is valid for writes for the length of
-            // the call.
+            // SAFETY: the module was just loaded; `function` is valid for writes during the call.
             context.call("cuModuleGetFunction", |functions| unsafe {
                 (functions.module_function)(function, module.raw, name.as_ptr())
             })?;
@@ -85,17 +80,14 @@ impl Drop for Module {
         if self.raw.is_null() {
             return;
         }
-        // SAFETY: loaded by `load` and unloaded this once; no kernel of it runs, for each is waited
-        // for.
+        // SAFETY: loaded by `load` and unloaded once. No kernel of it runs, because each call waits
+        // for its kernel.
         self.context.give_back("cuModuleUnload", |functions| unsafe { (functions.module_unload)(self.raw) });
     }
 }
 
 impl Gpu {
-    /// Opens the GPU of that number.
-    ///
-    /// # Errors
-    /// There is no such GPU, or the driver refuses a call.
+    /// Opens a GPU. Fails when there is no such GPU, or the driver refuses a call.
     pub fn open(driver: &Rc<Driver>, number: u32) -> Result<Self> {
         let device = driver.device(number)?;
         let open = || {
@@ -108,56 +100,48 @@ impl Gpu {
         open().with_context(|| format!("open GPU {number}"))
     }
 
-    /// Properties of the GPU.
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// The name of the GPU in the output.
     pub fn name(&self) -> String {
         format!("GPU {}", self.about.number)
     }
 
-    /// Returns the free memory of the GPU.
     pub(crate) fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are valid for writes for the length of the call.
+        // SAFETY: both are valid for writes during the call.
         self.context.call("cuMemGetInfo", |functions| unsafe { (functions.memory_info)(&mut free, &mut total) })?;
         Ok(free)
     }
 
-    /// Allocates memory of `bytes` (1 or more).
+    /// Allocates `bytes` (1 or more).
     pub(crate) fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
         let buffer = Buffer::of(Allocation::new(&self.context, kind, bytes)?);
         Ok(Block { buffer, is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister) })
     }
 
-    /// Writes `pattern` into a stretch of `block`, from its byte of the same place on.
-    ///
-    /// # Errors
-    /// Requests that use the block, and errors of the driver, such as memory that this GPU does not
-    /// reach.
+    /// Writes `pattern` into a range of `block`, from the pattern's byte at the same place on.
+    /// Fails while requests use the block, and on errors of the driver, such as memory that this
+    /// GPU does not reach.
     pub fn fill(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
         self.run(self.module.fill, block, range, pattern)
     }
 
-    /// Compares a stretch of `block` with `pattern`.
     pub fn check(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
         let mut tally = [0, u32::MAX];
         let (place, bytes) = (self.tally.address(), size_of_val(&tally));
-        // SAFETY: the tally has room for these bytes; both sides are valid for the length of the
-        // call, which waits.
+        // SAFETY: the tally has room for these bytes; both sides live until the call returns.
         let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, tally.as_ptr().cast(), bytes) };
         self.context.call("cuMemcpyHtoD", copy_in)?;
         self.run(self.module.check, block, range, pattern)?;
-        // SAFETY: as above, the other way.
+        // SAFETY: as above, in the other direction.
         let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(tally.as_mut_ptr().cast(), place, bytes) };
         self.context.call("cuMemcpyDtoH", copy_out)?;
         let [count, first] = tally;
         Ok(Wrong { count, first: (count > 0).then_some(first) })
     }
 
-    /// Runs a kernel over a stretch of `block`, to its end.
     fn run(&self, kernel: Object, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
         let (mut first, mut count) = span(&range, block.buffer.bytes())?;
         let (mut seed, mut flip) = (pattern.seed, u32::from(pattern.flip));
@@ -167,27 +151,25 @@ impl Gpu {
             let mut arguments = arguments![memory, first, count, seed, flip, tally];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
             // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill`
-            // does not take the last), and are read during the call. A kernel touches `count` bytes
-            // at `memory`, which lie in the block, and the tally: nothing else uses either until
+            // does not take the last), and are read during the call. A kernel touches the tally and
+            // `count` bytes at `memory`, which lie in the block. Nothing else uses either until
             // `alone` returns, which is after the kernel's end. Memory that this GPU does not reach
             // is an error of its context, which then runs nothing more.
             self.context.call("cuLaunchKernel", |functions| unsafe {
                 (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut())
             })?;
-            // SAFETY: this context is current, and has only what was launched above to wait for.
+            // SAFETY: this context is current, and only the launch above is left to wait for.
             self.context.call("cuCtxSynchronize, after a kernel,", |functions| unsafe { (functions.synchronize)() })
         })
     }
 
-    /// Returns this GPU's address of a block: the address itself, except for memory that is mapped
-    /// for it.
+    /// Returns this GPU's address of a block, which differs from `start` only for mapped memory.
     fn address(&self, block: &Block, start: NonNull<c_void>) -> Result<Address> {
         if !block.is_mapped {
             return Ok(start.as_ptr().addr() as Address);
         }
         let mut address = 0;
-        // SAFETY: the memory is pinned by CUDA; `address` is valid for writes for the length of the
-        // call.
+        // SAFETY: CUDA has pinned the memory; `address` is valid for writes during the call.
         let call = |functions: &Functions| unsafe { (functions.host_device_address)(&mut address, start.as_ptr(), 0) };
         self.context.call("cuMemHostGetDevicePointer", call)?;
         Ok(address)
@@ -195,12 +177,10 @@ impl Gpu {
 }
 
 impl Block {
-    /// Allocates memory of `malloc`, without a GPU.
     pub(crate) fn pageable(bytes: usize) -> Result<Self> {
         Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
     }
 
-    /// The block as the plugin gets it.
     pub fn buffer(&self) -> &Rc<Buffer> {
         &self.buffer
     }

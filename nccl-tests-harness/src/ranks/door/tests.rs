@@ -60,7 +60,7 @@ fn unknown_clients_do_not_block_the_port() {
     let waiting = std::thread::spawn(move || door.admit(far()));
     let dial = || Line::new(TcpStream::connect(address).unwrap(), "the door", far()).unwrap();
     let mut strangers: Vec<Line> = (0..MAX_UNAUTHENTICATED + 8).map(|_| dial()).collect();
-    // The first of them have 5 s. Those above the limit are closed immediately.
+    // The first strangers have 5 s. Connections above the limit are closed immediately.
     let begin = Instant::now();
     assert!(strangers.last_mut().unwrap().hear::<u8>(OPENING * 6).is_err());
     assert!(begin.elapsed() < OPENING * 6);

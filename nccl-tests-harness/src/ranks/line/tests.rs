@@ -3,7 +3,6 @@
 use super::*;
 use std::net::TcpListener;
 
-/// Two ends of a connection: a line, and the plain socket.
 fn pair(end: Duration) -> (Line, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

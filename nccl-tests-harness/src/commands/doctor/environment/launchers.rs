@@ -1,23 +1,22 @@
-//! Launchers that set NCCL's variables, recognised by what they set, and the smallest change to
-//! each that lets the plugin in.
+//! Launchers that set NCCL's variables. Each is recognised by the variables that it sets, and has
+//! the smallest change that lets the plugin load.
 //!
-//! The variables are those of the launchers' sources (spark-vllm-docker's launch-cluster.sh,
+//! The variables come from the launchers' sources (spark-vllm-docker's launch-cluster.sh,
 //! run-cluster-node.sh and cluster_topology.py, sparkrun's orchestration/infiniband.py,
-//! orchestration/executor.py and runtimes/atlas.py) and of their users' posts.
+//! orchestration/executor.py and runtimes/atlas.py) and from their users' posts.
 
 use super::source::Variable;
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 
-/// A launcher.
 struct Launcher {
     name: &'static str,
-    /// Variables that it sets, with their values where the launcher alone decides them. More
-    /// specific launchers come first.
+    /// Variables that the launcher sets, with values where only this launcher uses them. The first
+    /// match wins, so more specific launchers come first.
     marks: &'static str,
-    /// The reason why the plugin is not used; empty where nothing keeps it out.
+    /// The reason why the plugin is not used, or empty.
     trouble: &'static str,
-    /// The smallest change, with `{plugin}` in place of the plugin's path.
+    /// The smallest change. `{plugin}` is replaced by the plugin's path.
     change: &'static str,
 }
 
@@ -84,8 +83,7 @@ const LAUNCHERS: &[Launcher] = &[
     },
 ];
 
-/// Returns the launcher that sets such variables, with the smallest change to it, or `None` for an
-/// unknown one.
+/// Returns a finding about the launcher that sets these variables, or `None` if it is unknown.
 pub fn recognised(variables: &[Variable], plugin: &str) -> Option<Finding> {
     let is_set = |mark: &str| {
         let (name, wanted) = mark.split_once('=').map_or((mark, None), |(name, value)| (name, Some(value)));

@@ -1,5 +1,5 @@
-//! The effect of a job's variables on this plugin: of each variable, of all of them together, and
-//! the launcher that sets such variables. Pure: the caller says which files exist.
+//! The effect of a job's variables on this plugin: of each variable alone and of all together. Also
+//! recognises the launcher that set them. Pure: the caller says which files exist.
 
 mod launchers;
 mod source;
@@ -15,15 +15,12 @@ use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use nccl_net_spark::config::Config;
 
-/// The verdicts on a set of variables.
 #[derive(Debug, Clone)]
 pub struct Verdicts {
     pub variables: Vec<Judged>,
     pub findings: Vec<Finding>,
 }
 
-/// Judges the variables of a job. `plugin` is the plugin's file, for cures; `lack` says where there
-/// is no file to load.
 pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
     let judged: Vec<Judged> = variables.iter().map(|one| variable::judge(one, plugin, lack)).collect();
     let list = variables.iter().find(|one| one.name == "NCCL_NET_PLUGIN").map(|one| one.value.trim());
@@ -39,12 +36,12 @@ pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
     Verdicts { variables: judged, findings }
 }
 
-/// Judges the time-out and the retries together: they decide when a rail counts as lost.
+/// Judges the time-out and the retry count together: the two decide when a rail counts as lost.
 fn acknowledgement(variables: &[Variable]) -> Vec<Finding> {
     let names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"];
     let set = variables.iter().filter(|one| names.contains(&one.name.as_str()));
     let set: Vec<(String, String)> = set.map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Values that are refused have findings of their own.
+    // Refused values have findings of their own.
     let Ok(config) = Config::from_variables(&set) else { return Vec::new() };
     let finding = |text| Id::SlowFailover.finding(text).cured_by(format!("unset {}", names.join(" ")));
     config.qp.warnings().into_iter().map(finding).collect()

@@ -1,11 +1,10 @@
-//! The variables of this process or of another one, and of NCCL's own files. Only variables of
-//! NCCL, the plugin and the programs beside them are ever taken: others may be secrets.
+//! Variables from an environment and from NCCL's own files. Only variables of NCCL, the plugin and
+//! related programs are taken, because others may be secrets.
 
 use crate::commands::doctor::place::Place;
 use serde::Serialize;
 use std::io;
 
-/// A variable that is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     pub name: String,
@@ -13,22 +12,17 @@ pub struct Variable {
     pub source: Source,
 }
 
-/// The source of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The environment.
     Environment,
-    /// A file that NCCL puts into its environment.
     File(String),
 }
 
-/// Beginnings of the names that may be shown.
 const PREFIXES: [&str; 4] = ["NCCL_", "UCX_", "GLOO_", "TP_"];
-/// Variables that decide which libraries are loaded. They are read, and not shown.
+/// Variables that decide which libraries are loaded. They are read, but not shown.
 const LOADING: [&str; 6] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "VLLM_NCCL_SO_PATH", "VIRTUAL_ENV", "PATH", "HOME"];
 
-/// Returns the variables that may be shown, sorted.
 pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
     let shown = variables.iter().filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
     let mut shown: Vec<Variable> = shown
@@ -38,10 +32,10 @@ pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
     shown
 }
 
-/// Reads the environment that process `pid` was started with, as far as this module may take it.
+/// Reads the environment that process `pid` was started with, limited to `PREFIXES` and `LOADING`.
 ///
 /// # Errors
-/// The process is another user's, or does not exist.
+/// The process belongs to another user, or does not exist.
 pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> {
     let bytes = std::fs::read(place.path(format!("/proc/{pid}/environ")))?;
     let entries = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy);
@@ -52,7 +46,7 @@ pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> 
 }
 
 /// Adds the variables of NCCL's files: `NCCL_CONF_FILE`, or else `~/.nccl.conf`, then
-/// `/etc/nccl.conf`. A variable that is already set stays (`initEnv` in NCCL's param.cc).
+/// `/etc/nccl.conf`. A variable that is already set keeps its value (`initEnv` in NCCL's param.cc).
 pub fn with_files(mut variables: Vec<Variable>, home: Option<&str>, place: &Place) -> Vec<Variable> {
     let named = variables.iter().find(|one| one.name == "NCCL_CONF_FILE" && !one.value.is_empty());
     let first = named.map(|one| one.value.clone()).or_else(|| home.map(|home| format!("{home}/.nccl.conf")));

@@ -1,4 +1,4 @@
-//! The effect of one variable.
+//! The effect of a single variable.
 
 use super::source::{Source, Variable};
 use crate::commands::doctor::finding::Finding;
@@ -8,7 +8,6 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::config::fate::{Fate, fate};
 use serde::Serialize;
 
-/// A variable with its effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Judged {
     pub name: String,
@@ -17,37 +16,33 @@ pub struct Judged {
     pub effect: Effect,
     /// The effect in words: a sentence, or the end of one.
     pub text: String,
-    /// The fault, if the variable is one.
     #[serde(skip)]
     pub finding: Option<Finding>,
 }
 
-/// The effect of a variable on this plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Effect {
-    /// The plugin follows it.
     Honoured,
-    /// The plugin does not read it.
+    /// The plugin does not read the variable.
     Ignored,
     /// The value is empty, which counts as unset.
     Unset,
-    /// NCCL does not use the plugin because of it.
+    /// The variable makes NCCL skip the plugin.
     Blocks,
-    /// Its usual purpose is not its effect.
+    /// The variable does something else than its users expect.
     Misleads,
     /// The plugin gets slower or more fragile.
     Harms,
     /// The plugin refuses the value and does not start.
     Refused,
-    /// NCCL itself acts on it, as without the plugin.
+    /// NCCL itself follows the variable, as without the plugin.
     Nccl,
-    /// Another program reads it.
+    /// Another program reads the variable.
     Other,
 }
 
 impl Effect {
-    /// Returns the word in the text.
     pub fn word(self) -> &'static str {
         match self {
             Honoured => "honoured",
@@ -64,20 +59,19 @@ impl Effect {
 }
 
 /// Returns why no file can be loaded from an absolute path, as the beginning of a sentence. Returns
-/// `None` for a path with a file, or with unknown content.
+/// `None` if the path has a file or cannot be examined.
 pub type Lack<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
 
-/// True for a value of `NCCL_NET_PLUGIN` that lists this plugin.
+/// Returns true if this value of `NCCL_NET_PLUGIN` lists this plugin.
 pub(super) fn names_this_plugin(list: &str) -> bool {
     list.split(',').any(is_this_plugin)
 }
 
-/// Follows the tuner's rule for other plugins: this one has `spark` in its file name.
+/// Applies the tuner's rule for telling plugins apart: this plugin has `spark` in its file name.
 fn is_this_plugin(entry: &str) -> bool {
     entry.rsplit('/').next().is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
 }
 
-/// Judges one variable. `plugin` is the plugin's file, for cures.
 pub(super) fn judge(variable: &Variable, plugin: &str, lack: Lack<'_>) -> Judged {
     let (name, value) = (variable.name.as_str(), variable.value.trim());
     let (effect, text, fault) = match name {
@@ -96,7 +90,7 @@ pub(super) fn judge(variable: &Variable, plugin: &str, lack: Lack<'_>) -> Judged
     Judged { name: name.to_owned(), value: value.to_owned(), source: variable.source.clone(), effect, text, finding }
 }
 
-/// An effect, its text, and the id of its finding with the cure.
+/// Effect, its text, and the id of its finding with the cure.
 type Rule = (Effect, String, Option<(Id, String)>);
 
 fn harmless(effect: Effect, text: impl Into<String>) -> Rule {
@@ -118,12 +112,12 @@ fn network(value: &str) -> Rule {
     wrong(Blocks, Id::NetworkNotSpark, text, "export NCCL_NET=Spark")
 }
 
-/// The cure where the path that a cure would name has no file either.
+/// The cure if the plugin's usual path has no file either.
 const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
 
 fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> Rule {
     let missing = |entry: &&str| lack(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
-    // NCCL tries the next entry of the list if a file is missing.
+    // If a file is missing, NCCL tries the next entry of the list.
     let mut there = value.split(',').filter(|entry| missing(entry).is_none());
     let lacks = value.split(',').find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
     let is_cured = lacks.is_none() || lack(plugin).is_none();
@@ -142,7 +136,6 @@ fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> Rule {
     wrong(Blocks, Id::PluginKeptOut, text, cure)
 }
 
-/// The rule for a setting whose value keeps the plugin from starting.
 fn refused(variable: &Variable) -> Option<Rule> {
     let name = &variable.name;
     if !name.starts_with("NCCL_SPARK_") && !matches!(fate(name), Some(Fate::Honoured(_))) {
@@ -153,7 +146,6 @@ fn refused(variable: &Variable) -> Option<Rule> {
     Some(wrong(Refused, Id::SettingRefused, text, format!("unset {name}")))
 }
 
-/// Rules for single variables and values.
 fn particular(name: &str, value: &str) -> Option<Rule> {
     let harms = |id, text: &str| Some(wrong(Harms, id, text, format!("unset {name}")));
     let is_one = value.parse::<i64>().is_ok_and(|number| number != 0);
@@ -173,7 +165,7 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
             Some(wrong(Misleads, Id::RoceVersion, text, format!("unset {name}")))
         }
         "NCCL_IB_TIMEOUT" | "NCCL_IB_RETRY_CNT" => {
-            // `acknowledgement` judges both variables together, and makes the finding.
+            // `acknowledgement` makes the finding for both variables together.
             let alone = Config::from_variables(&[(name.to_owned(), value.to_owned())]).ok()?.qp;
             let effect = if alone.warnings().is_empty() { Honoured } else { Harms };
             let text = format!("a rail that falls silent counts as lost after {:.1?} or more", alone.silence_limit());
@@ -193,7 +185,7 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
     }
 }
 
-/// With fewer channels, a stream over four rails has not a connection for each of them.
+/// With fewer channels, a stream over four rails does not have a connection for each rail.
 const FEW_CHANNELS: u32 = 4;
 
 fn general(name: &str) -> Rule {

@@ -1,8 +1,8 @@
-//! `nccl-spark doctor --hosts a,b,c,d`: the pairs of rails between hosts, and the order of ranks in
-//! which no neighbours lack a cable.
+//! `nccl-spark doctor --hosts a,b,c,d`: the pairs of rails between hosts, and an order of ranks in
+//! which all neighbours share a cable.
 //!
-//! Each other host runs `nccl-spark rails --json -` by ssh. Nothing is measured:
-//! `order` compares addresses and subnets alone, by the plugin's own rule for pairs.
+//! Each other host runs `nccl-spark rails --json -` over ssh. Nothing is measured: `order` only
+//! compares addresses and subnets, by the plugin's own pairing rule.
 
 mod order;
 
@@ -19,13 +19,12 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::time::Instant;
 
-/// The result, with the fields of the JSON.
 #[derive(Debug, Default, Serialize)]
 pub struct Found {
     hosts: Vec<HostJson>,
-    /// Hosts in the order of ranks. Null where every order lacks a cable.
+    /// Hosts in the order of ranks. Null if every order has neighbours without a cable.
     order: Option<Vec<String>>,
-    /// Pairs of hosts without a pair of rails.
+    /// Pairs of hosts without a common rail pair.
     apart: Vec<[String; 2]>,
 }
 
@@ -33,11 +32,11 @@ pub struct Found {
 struct HostJson {
     name: String,
     rails: Vec<String>,
-    /// Number of pairs of rails with each host.
+    /// Number of rail pairs with each host.
     pairs: Vec<usize>,
 }
 
-/// Asks all hosts until `end` at the latest, and prints the result. Returns false where no order of
+/// Asks all hosts until `end` at the latest, and prints the result. Returns false if no order of
 /// ranks has a cable between all neighbours.
 ///
 /// # Errors
@@ -57,7 +56,7 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
     let own = seats::host();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
     let end = end.min(Instant::now() + ANSWER);
-    // All hosts work at the same time.
+    // Start all hosts before waiting for the first.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
         .map(|name| {
@@ -89,11 +88,10 @@ fn all_of(mut remote: Remote, end: Instant) -> Result<String> {
             bail!("more than {MOST_BYTES} bytes came");
         }
     }
-    // A host without a rail answers too, with exit status 1.
+    // A host without a rail also answers, with exit status 1.
     if text.trim().is_empty() { Err(remote.ended()) } else { Ok(text) }
 }
 
-/// The fields of `nccl-spark rails --json` that are needed.
 #[derive(Debug, Deserialize)]
 struct Rails {
     error: Option<String>,
@@ -101,9 +99,9 @@ struct Rails {
     pcie_links: Vec<LinkJson>,
 }
 
-/// Reads the JSON in a host's output. A login may print other lines before it.
+/// Parses the JSON in a host's output. A login may print other lines before the JSON.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
-    /// The plugin takes fewer.
+    /// Above the plugin's own limit.
     const MOST_RAILS: usize = 32;
     let start = text.find("{\n").context("it has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..]).context("it is not the JSON of this version")?;
@@ -132,7 +130,6 @@ impl Found {
     }
 }
 
-/// Makes a table of the pairs of each two hosts, with the order of ranks below.
 fn text(found: &Found) -> String {
     let wide = found.hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max(5);
     let row = |name: &str, cells: Vec<String>| {

@@ -1,21 +1,18 @@
-//! The order of ranks in which each host has a cable to the next one, and the last to the first.
-//! Pure.
+//! The order of ranks in which each host has a cable to the next, and the last to the first. Pure.
 
 use crate::commands::doctor::rail::{RailSheet, pairs};
 use crate::commands::doctor::ssh::MOST_HOSTS;
 
-/// The pairs of rails between hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
-    /// The number of pairs, by the indices of both hosts.
     rails: Vec<Vec<usize>>,
 }
 
 impl Reach {
-    /// Pairs the hosts' rails by their addresses. Routes do not count: they say nothing of cables. A
-    /// pair that only names suggest, because both
-    /// rails have link-local addresses alone, counts where there are two hosts: among three, such a
-    /// rail may lead to either of the others.
+    /// Pairs the hosts' rails by their addresses. Routes do not count: they say nothing of cables.
+    ///
+    /// Rails with only link-local addresses are paired by their names. Such pairs count only
+    /// between two hosts: among three, the rail may lead to either of the others.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
@@ -26,24 +23,22 @@ impl Reach {
         Self { rails: (0..hosts.len()).map(row).collect() }
     }
 
-    /// Returns the number of pairs of two hosts.
     pub fn rails(&self, one: usize, other: usize) -> usize {
-        // A rail that serves two of the other side is counted in one of the directions.
+        // The pairing is asymmetric if a rail serves two rails of the other host.
         self.rails[one][other].max(self.rails[other][one])
     }
 
-    /// Returns the pairs of hosts without a pair of rails.
     pub fn apart(&self) -> Vec<(usize, usize)> {
         let count = self.rails.len();
         let all = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
         all.filter(|(one, other)| self.rails(*one, *other) == 0).collect()
     }
 
-    /// Returns an order of all hosts in which each has a pair of rails with the next, and the last
-    /// with the first; `None` if there is none, or for more than `MOST_HOSTS` hosts. It begins with
-    /// the first host, and is the nearest to the given order.
+    /// Returns an order in which each host has a rail pair with the next, and the last with the
+    /// first. Returns `None` if there is no such order, or for more than `MOST_HOSTS` hosts. The
+    /// order starts with the first host and is the lexicographically first valid one.
     ///
-    /// The search covers sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
+    /// Searches over sets of hosts (Held and Karp): at most 2^16 sets of 16 hosts.
     pub fn order(&self) -> Option<Vec<usize>> {
         let count = self.rails.len();
         if count == 0 || count > MOST_HOSTS {
@@ -51,8 +46,8 @@ impl Reach {
         }
         let joins = |one: usize, other: usize| self.rails(one, other) > 0;
         let all = (1_usize << count) - 1;
-        // For each set of visited hosts, one bit for each last host with a path through the others
-        // back to the first host.
+        // Per set of visited hosts: one bit per last host with a path through the others to the
+        // first.
         let mut ends = vec![0_u32; all + 1];
         for set in (1..=all).rev() {
             for last in (0..count).filter(|at| set >> at & 1 == 1) {
@@ -77,7 +72,7 @@ impl Reach {
     }
 }
 
-/// True if a path from `last` through the hosts outside of `set` can begin with `next`.
+/// Returns true if a path from `last` through the hosts outside `set` can begin with `next`.
 fn is_next(ends: &[u32], set: usize, last: usize, next: usize, joins: &impl Fn(usize, usize) -> bool) -> bool {
     set >> next & 1 == 0 && joins(last, next) && ends[set | 1 << next] >> next & 1 == 1
 }

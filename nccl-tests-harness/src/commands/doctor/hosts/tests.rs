@@ -1,4 +1,4 @@
-//! The output of `rails` as it is read, and the page.
+//! Parsing of `rails` output, and the printed page.
 
 use super::*;
 

@@ -1,14 +1,13 @@
-//! Counters of the ports since boot. Errors are judged by their part of the packets.
+//! Port counters since boot. Errors are judged by their share of the packets.
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Facts, Function};
 use nccl_net_spark::counters::nic::ONE_IN;
 
-/// Counters that have one cause.
 struct Group {
     id: Id,
-    /// Counters whose sum is judged, by the names of rdma-core and of the kernel's
+    /// Counters that are summed, by the names of rdma-core and the kernel's
     /// drivers/infiniband/hw/mlx5/counters.c.
     names: &'static str,
     what: &'static str,
@@ -64,7 +63,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
                 found.push(finding(rail, group, count, packets));
             }
         }
-        // A cable that was pulled once is ordinary.
+        // Having pulled a cable once is ordinary.
         let downed = value("link_downed");
         if downed > ORDINARY_DOWNED {
             let text = format!("the link of {} has gone down {downed} times since boot", rail.device);
@@ -79,7 +78,7 @@ const ORDINARY_DOWNED: u64 = 10;
 fn finding(rail: &Function, group: &Group, count: u64, packets: u64) -> Finding {
     let counted = |name| rail.counters.get(name).filter(|value| **value > 0).map(|value| format!("{name} {value}"));
     let names: Vec<String> = group.names.split(' ').filter_map(counted).collect();
-    // Without a count of packets their part is unknown.
+    // Without a packet count the share is unknown.
     let is_much = packets > 0 && count.saturating_mul(ONE_IN) > packets;
     let (severity, of) = match is_much {
         true => (Severity::Fragile, format!("{packets} packets, more than one in {ONE_IN}")),

@@ -1,19 +1,15 @@
-//! Parts of findings and their cures.
+//! Helpers for the texts of findings and cures.
 
-/// Facts for cures, beside those of the machine.
+/// Facts about the job that cures need.
 #[derive(Debug, Clone)]
 pub struct Cures {
-    /// The plugin's file.
     pub plugin: String,
-    /// True where a variable switches NVLS off, which some NCCL needs.
+    /// True if a variable turns NVLS off, which some NCCL versions need.
     pub nvls_is_off: bool,
-    /// `NCCL_PROXY_CPUSET`, if it is set.
     pub proxy_cpus: Option<String>,
-    /// `NCCL_SOCKET_IFNAME`, if it is set.
     pub socket_interfaces: Option<String>,
 }
 
-/// Groups items by their key, for one finding for each group.
 pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
@@ -25,12 +21,10 @@ pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) ->
     groups
 }
 
-/// Returns the word for one item, or the word for several.
 pub(super) fn by_number<'a, T>(of: &[T], one: &'a str, several: &'a str) -> &'a str {
     if of.len() == 1 { one } else { several }
 }
 
-/// Lists names in a sentence.
 pub(super) fn list<S: AsRef<str>>(names: &[S]) -> String {
     nccl_net_spark::rails::list(names.iter().map(AsRef::as_ref))
 }

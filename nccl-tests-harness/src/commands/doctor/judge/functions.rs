@@ -1,4 +1,4 @@
-//! The RDMA functions, each alone and against each other.
+//! The RDMA functions: each alone, and compared with each other.
 
 use super::cures::{alike, by_number, list};
 use crate::commands::doctor::finding::Finding;
@@ -15,7 +15,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     absent(facts, found);
 }
 
-/// The size on all Sparks that were read: 16 machines of four makers.
+/// The size on all Sparks that were examined: 16 machines of four makers.
 const USUAL_TRANSACTION_BYTES: u32 = 512;
 
 fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
@@ -38,7 +38,6 @@ fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// Errors of rails, and of the ports above all functions.
 fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     let rails = facts.functions.iter().filter(|function| function.is_rail);
     for (rail, pci) in rails.filter_map(|rail| Some((rail, rail.pci.as_ref()?))) {
@@ -61,8 +60,8 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Corrected errors cost bandwidth, and a few are ordinary at power-up. Others have stopped a
-/// transfer.
+/// Finds PCIe errors of one device. Corrected errors cost bandwidth, and a few are ordinary at
+/// power-up. An uncorrected error has aborted a transfer.
 fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     const ORDINARY: u64 = 100;
     let Some(aer) = aer else { return };
@@ -78,8 +77,8 @@ fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     found.push(id.finding(text).cured_by(cure));
 }
 
-/// Without pause frames the NIC drops packets that its PCIe link does not take in time, and each
-/// loss costs a retransmission. PFC on RoCE's priority takes their place.
+/// Without pause frames the NIC drops packets that its PCIe link does not take in time. Each loss
+/// costs a retransmission. PFC on RoCE's priority replaces pause frames.
 fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
     let has_pfc = |device: &str| {
         let qos = facts.qos.rails.iter().find(|qos| qos.device == device);
@@ -105,7 +104,6 @@ fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// One NIC has one firmware.
 fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
     let own = functions.iter().filter(|one| one.is_mellanox());
     let versions = alike(own.filter_map(|one| Some((one.firmware.as_deref()?, one.device.as_str()))));
@@ -118,7 +116,7 @@ fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// A Spark's NIC has four functions; those of a port without a cable may be absent.
+/// A Spark's NIC has four functions, but those of a port without a cable may be absent.
 fn absent(facts: &Facts, found: &mut Vec<Finding>) {
     let is_spark = facts.machine.product.as_deref().is_some_and(|product| product.contains("Spark"))
         || facts.functions.iter().any(|one| one.board.as_deref() == Some(SPARK_BOARD));
@@ -131,5 +129,5 @@ fn absent(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// The board of a Spark's ConnectX-7, as owners' `ibstat` shows it.
+/// Board id of a Spark's ConnectX-7, from owners' `ibstat` output.
 const SPARK_BOARD: &str = "NVD0000000087";

@@ -18,23 +18,20 @@ pub(super) fn judge(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Fin
     findings
 }
 
-/// The verdict on a known build of NCCL.
 enum Known {
-    /// Ran an hour clean on a Spark.
+    /// Ran for an hour without errors on a Spark.
     Good,
     /// Leaks proxy slots on aarch64.
     Bad,
 }
 
-/// Known builds, by the beginning of their build ids.
 const BUILDS: &[(&str, Known)] = &[
-    // DGX OS's own 2.28.9 (vllm 41725).
+    // 2.28.9 of DGX OS (vllm 41725).
     ("c0db9360", Known::Good),
     // 2.28.9 of NVIDIA's wheel nvidia-nccl-cu13 for aarch64.
     ("a7f420a1", Known::Bad),
 ];
 
-/// Judges a libnccl by its content.
 fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     let path = file.path.display();
     let library = match &file.library {
@@ -81,11 +78,11 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns what is known of a version's builds. Versions since 2.31 have the network and tuner
-/// interfaces that the plugin has (lab/notes/nccl-versions.md).
+/// All versions since 2.31 have the network and tuner interfaces of the plugin
+/// (lab/notes/nccl-versions.md).
 fn of_version(version: [u32; 3]) -> &'static str {
     match version {
-        // ext-tuner's constants, fixed in 2.32.3.
+        // The uninitialised constants of ext-tuner were fixed in 2.32.3.
         [2, 31, _] => {
             "nothing is known of it on Sparks; it hands tuners uninitialised constants, which the plugin's tuner does not read"
         }
@@ -94,8 +91,8 @@ fn of_version(version: [u32; 3]) -> &'static str {
     }
 }
 
-/// True for versions with the fault that were built for Arm by a compiler which shows it. The fault
-/// was mended in 2.29.3's sources: its wheel has the same compilers.
+/// Returns true for an affected version that was built for Arm by a compiler that exposes the
+/// fault. The fault was fixed in the sources of 2.29.3, whose wheel has the same compilers.
 fn leaks(library: &Library, version: [u32; 3]) -> bool {
     let is_affected = ([2, 28, 9]..=[2, 29, 2]).contains(&version);
     is_affected && library.is_aarch64 && library.oldest_gcc().is_some_and(|major| major < 10)
@@ -109,7 +106,7 @@ fn short(library: &Library) -> &str {
     }
 }
 
-/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` can put two NCCLs into one process, or an unexpected one.
+/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` can load a second or an unexpected NCCL into a process.
 fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
     let [first, rest @ ..] = &found.nccl[..] else { return };
     let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));

@@ -1,4 +1,4 @@
-//! Device files, memory, kernel, and processors of the machine.
+//! Device files, memory, kernel and processors of the machine.
 
 use super::cures::{Cures, alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -20,7 +20,6 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
 const HOST_DRIVER: &str = "sudo apt install rdma-core ibverbs-providers && sudo modprobe mlx5_ib";
 const CONTAINER: &str = "docker run $(nccl-spark env --for docker) --gpus all IMAGE";
 
-/// RDMA devices, and the rights to open their files.
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
@@ -56,9 +55,8 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Device files that cannot be opened, by the reason.
 fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
-    // With all devices closed nothing works. With one closed, one rail is missing.
+    // Without any device nothing works. Without one device, one rail is missing.
     let severity = if failed.len() == machine.device_files.len() { Severity::Broken } else { Severity::Slow };
     let id = |file: &DeviceFile| {
         let error = file.error.as_ref()?;
@@ -94,8 +92,7 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// NCCL's own buffers take a few hundred MiB over all rails. Less than this does not suffice for
-/// the buffers of one connection.
+/// NCCL's buffers take a few hundred MiB over all rails. One connection's do not fit below this.
 const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
@@ -112,8 +109,7 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
-/// Kernels 7.0.0-1019 and -1031 count more free than total contiguous memory, and refuse to pin
-/// memory.
+/// Kernels 7.0.0-1019 and -1031 count more free than total CMA memory, and refuse to pin memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("this one");
@@ -154,7 +150,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// From this time on, leaving an idle state takes longer than a small all-reduce.
+/// From this latency on, leaving an idle state takes longer than a small all-reduce.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
@@ -185,7 +181,7 @@ fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
     }
 }
 
-/// Writes 5, 6, 7, 9 as "5-7,9".
+/// Formats 5, 6, 7, 9 as "5-7,9".
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

@@ -13,7 +13,6 @@ pub use cures::Cures;
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::look::{Facts, Libraries};
 
-/// Judges a machine.
 pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     let mut found = Vec::new();
     machine::judge(facts, cures, &mut found);
@@ -24,7 +23,7 @@ pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     found
 }
 
-/// Judges the libraries of a job. `has_mlx5` is true where its devices need mlx5's provider.
+/// Judges the libraries of a job. `has_mlx5` is true if the devices need mlx5's provider.
 pub fn libraries(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
     libraries::judge(found, cures, has_mlx5)
 }

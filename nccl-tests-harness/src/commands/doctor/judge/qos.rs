@@ -9,7 +9,7 @@ use nccl_net_spark::rails::RailQos;
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let set = |rail: &&RailQos| rail.port.pfc != 0 || rail.port.dscp.is_some();
     let netdevs: Vec<&str> = facts.qos.rails.iter().filter(set).map(|rail| rail.netdev.as_str()).collect();
-    // A container does not show the files of its host.
+    // A container does not show the boot files of its host.
     if netdevs.is_empty() || facts.qos.at_boot.is_some() || facts.machine.container.is_some() {
         return;
     }
@@ -22,7 +22,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     found.push(Id::QosUntilReboot.finding(text).cured_by(cure));
 }
 
-/// Returns the commands that put RoCE on a priority with PFC, on the rails of these devices.
+/// Returns the commands that give RoCE a priority with PFC on the rails of these devices.
 pub(super) fn cure(facts: &Facts, devices: &[&str]) -> String {
     let rails = facts.qos.rails.iter().filter(|rail| devices.contains(&rail.device.as_str()));
     let mut commands = Vec::new();

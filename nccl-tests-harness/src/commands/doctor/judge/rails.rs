@@ -1,4 +1,4 @@
-//! The rails: the plugin's own warnings with their cures, and faults of the network around them.
+//! The rails: the plugin's own warnings with their cures, and faults of the surrounding network.
 
 use super::cures::{Cures, alike, by_number, list};
 use super::qos;
@@ -21,7 +21,6 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     bootstrap(facts, cures, found);
 }
 
-/// Tells why no port is usable, each obstacle once.
 fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     for (obstacle, ports) in alike(survey.refused.iter().map(|port| (&port.obstacle, port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
@@ -31,7 +30,6 @@ fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the text of an obstacle that several ports have.
 fn of_several(obstacle: &Obstacle) -> String {
     let text = match obstacle {
         Obstacle::Excluded => "NCCL_IB_HCA excludes them",
@@ -42,13 +40,12 @@ fn of_several(obstacle: &Obstacle) -> String {
         Obstacle::State(PortState::Armed) => "the ports are not active yet (state ARMED)",
         Obstacle::State(state) => return format!("the ports are not active (state {state:?})"),
         Obstacle::NoGid => "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address",
-        // Names one interface.
         Obstacle::NoAddress(_) => return obstacle.to_string(),
     };
     text.to_owned()
 }
 
-/// Returns the commands that bring ports up, or give them addresses. All have this obstacle.
+/// Returns the commands that bring ports with this obstacle up, or give them addresses.
 fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
     let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
     match obstacle {
@@ -66,7 +63,6 @@ fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
         }
         Obstacle::NoGid | Obstacle::NoAddress(_) => {}
     }
-    // The examples' subnets begin with 192.168.100.0/24.
     let mut subnets = 100_u8..;
     let add = |netdev: &str| format!("sudo ip address add 192.168.{}.1/24 dev {netdev}", subnets.next().unwrap_or(100));
     let subnets = by_number(&netdevs, "an address of a subnet of its own", "a subnet for each");
@@ -75,7 +71,6 @@ fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
 
 const UNSET_FILTER: &str = "unset NCCL_IB_HCA";
 
-/// Returns one command for each name, joined for a shell.
 fn each(names: &[&str], command: impl FnMut(&str) -> String) -> String {
     names.iter().copied().map(command).collect::<Vec<_>>().join(" && ")
 }
@@ -126,7 +121,8 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
     id.finding(warning.text.clone()).cured_by(cure)
 }
 
-/// A rail with link-local addresses alone beside a twin with IPv4 works if the peer has the same.
+/// A rail with only link-local addresses works if the peer's rail on the same cable also has only
+/// link-local addresses.
 fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
@@ -143,7 +139,7 @@ fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
     }
 }
 
-/// The kernel may route a rail's packets over another interface in the rail's subnet.
+/// The kernel may route a rail's packets through another interface in the rail's subnet.
 fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>) {
     let rails = &facts.survey.rails;
     let is_rail = |name: &str| rails.iter().any(|rail| rail.netdev.as_deref() == Some(name));
@@ -168,8 +164,8 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
     }
 }
 
-/// Owners saw such a profile keep a function on DHCP after netplan was written, until it was
-/// deleted. On a network with a DHCP server it may be wanted.
+/// Owners saw such a profile keep a function on DHCP after they had written netplan files, until
+/// they deleted the profile. On a network with a DHCP server it may be wanted.
 fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     let has_v4 = |netdev: &str| {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);
@@ -189,14 +185,12 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Returns a profile's name as a word for a shell, or its UUID where the name has special
-/// characters.
+/// Returns a profile's name as a shell word, or its UUID if the name has special characters.
 fn profile_word(profile: &AutomaticProfile) -> String {
     let is_harmless = profile.name.chars().all(|c| c.is_alphanumeric() || " ._-".contains(c));
     if is_harmless { format!("\"{}\"", profile.name) } else { profile.uuid.clone() }
 }
 
-/// `NCCL_SOCKET_IFNAME` must leave an interface.
 fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     let Some(wanted) = &cures.socket_interfaces else { return };
     let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];

@@ -1,5 +1,5 @@
-//! Build id, compilers, version strings and search paths of a shared library, from its file alone:
-//! nothing is loaded, and no variable is read.
+//! Build id, compilers, version strings and search paths of a shared library, read from its file.
+//! No library is loaded, and no variable is read.
 
 use object::read::elf::{Dyn, FileHeader, SectionHeader};
 use object::read::{ReadCache, ReadRef};
@@ -8,34 +8,29 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 
-/// A shared library or program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Library {
-    /// Build id in hexadecimal. Empty where the file has none.
+    /// Build id in hexadecimal, or empty.
     pub build_id: String,
-    /// Lines of the compilers in `.comment`.
     pub compilers: Vec<String>,
-    /// True for 64-bit Arm.
     pub is_aarch64: bool,
-    /// Folders that the loader searches first for its libraries (`DT_RPATH`). They count only
-    /// without a `runpath`.
+    /// `DT_RPATH`: folders that the loader searches first. Ignored if there is a `runpath`.
     pub rpath: Option<String>,
-    /// Folders that the loader searches after `LD_LIBRARY_PATH` (`DT_RUNPATH`).
+    /// `DT_RUNPATH`: folders that the loader searches after `LD_LIBRARY_PATH`.
     pub runpath: Option<String>,
-    /// Newest symbol version of glibc that it needs, as in (2, 28).
+    /// Newest required symbol version of glibc, as in (2, 28).
     pub glibc: Option<(u32, u32)>,
-    /// Read-only texts that begin with one of [`MARKS`], each once.
+    /// Read-only texts that begin with one of [`MARKS`], without duplicates.
     pub texts: BTreeSet<String>,
 }
 
-/// Beginnings of texts that tell libraries apart. A text ends before the first byte that is not
-/// printable.
+/// Prefixes of texts that identify libraries. A text ends before any unprintable byte.
 const MARKS: [&str; 4] = ["NCCL version ", "GNU C Library ", "spark-rails", "IBext"];
 
-/// Reads a library.
+/// Reads a library's headers and texts.
 ///
 /// # Errors
-/// The file cannot be read, or is no library.
+/// The file cannot be read, or is not a library.
 pub fn read(path: &Path) -> Result<Library, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let data = ReadCache::new(file);
@@ -66,24 +61,21 @@ pub fn read(path: &Path) -> Result<Library, String> {
 }
 
 impl Library {
-    /// Returns the version of NCCL, as in ("2.28.9+cuda13.0", [2, 28, 9]).
     pub fn nccl_version(&self) -> Option<(String, [u32; 3])> {
         let versions = self.texts.iter().filter_map(|text| {
             let text = text.strip_prefix("NCCL version ")?;
             let numbers: Vec<u32> = text.split(['.', '+', '-']).take(3).map_while(|part| part.parse().ok()).collect();
             Some((text.to_owned(), <[u32; 3]>::try_from(numbers).ok()?))
         });
-        // The file has its version with and without that of CUDA.
+        // The file has the version with and without the CUDA suffix. Take the longer text.
         versions.max_by_key(|(text, _)| text.len())
     }
 
-    /// Returns the version of glibc, as in (2, 39).
     pub fn libc_version(&self) -> Option<(u32, u32)> {
         let text = self.texts.iter().find(|text| text.starts_with("GNU C Library "))?;
         glibc_version(text.split("version ").nth(1)?)
     }
 
-    /// Returns the oldest major version of GCC that compiled a part of the library.
     pub fn oldest_gcc(&self) -> Option<u32> {
         let major = |text: &String| {
             let last = text.strip_prefix("GCC: (")?.rsplit(')').find(|part| !part.trim().is_empty())?;
@@ -93,7 +85,6 @@ impl Library {
     }
 }
 
-/// Finds the texts of a section that begin with `mark`.
 fn texts(bytes: &[u8], mark: &str) -> Vec<String> {
     let is_end = |byte: &u8| !(0x20..0x7f).contains(byte);
     let line = |at: usize| {
@@ -130,7 +121,6 @@ fn dynamic<'data, R: ReadRef<'data>>(
     Ok(())
 }
 
-/// Parses `2.39.` or `2.17`.
 fn glibc_version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -146,7 +136,7 @@ mod tests {
             Library { compilers: texts.iter().map(|text| (*text).to_owned()).collect(), ..Library::default() }
                 .oldest_gcc()
         };
-        // As in libnccl.so.2 of NVIDIA's wheel of 2.28.9.
+        // From libnccl.so.2 of NVIDIA's wheel of 2.28.9.
         let wheel = "GCC: (GNU Toolchain for the A-profile Architecture 8.3-2019.03 (arm-rel-8.36)) 8.3.0";
         assert_eq!(gcc(&["GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", wheel]), Some(8));
         assert_eq!(gcc(&[wheel]), Some(8));

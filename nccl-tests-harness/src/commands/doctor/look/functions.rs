@@ -8,43 +8,35 @@ use nccl_net_spark::rails::{PciFunction, Survey};
 use std::path::Path;
 use std::process::Command;
 
-/// An RDMA function.
 #[derive(Debug, Clone)]
 pub struct Function {
-    /// The RDMA device.
     pub device: String,
     pub is_rail: bool,
     pub netdev: Option<String>,
-    /// The PCI function, as the plugin reads it.
     pub pci: Option<PciFunction>,
-    /// The PCI number of the NIC's maker.
+    /// PCI vendor id of the NIC.
     pub vendor: Option<String>,
     pub firmware: Option<String>,
     pub board: Option<String>,
-    /// PCIe errors since boot.
     pub aer: Option<Aer>,
-    /// The mode of the IOMMU: `DMA`, `DMA-FQ` or `identity`.
+    /// IOMMU mode: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
-    /// MTU of the interface in bytes.
     pub mtu_bytes: Option<u32>,
-    /// Pause frames of a rail, if they could be read.
+    /// Only for rails.
     pub pause: Option<Pause>,
-    /// `counters` and `hw_counters` of the port; of a rail also the discards and pauses of
-    /// `ethtool -S`.
+    /// `counters` and `hw_counters`; for a rail also the discards and pauses of `ethtool -S`.
     pub counters: PortCounters,
 }
 
-/// Pause frames of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
-    /// The port obeys them.
+    /// The port obeys pause frames.
     pub rx: bool,
-    /// The port sends them.
+    /// The port sends pause frames.
     pub tx: bool,
 }
 
 impl Function {
-    /// True for a function of an NVIDIA (Mellanox) NIC.
     pub fn is_mellanox(&self) -> bool {
         self.vendor.as_deref() == Some(MELLANOX)
     }
@@ -52,7 +44,6 @@ impl Function {
 
 const MELLANOX: &str = "0x15b3";
 
-/// Reads all functions of the survey, rails first.
 pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Function> {
     let rails = survey.rails.iter().map(|rail| (&rail.device, rail.port, true, &rail.netdev, &rail.pci));
     let others = survey.refused.iter().map(|one| (&one.device, one.port, false, &one.netdev, &one.pci));
@@ -85,13 +76,13 @@ pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: 
     found
 }
 
-/// Names the functions with an unreadable fact, and the reason.
+/// Lists the facts that could not be read, with the functions and the reason.
 fn unread(functions: &[Function]) -> Vec<NotSeen> {
     const SIZES: &str = "PCIe payload and read request size";
-    // `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
+    // Source: `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
     const PRIVILEGED: &str =
         "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
-    // The software fabric has no file for the configuration space.
+    // The software fabric has no configuration space file.
     let has_space = |one: &Function, has: bool| {
         let unread = one.pci.as_ref().filter(|pci| pci.max_payload_bytes.is_none());
         unread.is_some_and(|pci| pci.path.join("config").exists() == has)
@@ -112,13 +103,12 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
     kinds.into_iter().filter_map(of).collect()
 }
 
-/// Finds functions of Mellanox NICs without an RDMA device. Returns the driver of each, if it has
-/// one, and its PCI address.
+/// Finds Mellanox NICs without an RDMA device. Returns driver (if any) and PCI address of each.
 pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
         let read = |name: &str| place.text(format!("{folder}/{address}/{name}")).unwrap_or_default();
-        // An Ethernet or InfiniBand controller.
+        // Class of an Ethernet or InfiniBand controller.
         read("vendor") == MELLANOX && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
     };
     let names = place.names(folder).into_iter().filter(is_nic);
@@ -136,7 +126,7 @@ fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }
 
-/// Reads the output of ethtool, or of a copied machine `answers/ethtool-a/NETDEV`.
+/// Runs ethtool, or reads `answers/ethtool-a/NETDEV` of a copied machine (`-a` is the option).
 fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> {
     if !place.is_live() {
         let text = place.text(format!("/answers/ethtool{option}/{netdev}"));
@@ -152,8 +142,8 @@ fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> 
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads the counts of discarded packets and pause frames, which sysfs does not have. None without
-/// ethtool, which `pause` reports.
+/// Reads the counts of discarded packets and pause frames, which sysfs lacks. Empty if ethtool is
+/// not available, which `pause` reports.
 fn discards_and_pauses(place: &Place, netdev: &str) -> PortCounters {
     let text = ethtool(place, "-S", netdev).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));

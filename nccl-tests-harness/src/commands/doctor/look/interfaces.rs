@@ -1,15 +1,11 @@
-//! The network interfaces, from the system, or of a copied machine from `answers/ip-addr.json`: the
-//! output of `ip -json address` there.
+//! The network interfaces: those of the system, or those in `answers/ip-addr.json` of a copied
+//! machine (the output of `ip -json address`).
 
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::interfaces::{self, Interface, InterfaceAddress};
 use serde_json::Value;
 use std::net::SocketAddr;
 
-/// Lists all interfaces.
-///
-/// # Errors
-/// The reason why they cannot be listed.
 pub fn all(place: &Place) -> Result<Vec<Interface>, String> {
     if place.is_live() {
         return interfaces::all().map_err(|error| error.to_string());

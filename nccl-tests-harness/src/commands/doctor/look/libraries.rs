@@ -10,59 +10,44 @@ use std::path::{Path, PathBuf};
 
 /// The facts that decide which libraries a job loads.
 pub struct Job<'a> {
-    /// The value of a variable, from the environment or NCCL's files.
+    /// Returns the value of a variable, from the environment or NCCL's files.
     pub value: &'a dyn Fn(&str) -> Option<String>,
-    /// The Python whose libnccl counts.
     pub python: Option<PathBuf>,
-    /// The program whose libnccl counts.
     pub program: Option<PathBuf>,
-    /// The plugin that belongs to this command line.
+    /// The plugin that was installed with this program.
     pub own_plugin: Option<PathBuf>,
-    /// The running process that is examined.
     pub process: Option<Process>,
 }
 
-/// The libraries of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Libraries {
-    /// Every libnccl that would be loaded, or is.
     pub nccl: Vec<NcclFile>,
-    /// The network plugin that NCCL would load.
     pub plugin: Option<Plugin>,
-    /// Every copy of this plugin, each file once.
     pub copies: Vec<Plugin>,
     pub verbs: Option<PathBuf>,
-    /// The provider of libibverbs for mlx5.
     pub mlx5_provider: Option<PathBuf>,
-    /// The version of glibc.
     pub glibc: Option<(u32, u32)>,
-    /// The running process that is examined.
     pub process: Option<Process>,
 }
 
-/// A libnccl.
 #[derive(Debug, Clone)]
 pub struct NcclFile {
     pub path: PathBuf,
-    /// The program or variable that loads it, as in "the process" or `LD_PRELOAD`.
+    /// The program or variable that loads the file, as in "the process" or `LD_PRELOAD`.
     pub by: String,
-    /// The content, or the error of reading it.
     pub library: Result<Library, String>,
 }
 
-/// A network plugin.
 #[derive(Debug, Clone)]
 pub struct Plugin {
     pub path: PathBuf,
     pub library: Library,
 }
 
-/// The kinds of network plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PluginKind {
-    /// This plugin.
     Ours,
-    /// HPC-X's, which NGC images have.
+    /// The plugin of HPC-X, included in NGC images.
     HpcX,
     Other,
 }
@@ -84,7 +69,6 @@ impl Plugin {
 
 const NCCL: &str = "libnccl.so.2";
 
-/// Finds the libraries of a job.
 pub fn libraries(place: &Place, job: Job<'_>, not_seen: &mut Vec<NotSeen>) -> Libraries {
     let loader = Loader::new(place, &job.text("LD_LIBRARY_PATH"));
     let mapped = job.process.as_ref().and_then(|process| process.mapped("libibverbs.so").into_iter().next());
@@ -149,8 +133,8 @@ fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) 
     files
 }
 
-/// The libnccl of PyTorch's library, by its own search path, or of NVIDIA's wheel where there is no
-/// PyTorch.
+/// Finds the libnccl that PyTorch's library loads through its own search path. Without PyTorch,
+/// finds the libnccl of NVIDIA's wheel.
 fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Path) -> Option<(PathBuf, String)> {
     let torch = folders.iter().map(|folder| folder.join("torch/lib/libtorch_cuda.so")).find(|path| place.has(path));
     if let Some(torch) = torch {
@@ -161,8 +145,7 @@ fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Pat
     Some((wheel, format!("NVIDIA's wheel of {}", python.display())))
 }
 
-/// Finds the plugin that NCCL loads: the first of the list that exists (`openPluginLib` in NCCL's
-/// plugin_open.cc).
+/// NCCL loads the first existing file of the list (`openPluginLib` in NCCL's plugin_open.cc).
 fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     if let Some(process) = &job.process {
         let is_network = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("net"));
@@ -176,8 +159,7 @@ fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     })
 }
 
-/// Finds the copies of this plugin: at the places of installation, packages and wheels, and where
-/// the job's variables name one.
+/// Searches installation folders, packages and wheels, and paths named in the job's variables.
 fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
     const NAME: &str = "libnccl-net-spark.so";
     let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));

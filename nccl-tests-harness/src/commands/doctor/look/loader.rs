@@ -1,10 +1,9 @@
-//! The dynamic loader's choice of libraries (ld.so(8)), worked out from files: nothing is loaded.
+//! The dynamic loader's choice of libraries (ld.so(8)), derived from files without loading any.
 
 use super::elf::{self, Library};
 use crate::commands::doctor::place::Place;
 use std::path::{Component, Path, PathBuf};
 
-/// The search path of a process.
 #[derive(Debug)]
 pub struct Loader<'a> {
     place: &'a Place,
@@ -13,7 +12,6 @@ pub struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// The search path with this `LD_LIBRARY_PATH`.
     pub fn new(place: &'a Place, library_path: &str) -> Self {
         let library_path =
             library_path.split([':', ';']).filter(|folder| !folder.is_empty()).map(str::to_owned).collect();
@@ -27,12 +25,11 @@ impl<'a> Loader<'a> {
         Self { place, library_path, folders }
     }
 
-    /// Returns the folders of the system.
     pub fn folders(&self) -> &[String] {
         &self.folders
     }
 
-    /// Finds `name` for the library or program `by`, or for a caller without folders of its own.
+    /// Finds library `name`, needed by `by`. The search path of `by` also counts.
     pub fn find(&self, name: &str, by: Option<(&Path, &Library)>) -> Option<PathBuf> {
         if name.contains('/') {
             return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
@@ -52,19 +49,17 @@ impl<'a> Loader<'a> {
     /// Reads the library at `path`, which may be a link.
     ///
     /// # Errors
-    /// Those of [`elf::read`].
+    /// The same as [`elf::read`].
     pub fn read(&self, path: &Path) -> Result<Library, String> {
         let file = self.place.resolve(path).ok_or("its symbolic links form a loop")?;
         elf::read(&self.place.path(file))
     }
 
-    /// Returns the file that a path leads to.
     pub fn resolve(&self, path: &Path) -> PathBuf {
         self.place.resolve(path).unwrap_or_else(|| path.to_owned())
     }
 }
 
-/// Returns a path without `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -79,7 +74,7 @@ fn normal(path: &Path) -> PathBuf {
 
 /// Reads the folders of /etc/ld.so.conf, the source of the loader's cache.
 fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) {
-    // Files may include each other in a circle.
+    // Files may include each other in a cycle.
     if depth > 4 {
         return;
     }

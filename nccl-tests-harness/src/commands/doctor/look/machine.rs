@@ -6,74 +6,58 @@ use nccl_net_spark::rails::CudaDevice;
 use std::io;
 use std::path::Path;
 
-/// A machine, without its network.
 #[derive(Debug, Default)]
 pub struct Machine {
-    /// The kind of container, by the mark that its engine leaves.
+    /// The kind of container, recognised by its engine's marker.
     pub container: Option<&'static str>,
-    /// Maker and product.
     pub product: Option<String>,
-    /// BIOS version and date.
     pub bios: Option<String>,
-    /// The kernel's release.
     pub kernel: Option<String>,
-    /// The contiguous memory area, total and free, in KiB.
+    /// The contiguous memory area (CMA), total and free, in KiB.
     pub cma_kib: Option<(u64, u64)>,
-    /// The limit of locked memory in bytes. `u64::MAX` means no limit, or a process with
-    /// CAP_IPC_LOCK.
+    /// Limit of locked memory in bytes. `u64::MAX` means no limit, or CAP_IPC_LOCK.
     pub memlock_bytes: Option<u64>,
-    /// The file of each RDMA device, sorted by device.
     pub device_files: Vec<DeviceFile>,
-    /// True where the folder /dev/infiniband exists.
     pub has_dev_infiniband: bool,
-    /// Loaded kernel modules of interest.
     pub modules: Vec<String>,
-    /// Files that load nvidia-peermem at boot.
+    /// Files that make the system load nvidia-peermem at boot.
     pub peermem_files: Vec<String>,
-    /// True where the marker file of DGX OS's hotplug handler exists.
+    /// True if the marker file of DGX OS's hotplug handler exists.
     pub has_hotplug_marker: bool,
-    /// The content of the handler's state file.
     pub hotplug_state: Option<String>,
     pub cpus: Cpus,
 }
 
-/// The file of an RDMA device.
 #[derive(Debug)]
 pub struct DeviceFile {
     pub device: String,
     pub file: String,
-    /// The reason why it cannot be opened.
     pub error: Option<io::Error>,
 }
 
-/// The processors, as far as latency depends on them.
 #[derive(Debug, Clone, Default)]
 pub struct Cpus {
-    /// The processors that the process may use.
     pub allowed: Vec<u32>,
-    /// The capacity of each processor, by number; empty where the kernel does not tell.
+    /// The capacity of each processor, by number. Empty if the kernel does not report capacities.
     pub capacities: Vec<(u32, u64)>,
-    /// The idle states of the first processor that the process may use.
+    /// The idle states of the first allowed processor.
     pub idle: Vec<IdleState>,
 }
 
 impl Cpus {
-    /// Returns the enabled idle state that takes longest to leave.
     pub fn deepest_idle(&self) -> Option<&IdleState> {
         self.idle.iter().filter(|state| state.is_enabled).max_by_key(|state| state.latency_us)
     }
 }
 
-/// An idle state of a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleState {
     pub name: String,
-    /// The time to leave the state.
     pub latency_us: u64,
     pub is_enabled: bool,
 }
 
-/// Reads a machine. Limits and processors are those of process `pid`, or of this one.
+/// Reads a machine. Limits and processors are those of process `pid`, or else of this process.
 pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
     let process = pid.map_or("/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
     let dmi = |name: &str| place.text(format!("/sys/class/dmi/id/{name}"));
@@ -124,7 +108,6 @@ fn container(place: &Place) -> Option<&'static str> {
     marks.into_iter().find(|(mark, _)| place.has(mark)).map(|(_, name)| name)
 }
 
-/// Reads `CmaTotal` and `CmaFree`.
 fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     let text = place.text("/proc/meminfo")?;
     let value = |name: &str| {
@@ -134,7 +117,7 @@ fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     Some((value("CmaTotal:")?, value("CmaFree:")?))
 }
 
-/// Reads the soft limit. A process with CAP_IPC_LOCK has none (`ib_umem_get` in the kernel's
+/// Reads the soft limit. CAP_IPC_LOCK lifts the limit (`ib_umem_get` in the kernel's
 /// drivers/infiniband/core/umem.c).
 fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -205,7 +188,6 @@ fn cpus(place: &Place, process: &str) -> Cpus {
     Cpus { allowed, capacities, idle: idle.collect() }
 }
 
-/// The numbers of "0-4,7".
 fn cpu_list(text: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -214,7 +196,7 @@ fn cpu_list(text: &str) -> Vec<u32> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
-/// Reads `answers/cuda` of a copied machine: a line for each GPU, `INTEGRATED
+/// Reads `answers/cuda` of a copied machine. Each GPU has a line `INTEGRATED
 /// GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
     let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;

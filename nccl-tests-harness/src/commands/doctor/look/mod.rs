@@ -1,11 +1,9 @@
-//! Reads the facts of a machine, and judges nothing. A fact that cannot be read is noted with the
-//! reason.
+//! Reads the facts of a machine without judging them, or notes why a fact cannot be read.
 //!
-//! It starts no Python and loads no library. A broken one would take the doctor down, and a folder
-//! with a machine's files can be examined in the same way. The dynamic loader's choice is worked
-//! out from its documented order. `object` and `memchr` read build ids, compilers, search paths and
-//! version strings without loading anything; both are well kept, and their authors fuzz the
-//! parsers.
+//! The doctor starts no Python and loads no library: a broken library would crash the doctor, and
+//! this way it can also examine a folder with a machine's files. It derives the dynamic loader's
+//! choice from the documented search order. `object` and `memchr` read build ids, compilers, search
+//! paths and version strings. Both crates are well maintained, and their authors fuzz the parsers.
 
 mod elf;
 mod functions;
@@ -35,31 +33,25 @@ use nccl_net_spark::config::{Config, RailConfig};
 use nccl_net_spark::interfaces::Interface;
 use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
 
-/// The facts of a machine.
 #[derive(Debug)]
 pub struct Facts {
     pub machine: Machine,
     pub functions: Vec<Function>,
-    /// Functions of RDMA-capable NICs that have no RDMA device.
+    /// Driver and PCI address of NICs without an RDMA device.
     pub unbound: Vec<(Option<String>, String)>,
-    /// PCIe ports above the functions.
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of functions and ports.
     pub pcie_log: Vec<String>,
-    /// NetworkManager's automatic profiles on the functions' interfaces.
     pub profiles: Vec<AutomaticProfile>,
-    /// Priorities of the rails.
     pub qos: Qos,
     pub interfaces: Vec<Interface>,
-    /// The rails and the other ports, as the plugin finds them.
     pub survey: Survey,
-    /// The error of verbs, where sysfs was read in place of it.
+    /// The error of verbs, if sysfs was read instead.
     pub verbs: Result<(), String>,
-    /// The GPUs' attributes.
     pub cuda: Result<Vec<CudaDevice>, String>,
 }
 
-/// Reads a machine. Limits and processors are those of process `pid`, or of this one.
+/// Reads a machine. Limits and processors are those of process `pid`, or else of this process.
 pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: &mut Vec<NotSeen>) -> Facts {
     let interfaces = interfaces::all(place).unwrap_or_else(|why| {
         not_seen.push(NotSeen::new("network interfaces and their addresses", why));
@@ -67,7 +59,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     });
     let config = config(variables);
     let (ports, verbs) = ports(place, &config.rails, not_seen);
-    // The software fabric has a sysfs of its own.
+    // The software fabric has its own sysfs.
     let sysfs = if place.is_live() { config.rails.sysfs.clone() } else { place.path("/sys") };
     let mut survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.rails.hca);
     let qos = qos::qos(place, &config, &survey, not_seen);
@@ -77,7 +69,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
     }
     let mut machine = machine::machine(place, pid, not_seen);
-    // Verbs has opened the devices. The software fabric has no device files.
+    // verbs has opened the devices. The software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &sysfs, &survey, not_seen);
     let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
@@ -100,18 +92,16 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     }
 }
 
-/// The plugin's settings with these variables. One with a refused value has a finding of its own,
-/// and counts as unset here.
+/// A setting with a refused value has its own finding, and counts as unset here.
 fn config(variables: &[Variable]) -> Config {
     let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
     let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Each is accepted alone, and no setting depends on another. Without any, the defaults hold.
+    // Each value is accepted alone, and no setting depends on another. Falls back to the defaults.
     Config::from_variables(&pairs)
         .or_else(|_| Config::from_variables(&[]))
         .unwrap_or_else(|error| unreachable!("{error}"))
 }
 
-/// Reads the ports by verbs, or by sysfs where verbs fails.
 fn ports(place: &Place, config: &RailConfig, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
     let by_sysfs = || rails::ports_from_sysfs(&place.path("/sys"));
     if !place.is_live() {

@@ -8,29 +8,27 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Counts of PCIe errors since boot, by the kernel.
+/// Kernel counts of PCIe errors since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aer {
     /// Corrected by the link.
     pub correctable: u64,
-    /// Uncorrected, and not fatal.
+    /// Uncorrected, but not fatal.
     pub nonfatal: u64,
     pub fatal: u64,
 }
 
-/// A PCIe port above the NIC's functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePort {
     pub address: String,
-    /// RDMA devices below the port; none where the kernel has removed the NIC.
+    /// RDMA devices below the port. Empty if the kernel has removed the NIC.
     pub devices: Vec<String>,
     pub aer: Option<Aer>,
 }
 
-/// The root ports above a Spark's NIC. They are read even without a device below them.
+/// The root ports above a Spark's NIC. They are read even if no device is below them.
 const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
-/// Reads the ports above the functions, which are given by RDMA device and PCI function.
 pub(super) fn ports<'a>(
     place: &Place,
     functions: impl Iterator<Item = (&'a String, &'a PciFunction)>,
@@ -38,7 +36,7 @@ pub(super) fn ports<'a>(
     let mut ports: Vec<PciePort> = Vec::new();
     for (device, pci) in functions {
         let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        // A function without a port above it lies in the folder of its bus.
+        // A function without a port above it is directly in the folder of its bus.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
         match ports.iter_mut().find(|port| port.address == address) {
             Some(port) => port.devices.push(device.clone()),
@@ -57,7 +55,6 @@ pub(super) fn ports<'a>(
     ports
 }
 
-/// Reads the error counters of a PCI device.
 pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     totals(|kind| {
         let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
@@ -66,8 +63,8 @@ pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     })
 }
 
-/// Reads a root port's counters of errors that it and the devices below it have reported. They
-/// outlive the removal of a device, unlike the device's own.
+/// Reads a root port's counters of errors reported by the port and the devices below it. Unlike a
+/// device's own counters, they outlive the removal of the device.
 fn messages(place: &Place, folder: &str) -> Option<Aer> {
     totals(|kind| place.number(format!("{folder}/aer_rootport_total_err_{}", kind.replace("correctable", "cor"))))
 }
@@ -80,12 +77,10 @@ fn folder(address: &str) -> String {
     format!("/sys/bus/pci/devices/{address}")
 }
 
-/// Marks of uncorrected errors and of the recovery from them, in lines of the kernel's
-/// drivers/pci/pcie (aer.c, err.c) and of mlx5_core.
+/// Marks of uncorrected errors and recovery, from drivers/pci/pcie (aer.c, err.c) and mlx5_core.
 const MARKS: [&str; 5] =
     ["Uncorrectable (", "Uncorrected (", "device recovery failed", "mlx5_pci_err_detected", "mlx5_pci_slot_reset"];
 
-/// Lines of the kernel log about uncorrected errors of these PCI devices, the oldest first.
 pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> Vec<String> {
     if addresses.is_empty() {
         return Vec::new();
@@ -94,15 +89,15 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         not_seen.push(NotSeen::new("PCIe errors in the kernel log", format!("/dev/kmsg: {error}")));
         String::new()
     });
-    // Priority, number, time and flags, then the text; a line with a blank first has its
-    // properties.
+    // Each record has priority, number, time and flags, then `;` and the text. Lines that begin
+    // with a blank are the record's properties.
     let texts = text.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| Some(line.split_once(';')?.1));
     let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
     let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));
     texts.filter(is_of).filter(is_uncorrected).map(str::to_owned).collect()
 }
 
-/// The records of the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).
+/// Reads the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).
 fn kernel_log(place: &Place) -> io::Result<String> {
     const MOST_BYTES: usize = 16 << 20;
     let mut file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(place.path("/dev/kmsg"))?;
@@ -111,9 +106,8 @@ fn kernel_log(place: &Place) -> io::Result<String> {
         match file.read(&mut record) {
             Ok(0) => break,
             Ok(bytes) => text.extend_from_slice(&record[..bytes]),
-            // The device has no more records.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // A record was overwritten before it was read: the next read continues after it.
+            // A record was overwritten before it was read. The next read continues after it.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error),
         }

@@ -3,11 +3,9 @@
 use crate::commands::doctor::place::Place;
 use std::path::PathBuf;
 
-/// A running process.
 #[derive(Debug, Clone, Default)]
 pub struct Process {
     pub pid: u32,
-    /// Mapped files, each once, in their order.
     pub maps: Vec<PathBuf>,
 }
 
@@ -15,12 +13,12 @@ impl Process {
     /// Reads the mapped files of process `pid`.
     ///
     /// # Errors
-    /// The process is another user's, or does not exist.
+    /// The process belongs to another user, or does not exist.
     pub fn read(place: &Place, pid: u32) -> std::io::Result<Self> {
         let bytes = std::fs::read(place.path(format!("/proc/{pid}/maps")))?;
         let text = String::from_utf8_lossy(&bytes);
         let mut maps: Vec<PathBuf> = Vec::new();
-        // address perms offset dev inode path (proc_pid_maps(5)); the path may have spaces.
+        // address perms offset dev inode path (proc_pid_maps(5)). The path may have spaces.
         for line in text.lines() {
             let path = line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)"));
             if let Some(path) = path.map(PathBuf::from).filter(|path| !maps.contains(path)) {
@@ -30,7 +28,6 @@ impl Process {
         Ok(Self { pid, maps })
     }
 
-    /// Returns the mapped files whose names begin with `start`.
     pub fn mapped(&self, start: &str) -> Vec<PathBuf> {
         let begins = |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
         self.maps.iter().filter(begins).cloned().collect()

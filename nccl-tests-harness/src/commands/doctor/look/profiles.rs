@@ -1,7 +1,7 @@
-//! NetworkManager's automatic profiles, by `nmcli`.
+//! NetworkManager's automatic profiles, read with `nmcli`.
 //!
-//! NetworkManager keeps them in files of root, and its state files name no profile that still asks
-//! for an address.
+//! Files cannot replace `nmcli`: the profiles' files belong to root, and NetworkManager's state
+//! files do not name a profile that still asks for an address.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -11,16 +11,15 @@ use std::process::Command;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AutomaticProfile {
     pub netdev: String,
-    /// The profile's name; a translation of "Wired connection 1".
+    /// A translation of "Wired connection 1".
     pub name: String,
     pub uuid: String,
 }
 
-/// The priority of automatic profiles, the lowest that there is (`new_default_connection` in
-/// NetworkManager's nm-device-ethernet.c). Their names are translated.
+/// The lowest possible priority (`new_default_connection` in NetworkManager's
+/// nm-device-ethernet.c). It identifies automatic profiles, whose names are translated.
 const AUTOMATIC_PRIORITY: &str = "-999";
 
-/// The automatic profiles that keep these interfaces on DHCP.
 pub(super) fn automatic_profiles(
     place: &Place,
     netdevs: &[&str],
@@ -47,7 +46,7 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
         if !netdevs.contains(&netdev) {
             continue;
         }
-        // The method is no longer "auto" once an owner has given the profile addresses.
+        // The method is no longer "auto" if the owner has given the profile addresses.
         let method = nmcli(place, &["--get-values", "ipv4.method", "connection", "show", uuid], uuid)?;
         if method.trim() == "auto" {
             let [netdev, name, uuid] = [netdev, name, uuid].map(str::to_owned);
@@ -57,14 +56,13 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
     Ok(found)
 }
 
-/// Returns the output of `nmcli`, or of a copied machine `answers/nmcli/NAME`. The output is empty
+/// Returns the output of `nmcli`, or `answers/nmcli/NAME` of a copied machine. The output is empty
 /// if `nmcli` is not installed or NetworkManager does not run.
 fn nmcli(place: &Place, arguments: &[&str], name: &str) -> Result<String, String> {
-    /// `timeout` ended it.
+    /// Exit status of `timeout` after it has ended the program.
     const TIMED_OUT: i32 = 124;
-    /// NetworkManager does not run (nmcli(1)).
+    /// Exit status of nmcli(1) if NetworkManager does not run.
     const NOT_RUNNING: i32 = 8;
-    /// There is no such program.
     const NO_PROGRAM: i32 = 127;
     if !place.is_live() {
         return Ok(place.text(format!("/answers/nmcli/{name}")).unwrap_or_default());

@@ -1,10 +1,9 @@
-//! The folders of a Python's packages, worked out from files: Python is not started.
+//! The package folders of a Python, derived from files without starting Python.
 
 use crate::commands::doctor::place::Place;
 use std::path::{Path, PathBuf};
 
-/// Returns the folders of packages of the Python at `python`, in its order. The packages below the
-/// user's `home` come first.
+/// Returns the package folders of the Python at `python` in search order, the user's first.
 ///
 /// # Errors
 /// The file does not exist, or is a script that starts another Python.
@@ -42,7 +41,6 @@ pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<
     Ok(folders.iter().enumerate().filter(is_first).map(|(_, folder)| folder.clone()).collect())
 }
 
-/// Finds `site-packages` and `dist-packages` of each version below a prefix.
 fn below(place: &Place, prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let versions = place.names(&lib).into_iter().filter(|name| name.starts_with("python3"));

@@ -7,21 +7,17 @@ use nccl_net_spark::rails::{PortQos, RailQos, Survey};
 use nccl_net_spark::wire::fields::Priority;
 use std::path::Path;
 
-/// Priorities of a host.
 #[derive(Debug, Default)]
 pub struct Qos {
-    /// The priority that a job asks for.
     pub roce: Priority,
-    /// The rails whose drivers have priorities.
+    /// Only rails whose drivers have priorities.
     pub rails: Vec<RailQos>,
-    /// Interfaces whose driver shows congestion control (ECN) of the job's priority: those that
-    /// answer marked packets, and slow down when told.
+    /// If the driver shows congestion control (ECN) for the job's priority, by interface: true if
+    /// it answers marked packets (`roce_np`), and if it slows down when notified (`roce_rp`).
     pub ecn: Vec<(String, [bool; 2])>,
-    /// The file that sets priorities at boot.
     pub at_boot: Option<String>,
 }
 
-/// Reads the priorities of the rails.
 pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Qos {
     let roce = Priority {
         traffic_class: config.setup.traffic_class.unwrap_or(0),
@@ -39,7 +35,7 @@ pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mu
     Qos { roce, ecn: rails.iter().filter_map(ecn).collect(), at_boot: at_boot(place), rails }
 }
 
-/// Asks the kernel. The software fabric has interfaces of its own.
+/// Empty on the software fabric, whose interfaces the kernel does not have.
 fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<RailQos> {
     if config.rails.sysfs != Path::new("/sys") {
         return Vec::new();
@@ -51,7 +47,7 @@ fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Ra
     rails
 }
 
-/// Reads the output of `mlnx_qos -i NETDEV` in `answers/mlnx_qos/NETDEV`.
+/// Parses the output of `mlnx_qos -i NETDEV` in `answers/mlnx_qos/NETDEV`.
 fn of_copy(place: &Place, survey: &Survey) -> Vec<RailQos> {
     let rails = survey.rails.iter().filter_map(|rail| {
         let netdev = rail.netdev.clone()?;
@@ -75,9 +71,9 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
     Some(PortQos { dscp: (trust == "dscp").then_some(map), pfc })
 }
 
-/// Words of commands that set priorities.
+/// Parts of commands that set priorities.
 const COMMANDS: [&str; 4] = ["mlnx_qos", "dcb pfc", "dcb app", "lldptool"];
-/// Folders of scripts and rules that are run at boot, or when an interface comes up.
+/// Folders of scripts and rules that run at boot or when an interface comes up.
 const SCRIPTS: [&str; 6] = [
     "/etc/NetworkManager/dispatcher.d",
     "/etc/networkd-dispatcher/routable.d",
@@ -88,8 +84,7 @@ const SCRIPTS: [&str; 6] = [
 ];
 const UNITS: [&str; 2] = ["/etc/systemd/system", "/usr/local/lib/systemd/system"];
 
-/// Finds a file that sets priorities at boot: a script, or an enabled unit that does so itself or
-/// by a script.
+/// Finds a script or enabled unit (which may run a script) that sets priorities at boot.
 fn at_boot(place: &Place) -> Option<String> {
     let sets = |text: &str| COMMANDS.iter().any(|command| text.contains(command));
     let below =

@@ -6,7 +6,6 @@ use crate::commands::doctor::id::Id;
 use crate::commands::doctor::rail::{Pair, RailSheet};
 use std::collections::BTreeSet;
 
-/// Finds what does not fit together.
 pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
     let mut found = Vec::new();
     versions(here, there, &mut found);
@@ -51,7 +50,7 @@ fn no_plugin(host: &str) -> Finding {
     Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
-/// Settings of the tuner. The plugin compares its decisions too when it connects.
+/// Settings of the tuner. The plugins also compare their tuners' decisions when they connect.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
@@ -79,7 +78,6 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     }
 }
 
-/// Cuts a long value, such as a tuner's table.
 fn short(value: &str) -> String {
     const SHOWN: usize = 40;
     match value.chars().count() > SHOWN {
@@ -130,8 +128,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, pairs.iter().map(|pair| pair.there).collect(), found);
 }
 
-/// Finds rails without a pair beside one with a pair on the same cable. A cable without any pair
-/// leads elsewhere.
+/// Finds unpaired rails on a cable with another, paired rail. Other cables lead to other hosts.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let on_cable = |place: &&usize| host.rails[**place].cable == host.rails[*at].cable;

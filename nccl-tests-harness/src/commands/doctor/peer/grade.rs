@@ -5,8 +5,6 @@ use crate::commands::doctor::id::Id;
 use crate::commands::doctor::together::{Grade, Outcome, Path, Rate};
 use crate::output::numbers::significant;
 
-/// Judges the measurements with `host`: of each pair of rails, and of all together where there are
-/// several.
 pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> {
     let mut found = Vec::new();
     unreachable(host, pairs, merged, &mut found);
@@ -45,7 +43,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
     }
 }
 
-/// Finds switches that drop large packets. The plugin has tested the path and uses smaller ones.
+/// Finds switches that drop large packets. The plugin detects this and uses smaller packets.
 fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     for path in pairs {
         let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
@@ -62,12 +60,11 @@ fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
 const SWITCH_PORTS: &str =
     "nccl-spark doctor --peer HOST    # after MTU 9000 (4200 at least) is set on every switch port between the two";
 
-/// Finds rails that carry less than their attributes promise: the expected rate follows from these.
 fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
     let best = measured.iter().filter_map(|path| part(path)).fold(0.0, f64::max);
-    // A switch that drops large packets makes a rail slow, and has a finding of its own.
+    // Switches that drop large packets also make a rail slow, and have their own finding.
     for path in measured.iter().filter(|path| path.narrowed().is_none()) {
         let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, part(path)) else {
             continue;
@@ -96,28 +93,26 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-/// Where no rail carries what it promises (slow processors, a switch), a rail that is this many
-/// times slower than the best has a fault of its own.
+/// If no rail reaches its expected rate (slow processors, a switch), a rail this many times slower
+/// than the best has a fault of its own.
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
     path.figures().and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
 }
 
-/// Returns the part of the expected rate in the slower direction.
 fn part(path: &Path) -> Option<f64> {
     let (figures, expected) = (path.figures()?, path.expected_mbps.filter(|expected| *expected > 0.0)?);
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// The cure for a firmware fault after a replug: about 13 Gb/s though the link's attributes are
-/// right.
+/// Cure for a firmware fault after a replug: about 13 Gb/s despite correct link attributes.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 
 fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
     let (figures, expected) = (merged.figures()?, merged.expected_mbps?);
-    // A rail that does not carry or is slow has a finding of its own, and explains this.
+    // A failed or slow rail has its own finding, which explains the slow total.
     let is_bad = |path: &Path| path.figures().is_none() || worst(path) == Some(Grade::Bad);
     if worst(merged)? != Grade::Bad || pairs.iter().any(is_bad) {
         return None;

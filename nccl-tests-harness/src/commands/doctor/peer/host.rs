@@ -1,4 +1,4 @@
-//! This host in a measurement: its sheet, the rate of its rails, and the environment of its rank.
+//! This host in a measurement: its sheet, its rails' rate, and the environment of its rank.
 
 use super::neighbours;
 use super::sheet::Sheet;
@@ -17,16 +17,12 @@ use nix::net::if_::if_nametoindex;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// Time limit for a pair of rails to carry, in seconds. It allows some attempts of the plugin, and
-/// is below `measure::STUCK`, so that the plugin's reason is reported for a pair that does not
-/// carry.
+/// Seconds for a pair of rails to carry data. It allows several attempts of the plugin. It is below
+/// `measure::STUCK`, so that the plugin can report why a pair fails.
 const FIRST_RAIL_S: u32 = 20;
 
-/// This host.
 pub struct Host {
-    /// The sheet for the other host.
     pub sheet: Sheet,
-    /// The plugin's library, which takes part in the measurements.
     pub plugin: PathBuf,
     place: Place,
     survey: Survey,
@@ -34,8 +30,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Takes the doctor's facts of this host. NCCL's choice of the plugin takes part, or else the
-    /// plugin of `program`.
+    /// Takes the doctor's facts about this host. The measurements use this plugin if NCCL loads it,
+    /// or else the plugin of `program`.
     ///
     /// # Errors
     /// A refused setting, which would stop the plugin in each measurement.
@@ -54,7 +50,6 @@ impl Host {
         Ok(Self { sheet, plugin, place: place.clone(), survey: seen.facts.survey.clone(), soft })
     }
 
-    /// Returns the sheet with the current ARP table.
     pub fn sheet_now(&self) -> Sheet {
         Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
     }
@@ -70,11 +65,10 @@ impl Host {
         !uses_tcp && interface.is_some_and(has_route)
     }
 
-    /// Computes the payload rate of these rails together in Mb/s, from their links and ports.
-    /// Returns `None` for an unknown rate.
+    /// Returns the joint payload rate of these rails in Mb/s, from links and ports, if known.
     ///
     /// # Errors
-    /// Names one that is no rail of this host.
+    /// A name is not a rail of this host.
     pub fn expected_mbps(&self, names: &[String]) -> Result<Option<f64>> {
         let rails = self.rails(names)?;
         if let Some(soft) = &self.soft {
@@ -85,16 +79,16 @@ impl Host {
         Ok(Some(f64::from(mbps)).filter(|mbps| *mbps > 0.0))
     }
 
-    /// Environment of a rank that uses these rails alone.
+    /// Returns the environment of a rank that uses only these rails.
     ///
     /// # Errors
-    /// Names one that is no rail of this host.
+    /// A name is not a rail of this host.
     pub fn environment(&self, names: &[String]) -> Result<Vec<(String, String)>> {
         let rails: Vec<String> = self.rails(names)?.iter().map(rail::name).collect();
         Ok(vec![
             ("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(","))),
             ("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()),
-            // The plugin would warn of the rails that are left out on purpose.
+            // The plugin would warn about the rails that are excluded on purpose.
             ("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()),
         ])
     }

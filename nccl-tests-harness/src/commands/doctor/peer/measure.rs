@@ -1,9 +1,9 @@
-//! Measures the ways between two hosts with ranks of a collective: one here and one at the peer,
-//! each with the plugin restricted to the rails in question.
+//! Measures the paths between two hosts with a job of two ranks, one here and one at the peer. Each
+//! rank's plugin is restricted to the rails to measure.
 //!
-//! A broadcast of two ranks goes one way, so each way has a job of its own. A job runs rounds of
-//! eight timed broadcasts and a checked one, until a second was timed. The receiving rank asks for
-//! each message with a clear-to-send, so a broadcast of 8 bytes takes it a round trip.
+//! A broadcast of two ranks goes one way, so each direction has its own job. A job runs rounds of
+//! eight timed broadcasts and a checked one until it has timed one second. The receiving rank
+//! requests each message with a clear-to-send, so 8 bytes take it a full round trip.
 
 use super::host::Host;
 use super::messages::{Ask, RankDoor};
@@ -26,40 +26,31 @@ use std::time::{Duration, Instant};
 
 /// Time limit of one job.
 const JOB: Duration = Duration::from_secs(60);
-/// Longest time of a rank without progress. Above the plugin's own limits for paths that do not
-/// carry.
+/// Longest time without progress. Above the plugin's own limits for paths that carry no data.
 const STUCK: Duration = Duration::from_secs(45);
-/// Several streams, as NCCL has, so that no single one is the limit.
+/// Several streams, as NCCL uses, so that no single stream is the limit.
 const CHANNELS: usize = 4;
-/// Broadcasts that are timed together.
 const ITERS: u32 = 8;
-/// Sizes of a broadcast: the first one that is tried, and the largest.
+/// First and largest size of a broadcast.
 const LEAST_BYTES: usize = 16 << 10;
 const MOST_BYTES: usize = 32 << 20;
-/// The time in which bytes are counted, in seconds, and the part of it that a round should take:
-/// then the pauses between two broadcasts are a small part of it.
+/// Seconds of timed broadcasts, and the share of them that one round should take. With this share,
+/// pauses between broadcasts hardly count.
 const COUNTED_S: f64 = 1.0;
 const ENOUGH: f64 = 0.5;
-/// Rounds of the latency.
 const LATENCY_ROUNDS: usize = 15;
 
-/// The state that all measurements share.
 pub struct Course<'a> {
-    /// This host.
     pub host: &'a Host,
-    /// The peer's sheet.
     pub there: &'a Sheet,
-    /// The partner there.
     pub partner: Partner,
-    /// This program's file, which the rank here runs.
+    /// This program's file, which also runs the rank here.
     pub program: &'a Path,
     /// Time limit of all measurements together.
     pub end: Instant,
-    /// The progress line.
     pub watch: Watch,
 }
 
-/// Measured in one direction.
 struct OneWay {
     mbps: f64,
     latency_us: f64,
@@ -68,14 +59,14 @@ struct OneWay {
 }
 
 impl Course<'_> {
-    /// Measures the rails of `pairs` together.
+    /// Measures the rails of `pairs` together. A path that carries no data is an outcome.
     ///
     /// # Errors
-    /// The partner has ended. A way that does not carry is an outcome.
+    /// The partner has ended.
     pub fn measure(&mut self, pairs: &[Pair]) -> Result<Way> {
         let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
         let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();
-        // A fast rail may serve several of the other side.
+        // A fast rail may serve several rails of the other host.
         here.dedup();
         there.dedup();
         let ports = |pair: &Pair| [self.host.sheet.rails[pair.here].mtu_bytes, self.there.rails[pair.there].mtu_bytes];
@@ -93,7 +84,7 @@ impl Course<'_> {
         Ok(way)
     }
 
-    /// Measures one direction after the other. The inner error is that of the ranks.
+    /// The inner error comes from the ranks.
     fn both_ways(&mut self, way: &mut Way) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
             let (own, guest) = (Seat::Here(self.host.environment(&way.here)?), Seat::Guest(self.guest(way)?));
@@ -115,7 +106,7 @@ impl Course<'_> {
         }))
     }
 
-    /// A rank at the peer. Lowers the expected rate of `way` to that of its rails.
+    /// Opens a rank at the peer, and lowers the expected rate of `way` to that of the peer's rails.
     fn guest(&mut self, way: &mut Way) -> Result<Guest> {
         let RankDoor { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: way.there.clone() })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
@@ -132,7 +123,7 @@ impl Course<'_> {
         Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? })
     }
 
-    /// Measures from rank 0 to rank 1. `own` is the rank here.
+    /// Measures from rank 0 to rank 1. `own` is the number of the rank here.
     fn one_way(&self, seats: Vec<Seat>, own: usize) -> Result<OneWay> {
         let mut job = Job::<Collectives>::start(self.program, seats, STUCK, self.watch.part())?;
         job.end_by(self.end.min(Instant::now() + JOB));
@@ -161,7 +152,6 @@ impl Course<'_> {
         Ok(OneWay { mbps, latency_us, wrong_bytes, path_mtu_bytes })
     }
 
-    /// Replaces the ranks' numbers in an error by the hosts.
     fn named(&self, error: &str, sends_here: bool) -> String {
         let (here, there) = if sends_here { ("rank 0: ", "rank 1: ") } else { ("rank 1: ", "rank 0: ") };
         let line = |line: &str| {
@@ -172,8 +162,7 @@ impl Course<'_> {
     }
 }
 
-/// Broadcasts of larger and larger sizes, then of one size for long enough: the rate in Mb/s, and
-/// the wrong bytes of all.
+/// Times broadcasts of increasing size, then of one. Returns Mb/s and the number of wrong bytes.
 fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);
@@ -181,7 +170,7 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     while seconds < COUNTED_S {
         let measured = round(job)?;
         wrong = measured.iter().filter_map(|one| one.wrong).fold(wrong, u64::saturating_add);
-        // The time of the rank that began last. The other one waited for it.
+        // The time of the rank that began last, because the other rank waited for it.
         let took = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min).max(1e-9);
         (seconds, rounds) = (seconds + took, rounds + 1);
         if took < COUNTED_S * ENOUGH && bytes < MOST_BYTES {
@@ -195,7 +184,7 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     Ok((sent * 8.0 / seconds / 1e6, wrong))
 }
 
-/// Half the time of a broadcast of 8 bytes, the median, in microseconds.
+/// Returns the median of half the time of a broadcast of 8 bytes, in microseconds.
 fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
     prepare(job, 8)?;
     let mut medians = Vec::new();
@@ -218,7 +207,7 @@ fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
     Ok(measured)
 }
 
-/// The smallest path MTU of the lanes that carry now, by the counters of a rank of this host.
+/// Returns the smallest path MTU of the lanes that carry data, from the counters of a local rank.
 fn path_mtu(rank: u32) -> Result<Option<u32>> {
     let look = Looker::new(&[rank]).look().context("the counters of the rank here")?;
     let records = look.jobs.iter().flat_map(|job| &job.counters.records);

@@ -1,32 +1,27 @@
-//! The messages between a doctor and its partner: one asks, the other answers.
+//! The messages between a doctor, which asks, and its partner, which answers.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// First word of the line in which a partner prints its address and token.
 pub const PARTNER_WORD: &str = "nccl-spark-partner";
-/// Time limit of a partner's answer.
 pub const ANSWER: Duration = Duration::from_secs(10);
 
-/// A question to the partner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {
-    /// The partner's sheet of this moment.
     Sheet,
-    /// A door to a rank that uses these rails of its host.
+    /// Asks for a door to a rank of the partner's host with these rails (named as in the sheet).
     Rank {
-        /// Names of the rails, as in the sheet.
         rails: Vec<String>,
     },
 }
 
-/// The answer to [`Ask::Rank`]: a door whose connection becomes the rank's control connection.
+/// The answer to [`Ask::Rank`]: port and token of a door at the partner's address. The connection
+/// to it becomes the rank's control connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankDoor {
-    /// The door's port, at the partner's address.
     pub port: u16,
-    /// The door's token.
     pub token: String,
-    /// What these rails carry in payload, in Mb/s, as far as their host knows.
+    /// Payload rate of these rails in Mb/s, if their host knows it.
     pub expected_mbps: Option<f64>,
 }

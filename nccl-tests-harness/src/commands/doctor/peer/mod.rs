@@ -1,17 +1,17 @@
 //! `nccl-spark doctor --peer`: findings about two hosts together. It compares the results of both
-//! doctors, and measures each pair of rails alone, then all of them together.
+//! doctors, and measures each pair of rails alone, then all together.
 //!
-//! On the other host a `partner` waits on one address, for one doctor, for five minutes at most.
-//! ssh starts it (`reach`), or a person does. A token admits the doctor (`ranks::door`), and each
-//! rank has another one; a token is good for one connection. The partner hands over its doctor's
+//! On the other host a `partner` waits on one address for one doctor, for at most five minutes. ssh
+//! starts the partner (`reach`), or the user does. A token admits the doctor (`ranks::door`), and
+//! each rank has its own token. A token is valid for one connection. The partner sends its doctor's
 //! result (`sheet`), and starts a rank for each measurement. The ranks are those of the collectives
-//! (`measure`), so no verbs code and no transfer of its own is here. `compare`, `grade` and
+//! (`measure`), so this module has no verbs code and no transfer code. `compare`, `grade` and
 //! `neighbours::judge` are pure.
 //!
-//! A doctor with the token gets no more from a partner than any user of the partner's host may do:
-//! the result of a doctor, and ranks of this program with that host's plugin and rails. The partner
-//! takes no path and no variable from the doctor. Each side bounds the other's messages before it
-//! uses them (`Sheet::received`, `ranks::line`).
+//! A doctor with the token can do no more than any user of the partner's host: get the result of a
+//! doctor, and run ranks of this program with that host's plugin and rails. The partner takes no
+//! path and no variable from the doctor. Each side bounds the other's messages before it uses them
+//! (`Sheet::received`, `ranks::line`).
 
 mod compare;
 mod grade;
@@ -45,14 +45,14 @@ use std::io::Write;
 use std::path::Path as File;
 use std::time::Instant;
 
-/// Examines a peer, and adds what was found to the answer for this host.
+/// Examines a peer, and adds the findings to the answer for this host.
 ///
 /// # Errors
 /// The peer cannot be reached, or sends no sheet. If its partner ends later, that is a finding.
 pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
     let mut partner = peer.reach(end)?;
     let mut there = sheet_of(&mut partner)?;
-    // Two names are needed in sentences.
+    // Sentences need two different names.
     if there.host == host.sheet.host {
         there.host = format!("{} (the peer)", there.host);
     }
@@ -73,8 +73,8 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Measures each pair alone, then all together, and judges the ARP tables of both hosts. Also
-/// returns the error that ended this early, if any.
+/// Measures each pair, then all together, and judges both ARP tables. Also returns the error that
+/// ended the measurements early, if any.
 fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
     let (here, there, watch) = (&course.host.sheet, course.there, course.watch.clone());

@@ -1,6 +1,6 @@
-//! The hardware address that each host has for the other's rails, compared with the rail's own.
-//! Packets go to a wrong interface where functions answer ARP for each other, or two hosts have one
-//! address.
+//! Compares the hardware address that each host has for the other's rails with the rail's own. They
+//! differ if functions answer ARP for each other, or if two hosts have the same address. Packets
+//! then go to a wrong interface.
 
 use super::sheet::{MOST, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
@@ -10,8 +10,8 @@ use crate::commands::doctor::rail::{Pair, RailSheet};
 use nccl_net_spark::interfaces::ARP_CURE;
 use std::net::Ipv4Addr;
 
-/// Returns the entries of this host's ARP table for interfaces of its rails. They are IPv4 alone:
-/// no function answers for another one's IPv6 address.
+/// Returns the entries of `/proc/net/arp` (`proc(5)`) for the interfaces of these rails. IPv4 is
+/// enough, because no function answers for another one's IPv6 address.
 pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
     let mut table = parse(&place.text("/proc/net/arp").unwrap_or_default());
     table.retain(|entry| rails.iter().any(|rail| is_of(rail, entry)));
@@ -23,7 +23,6 @@ fn is_of(rail: &RailSheet, entry: &Neighbour) -> bool {
     rail.netdev.as_deref().is_none_or(|netdev| netdev == entry.interface)
 }
 
-/// The entries of `/proc/net/arp` (`proc(5)`) that have a hardware address.
 fn parse(table: &str) -> Vec<Neighbour> {
     /// `ATF_COM` in Linux' `include/uapi/linux/if_arp.h`.
     const COMPLETE: u32 = 0x2;
@@ -81,7 +80,6 @@ fn has(rail: &RailSheet, address: Ipv4Addr) -> bool {
     rail.addresses.iter().any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
 }
 
-/// Returns the pairs from the peer's side.
 pub fn turned(pairs: &[Pair]) -> Vec<(usize, usize)> {
     pairs.iter().map(|pair| (pair.there, pair.here)).collect()
 }

@@ -1,6 +1,6 @@
-//! The partner: waits on one address for one doctor with the token, hands over the result of its
-//! own doctor, and starts a rank for each measurement. All processes that it starts are ranks of
-//! this program, with the plugin and rails of this host.
+//! The partner: waits on one address for one doctor with the token, sends the result of its own
+//! doctor, and starts a rank for each measurement. It starts no other processes than ranks of this
+//! program, with the plugin and rails of this host.
 
 use super::host::Host;
 use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
@@ -18,10 +18,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// Waits for a doctor, serves it until it goes, and ends at `end` at the latest.
+/// Waits for a doctor and serves it until it disconnects, or until `end`.
 ///
 /// # Errors
-/// No doctor came, or the connection with it failed.
+/// No doctor came, or the connection to it failed.
 pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
     let door = Door::open(address)?;
     announce(&door, end)?;
@@ -32,7 +32,7 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
         match ask {
             Ask::Sheet => line.say(&host.sheet_now())?,
             Ask::Rank { rails } => {
-                // The rank of an earlier measurement ends first: it may hang.
+                // End the rank of the previous measurement first, because it may hang.
                 drop(rank.take());
                 rank = Some(take_part(host, &rails, address, &mut line, program)?);
             }
@@ -41,7 +41,6 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     Ok(())
 }
 
-/// Prints one line on standard output for a program, and a remark with the next step for a person.
 fn announce(door: &Door, end: Instant) -> Result<()> {
     let (address, token) = (door.address, door.token.text());
     let seconds = end.saturating_duration_since(Instant::now()).as_secs();
@@ -56,18 +55,16 @@ fn announce(door: &Door, end: Instant) -> Result<()> {
     Ok(())
 }
 
-/// A rank that takes part in a measurement. It ends when this is dropped.
 struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail if the rank has ended already.
+        // Both fail if the rank has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a rank on the connection that the doctor opens next.
 fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, program: &Path) -> Result<Rank> {
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
     let door = Door::open(address)?;
@@ -79,9 +76,8 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
     command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }
 
-/// Returns the address that a partner listens on: that of the interface `wanted`, or `wanted`
-/// itself. The default is ssh's (`SSH_CONNECTION` has the client's address and port, then the
-/// server's).
+/// Returns the address to listen on: `wanted`, or that of the interface with this name. The default
+/// is ssh's (`SSH_CONNECTION` has address and port of the client, then of the server).
 ///
 /// # Errors
 /// A mistake on the command line, or an interface without an address.
@@ -110,10 +106,10 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
         .with_context(|| format!("--interface {wanted}: it has no address beside link-local ones"))
 }
 
-/// Exits once standard input is closed: ssh closes it when the doctor at its other end has ended.
+/// Exits when standard input is closed. ssh closes it when the doctor at its other end has ended.
 pub fn end_with_input() {
     std::thread::spawn(|| {
-        // The input itself means nothing.
+        // The content of the input is ignored.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
     });

@@ -1,4 +1,4 @@
-//! The way to a partner: by ssh, which starts it, or to one that was started by hand.
+//! Connects to a partner, which either ssh starts or the user has started.
 
 use super::messages::{ANSWER, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
@@ -9,34 +9,25 @@ use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
-/// The place of a partner.
 #[derive(Debug, Clone)]
 pub enum Peer {
-    /// On a host where ssh starts it.
+    /// A host on which ssh starts the partner.
     ByHost {
-        /// The host.
         host: String,
-        /// The ssh command.
         ssh: Ssh,
-        /// The interface or address that the partner listens on. The default is ssh's.
+        /// Interface or address for the partner to listen on. The default is ssh's.
         interface: Option<String>,
     },
-    /// A partner that was started by hand.
-    ByAddress {
-        /// The partner's host and port.
-        place: (String, u16),
-        /// The token that it printed.
-        token: Token,
-    },
+    /// A partner that the user has started.
+    ByAddress { place: (String, u16), token: Token },
 }
 
-/// A partner that has taken the token.
+/// A partner that has accepted the token.
 pub struct Partner {
     line: Line,
-    /// The name given on the command line.
     pub name: String,
     address: SocketAddr,
-    /// ssh, where that started the partner, which ends with this.
+    /// The ssh process that started the partner, if any. Dropping it ends the partner.
     _remote: Option<Remote>,
 }
 
@@ -83,7 +74,7 @@ impl Partner {
         self.line.hear(ANSWER)
     }
 
-    /// Opens another connection, to a door that the partner has opened.
+    /// Opens another connection to a door that the partner has opened.
     pub fn again(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
         let token = Token::parse(token).map_err(anyhow::Error::msg)?;
         let mut address = self.address;
@@ -108,7 +99,7 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
     Err(remote.ended())
 }
 
-/// Reads what a partner prints behind its first word: version, address and token.
+/// Parses the words that a partner prints after `PARTNER_WORD`: version, address and token.
 pub fn parse(text: &str) -> Result<(SocketAddr, Token)> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let [version, address, token] = words[..] else { bail!("a version, an address and a token are expected") };

@@ -1,5 +1,4 @@
-//! The part of a doctor's result that another host's doctor needs: the findings, and the facts that
-//! have to fit together.
+//! The part of a doctor's result for another host's doctor: findings, and facts that must match.
 
 use crate::commands::doctor::answer::{Answer, Seen};
 use crate::commands::doctor::finding::{Finding, Verdict};
@@ -17,72 +16,57 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-/// A host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sheet {
     pub host: String,
-    /// The version of this program there.
+    /// Version of this program on the host.
     pub program: String,
-    /// The plugin that takes part in measurements.
     pub plugin: Option<PluginSheet>,
-    /// The libnccl that a job there loads.
     pub nccl: Option<NcclSheet>,
-    /// Variables and settings that have to agree, with their values where they are set.
+    /// Values of the `TO_AGREE` variables and settings that are set.
     pub settings: BTreeMap<String, String>,
     pub rails: Vec<RailSheet>,
-    /// Priorities of the rails' interfaces.
+    /// By interface.
     #[serde(default)]
     pub qos: BTreeMap<String, QosSheet>,
-    /// Interfaces with their hardware addresses.
+    /// Hardware addresses by interface.
     pub interfaces: Vec<(String, String)>,
-    /// Its ARP table for the rails. Empty until [`super::Host::sheet_now`].
+    /// ARP table for the rails. Empty until [`super::Host::sheet_now`].
     pub neighbours: Vec<Neighbour>,
-    /// The verdict of its own doctor.
     pub verdict: Verdict,
-    /// The findings of its own doctor.
     pub findings: Vec<Finding>,
 }
 
-/// A copy of this plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginSheet {
     pub path: String,
-    /// SHA-256 of the file.
     pub sha256: String,
 }
 
-/// A libnccl.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclSheet {
     pub path: String,
-    /// The version, if the file has one.
     pub version: Option<String>,
     pub build_id: String,
 }
 
-/// Priorities of a rail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QosSheet {
-    /// The priority of RoCE.
     pub priority: u8,
-    /// The priorities with PFC, one bit each.
+    /// Priorities with PFC, one bit each.
     pub pfc: u8,
-    /// A description.
     pub text: String,
 }
 
-/// An entry of a host's ARP table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
-    /// The address that it resolves.
+    /// The address that the entry resolves.
     pub address: Ipv4Addr,
-    /// The hardware address.
     pub hardware: String,
-    /// The interface of this host.
     pub interface: String,
 }
 
-/// Variables and settings that have to agree on all hosts of a job.
+/// Variables and settings that must agree on all hosts of a job.
 const TO_AGREE: &str = "NCCL_SPARK_TUNER NCCL_SPARK_TUNER_TABLE NCCL_SPARK_LL128 NCCL_SPARK_RING_TCP NCCL_ALGO \
     NCCL_PROTO NCCL_BUFFSIZE NCCL_LL_BUFFSIZE NCCL_LL128_BUFFSIZE NCCL_P2P_NET_CHUNKSIZE NCCL_MIN_NCHANNELS \
     NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_NCHANNELS_PER_NET_PEER NCCL_NTHREADS NCCL_CROSS_NIC \
@@ -92,16 +76,16 @@ fn has_to_agree(name: &str) -> bool {
     TO_AGREE.split_whitespace().any(|one| one == name)
 }
 
-/// A host has no more rails than a connection can be offered.
+/// A connection can offer no more rails.
 const MOST_RAILS: usize = 32;
-/// The most entries of any other list of a sheet. With 256 findings it is below the longest line.
+/// Limit for every other list of a sheet. A sheet with 256 findings is below the longest line.
 pub const MOST: usize = 256;
-/// The longest text in a sheet, in characters.
+/// Longest text in a sheet, in characters.
 const TEXT_CHARACTERS: usize = 2000;
 
 impl Sheet {
-    /// The sheet of this host. `plugin` is the library that takes part in the measurements,
-    /// `settings` the plugin's settings with their values, from the environment and from its files.
+    /// Makes the sheet of this host. `plugin` is the library used in the measurements. `settings`
+    /// are the plugin's settings with their values, from the environment and its files.
     pub fn of(place: &Place, answer: &Answer, seen: &Seen, plugin: &Path, settings: &[(String, String)]) -> Self {
         let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
         let all =
@@ -130,8 +114,7 @@ impl Sheet {
         }
     }
 
-    /// Checks a sheet that came from another host: refuses lists that are too long, and replaces
-    /// control characters.
+    /// Checks a sheet from another host: bounds lists, and replaces control characters.
     ///
     /// # Errors
     /// Names the list that is too long.
@@ -147,7 +130,6 @@ impl Sheet {
     }
 }
 
-/// Bounds all lists and texts below `value`, which is called `name`.
 fn bound(name: &str, value: &mut Value) -> Result<(), String> {
     let check = |length| match length > MOST {
         true => Err(format!("it has {length} {name}, and {MOST} at most are taken")),
@@ -168,7 +150,7 @@ fn bound(name: &str, value: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the text without control characters, and cuts what is longer than a sentence.
+/// Replaces control characters, and cuts text at `TEXT_CHARACTERS`.
 pub fn plain(text: &str) -> String {
     output::plain(&text.chars().take(TEXT_CHARACTERS).collect::<String>())
 }

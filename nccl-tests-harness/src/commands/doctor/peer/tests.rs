@@ -1,5 +1,4 @@
-//! Two hosts side by side, each difference planted by itself; measured ways, each fault planted by
-//! itself.
+//! Comparisons of two hosts, and grades of measured paths, with one injected fault at a time.
 
 use super::compare::compare;
 use super::grade;
@@ -14,8 +13,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0 and 1
-/// are the functions of p0.
+/// Makes a Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0
+/// and 1 are the functions of p0.
 fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
     let devices = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
     let rail = |at: usize| RailSheet {
@@ -72,12 +71,12 @@ fn two_hosts_that_are_alike_have_no_differences() {
     let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
     assert_eq!(compared(&one, &other), []);
     assert_eq!(pairs(&one.rails, &other.rails, |_, _, _| false).len(), 4);
-    // Of a triangle, each peer has one cable: the other one leads elsewhere.
+    // In a triangle each peer has one cable, and the other cable leads to the third host.
     assert_eq!(compared(&one, &spark(2, [100, 101, 7, 8])), []);
 }
 
-/// A difference between two hosts: what it is, how one of them gets it, and as what it is found, in
-/// a sentence with this word.
+/// A difference between two hosts: its description, the change that causes it, the severity and id
+/// of its finding, and a word of the finding's text.
 type Difference = (&'static str, fn(&mut Sheet), Severity, &'static str, &'static str);
 
 fn set(host: &mut Sheet, name: &str, value: &str) {
@@ -201,7 +200,7 @@ fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
     assert!(!compare(&one, &other, &found).iter().any(|found| found.id == "no-common-subnet"));
 }
 
-/// A cable from p0 to p1 on both functions, and the other cable likewise.
+/// One cable leads from p0 to p1 with both functions, and the other from p1 to p0.
 #[test]
 fn crossed_cables_pair_by_their_subnets() {
     let (one, other) = (spark(1, [100, 101, 102, 103]), spark(2, [102, 103, 100, 101]));
@@ -228,13 +227,13 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
     assert!(twins[0].text.contains("which is eth1 of spark-2"), "{twins:?}");
     let foreign = neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "eth0")], &other, &all);
     assert_eq!(ids(&foreign), [(Severity::Fragile, "arp-foreign")]);
-    // Resolved by another interface: that is not the rail's way.
+    // An entry of another interface does not affect the rail.
     assert_eq!(neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "wlan0")], &other, &all), []);
     let turned = neighbours::turned(&[Pair { here: 0, there: 2, shares_subnet: true }]);
     assert_eq!(turned, [(2, 0)]);
 }
 
-/// A way of one pair at a place, with its rates in Gb/s, of 112.
+/// Makes a path of one pair, with its rates in Gb/s. The expected rate is 112.
 fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
     let expected_mbps = Some(112_000.0);
     let figures = |(to, from): (f64, f64)| Figures {
@@ -255,8 +254,7 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
     let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
-    // 13 Gb/s with attributes that are right, one way or both; all together then are slow for that
-    // reason alone.
+    // 13 Gb/s despite correct attributes, in one or both directions. It also explains a slow total.
     for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
         let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
         assert_eq!(found, [(Severity::Slow, "slow-rail")]);
@@ -267,7 +265,7 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
         "{found:?}"
     );
     assert!(found[0].cure.as_ref().unwrap().contains("poweroff"));
-    // All of them: no rail stands out.
+    // If all rails are slow, none of them is named.
     let all = judge(&[way(0, Some((13.0, 13.0))), way(1, Some((13.0, 13.0)))], Some(&way(9, Some((13.0, 13.0)))));
     assert_eq!(all, [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-path")]);
     assert_eq!(judge(&[way(0, Some((13.0, 13.0)))], None), [(Severity::Slow, "slow-path")]);
@@ -275,14 +273,13 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
     assert_eq!(judge(&[good(), way(1, Some((95.0, 108.0)))], None), [(Severity::Note, "fair-rail")]);
 }
 
-/// What no rail reaches is no measure for one of them; the best rail is.
+/// If no rail reaches its expected rate, rails are compared with the best rail.
 #[test]
 fn a_rail_that_is_much_slower_than_the_others_is_named_where_none_is_good() {
     let judge = |pairs: &[Path]| grade::judge("spark-2", pairs, None);
     let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((13.0, 60.0)))]);
     assert_eq!(ids(&found), [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-rail")]);
     assert!(found[1].text.ends_with("; another rail carries 54 % of what it promises"), "{found:?}");
-    // Not three times slower.
     let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((25.0, 60.0)))]);
     assert_eq!(ids(&found), [(Severity::Slow, "slow-path"); 2]);
     let good = |at| way(at, Some((108.0, 108.0)));
@@ -312,7 +309,7 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
         assert!(found[0].text.starts_with(begins), "{found:?}");
         assert!(found[0].cure.as_ref().unwrap().contains("MTU 9000 (4200 at least)"), "{found:?}");
     }
-    // Small ports, and unknown path MTUs.
+    // Ports with a small MTU, and unknown path MTUs.
     for (port, measured) in [(Some(1024), Some(1024)), (Some(4096), None), (None, Some(1024))] {
         assert_eq!(judge(with(port, measured, 108.0)), []);
     }
@@ -328,7 +325,7 @@ fn a_dead_rail_is_worse_where_no_other_carries() {
         figures.wrong_bytes = 3;
     }
     assert_eq!(judge(&[wrong]), [(Severity::Broken, "wrong-bytes")]);
-    // Without an expectation nothing is graded.
+    // Without an expected rate nothing is graded.
     let mut free = way(0, Some((1.0, 1.0)));
     free.expected_mbps = None;
     if let Outcome::Measured(figures) = &mut free.outcome {

@@ -1,5 +1,4 @@
-//! Machines as folders: the files of a DGX Spark as owners posted them, and of machines without
-//! one.
+//! Machines as folders: a DGX Spark's files as owners posted them, and machines without RDMA.
 
 use crate::commands::doctor::answer::{self, Answer, Asked};
 use crate::commands::doctor::place::Place;
@@ -11,14 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-/// A machine.
 pub(super) struct Bed {
     root: tempfile::TempDir,
     pub(super) asked: Asked,
 }
 
-/// The four functions: device, interface, PCI address, physical port, GUID's last digit, address
-/// when its port has a cable.
+/// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
+/// address if the port has a cable.
 pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
     ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0", "p0", 0, "192.168.100.1"),
     ("rocep1s0f1", "enp1s0f1np1", "0000:01:00.1", "p1", 1, "192.168.102.1"),
@@ -53,9 +51,8 @@ const HW_COUNTERS: [&str; 9] = [
 ];
 
 impl Bed {
-    /// A machine without RDMA: a kernel, libraries, a user with a shell.
     pub(super) fn plain() -> Self {
-        // Hundreds of small files for each machine: in memory where there is such a place.
+        // Each machine has hundreds of small files, so they are in memory if possible.
         let memory = Path::new("/dev/shm");
         let root = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
         let bed = Self { root, asked: Asked::default() };
@@ -107,8 +104,7 @@ impl Bed {
         ])
     }
 
-    /// A Spark with cables in these ports ("p0", "p1"), each rail with an address in a subnet of
-    /// its own.
+    /// Makes a Spark with cables in these ports ("p0", "p1"). Each rail has its own subnet.
     pub(super) fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
         let mut links = vec![link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")];
@@ -124,7 +120,6 @@ impl Bed {
         bed
     }
 
-    /// The same in a container that was started without the devices.
     pub(super) fn container() -> Self {
         let bed = Self::spark(&["p0"]);
         bed.write(".dockerenv", "");
@@ -138,7 +133,6 @@ impl Bed {
         self
     }
 
-    /// Sets one more variable.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.asked.variables.retain(|(known, _)| known != name);
         self.asked.variables.push((name.to_owned(), value.to_owned()));
@@ -158,7 +152,6 @@ impl Bed {
         fs::remove_file(self.path(below)).unwrap();
     }
 
-    /// An active profile of NetworkManager's for an interface, with its priority and method.
     pub(super) fn profile(&self, netdev: &str, priority: &str, name: &str, method: &str) {
         let uuid = format!("3c1f9d0e-0000-3bb8-8369-{:012}", netdev.len());
         let active = fs::read_to_string(self.path("answers/nmcli/active")).unwrap_or_default();
@@ -166,8 +159,8 @@ impl Bed {
         self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
     }
 
-    /// The output of `mlnx_qos` for both functions of `p0`. DSCPs have the tool's own mapping,
-    /// eight for each priority.
+    /// Writes the output of `mlnx_qos` for both functions of `p0`. DSCPs have the tool's default
+    /// mapping, eight for each priority.
     pub(super) fn mlnx_qos(&self, trust: &str, enabled: &str) {
         let mut text = format!("DCBX mode: OS controlled\nPriority trust state: {trust}\n");
         if trust == "dscp" {
@@ -185,7 +178,7 @@ impl Bed {
         }
     }
 
-    /// An enabled unit that sets priorities by a script, as owners write it.
+    /// Adds an enabled unit that runs a script to set priorities, as owners write it.
     pub(super) fn qos_unit(&self) {
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
         self.write("etc/systemd/system/roce.service", unit);
@@ -193,24 +186,21 @@ impl Bed {
         self.write("usr/local/sbin/roce.sh", "#!/bin/sh\nmlnx_qos -i enp1s0f0np0 --trust dscp\n");
     }
 
-    /// Replaces a word of a file.
     pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(below)).unwrap();
         assert!(text.contains(from), "{below} has no {from}: {text}");
         fs::write(self.path(below), text.replace(from, to)).unwrap();
     }
 
-    /// Writes a file of a function's port, as in `counters/symbol_error`.
     pub(super) fn port(&self, device: &str, file: &str, text: &str) {
         self.write(&format!("sys/class/infiniband/{device}/ports/1/{file}"), text);
     }
 
-    /// Writes a file of a function's PCI device.
     pub(super) fn pci(&self, device: &str, file: &str, text: &str) {
         self.write(&format!("sys/class/infiniband/{device}/device/{file}"), text);
     }
 
-    /// The sizes that a function's configuration space has, each as 128 << n.
+    /// Writes the sizes in a function's configuration space, each as 128 << n.
     pub(super) fn transactions(&self, device: &str, payload: u8, read_request: u8) {
         fs::write(
             self.path(&format!("sys/class/infiniband/{device}/device/config")),
@@ -225,7 +215,6 @@ impl Bed {
         fs::write(path, object.bytes()).unwrap();
     }
 
-    /// This plugin's file.
     pub(super) fn plugin(&self, below: &str) {
         self.object(
             below,
@@ -233,7 +222,6 @@ impl Bed {
         );
     }
 
-    /// Files of a process: limits, processors, capabilities.
     pub(super) fn process(&self, name: &str) {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max locked memory         unlimited            unlimited            bytes     \n";
@@ -241,7 +229,6 @@ impl Bed {
         self.write(&format!("proc/{name}/status"), "Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-19\n");
     }
 
-    /// What the doctor answers.
     pub(super) fn answer(&self) -> Answer {
         answer::answer(&Place::new(self.root.path()), self.asked.clone()).unwrap().0
     }
@@ -315,7 +302,7 @@ impl Bed {
         );
     }
 
-    /// The port's files; with an address it has a cable.
+    /// Writes the files of a port. A port with an address has a cable.
     fn ports(&self, rdma: &str, netdev: &str, guid: u8, address: Option<&str>) {
         let port = format!("{rdma}/ports/1");
         let (state, rate) = match address {
@@ -351,7 +338,6 @@ impl Bed {
     }
 }
 
-/// A PCIe capability whose Device Control register has these sizes.
 fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     let mut space = vec![0; 256];
     (space[0x06], space[0x34], space[0x60]) = (0x10, 0x60, 0x10);
@@ -359,8 +345,7 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     space
 }
 
-/// A healthy kernel's log, with an error that the link has corrected and another device's fatal
-/// one.
+/// A healthy log, with one corrected error of the link and a fatal error of another device.
 pub(super) const KERNEL_LOG: &str = "\
 6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
  SUBSYSTEM=pci
@@ -370,7 +355,7 @@ pub(super) const KERNEL_LOG: &str = "\
 3,992,9034590,-;pcieport 0004:00:00.0: AER: Uncorrectable (Fatal) error message received from 0004:01:00.0
 ";
 
-/// An interface as `ip -json address` prints it; `address` may be empty.
+/// Makes an interface as `ip -json address` prints it. `address` may be empty.
 pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
     let loopback = if name == "lo" { "LOOPBACK" } else { "BROADCAST" };
     let info: Vec<serde_json::Value> = address.split_once('/').into_iter().map(|(local, prefix)| {
@@ -383,18 +368,14 @@ pub(super) fn addresses(links: &[serde_json::Value]) -> String {
     serde_json::Value::from(links.to_vec()).to_string()
 }
 
-/// A shared object with what the doctor looks for in one.
 #[derive(Debug)]
 pub(super) struct Object {
-    /// A text in its read-only data.
     pub(super) text: &'static str,
     /// Forty hexadecimal digits.
     pub(super) build_id: &'static str,
-    /// What its compiler calls itself.
     pub(super) compiler: &'static str,
-    /// Its `DT_RPATH`.
     pub(super) rpath: Option<&'static str>,
-    /// A version of a symbol of glibc that it seems to need.
+    /// Symbol version of glibc that the object seems to need.
     pub(super) glibc: Option<&'static str>,
 }
 
@@ -404,7 +385,6 @@ impl Object {
         Self { text: "x", build_id: "00000000000000000000000000000000000000aa", compiler, rpath: None, glibc: None }
     }
 
-    /// Compiled once for each that is different.
     fn bytes(&self) -> Vec<u8> {
         static KNOWN: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
         let key = format!("{self:?}");
@@ -420,7 +400,6 @@ impl Object {
             .clone()
     }
 
-    /// Compiles it, and marks it as one for 64-bit Arm.
     fn compile(&self, to: &Path) {
         let name = self.glibc.map_or("a_symbol".to_owned(), |version| format!("GLIBC_{version}"));
         let source = format!(
@@ -439,7 +418,7 @@ impl Object {
         child.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
         assert!(child.wait().unwrap().success(), "{source}");
         let mut bytes = fs::read(to).unwrap();
-        // e_machine: EM_AARCH64.
+        // Set e_machine to EM_AARCH64.
         bytes[18..20].copy_from_slice(&183_u16.to_le_bytes());
         let (from, wanted) = (name.replace('.', "_DOT_"), name.clone());
         if let Some(at) = memchr::memmem::find(&bytes, from.as_bytes()).filter(|_| self.glibc.is_some()) {

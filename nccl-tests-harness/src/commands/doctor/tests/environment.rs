@@ -1,4 +1,4 @@
-//! The variables of every launcher that is known, one by one, and the verdict for each.
+//! The variables of every known launcher, one launcher at a time, and the verdict for each.
 
 use crate::commands::doctor::environment::{self, Effect, Source, Variable, Verdicts};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
@@ -16,14 +16,11 @@ fn judge(text: &str) -> Verdicts {
     environment::judge(&variables(text), PLUGIN, &|_| None)
 }
 
-/// The answer of NCCL to this plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LetsIn {
-    /// The variables name the plugin.
     Named,
-    /// Nothing keeps the plugin out, and nothing names it.
+    /// No variable keeps the plugin out, and none names it.
     NotNamed,
-    /// The variables keep the plugin out.
     KeptOut,
 }
 
@@ -44,8 +41,8 @@ fn effect(verdicts: &Verdicts, name: &str) -> Effect {
     verdicts.variables.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no {name}")).effect
 }
 
-/// What each launcher sets (facts from their sources and their users' posts), whether the plugin
-/// gets in, what is found, and the name by which it is recognised.
+/// Name and variables of each launcher (facts from their sources and their users' posts), whether
+/// the plugin loads, the ids of the findings, and the verdict.
 const LAUNCHERS: &[(&str, &str, LetsIn, &[&str], Verdict)] = &[
     (
         "spark-vllm-docker, two functions up",
@@ -146,8 +143,6 @@ fn every_launcher_is_recognised_and_judged() {
     }
 }
 
-/// The change that the doctor proposes is itself judged: with it the plugin gets in and nothing is
-/// left to find.
 #[test]
 fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
     for (name, text, ..) in LAUNCHERS {
@@ -213,14 +208,14 @@ fn single_variables_have_their_documented_effect() {
         let is_it = |one: &Finding| (one.severity, &*one.id) == (Severity::Note, note) && one.cure.is_some();
         assert!(verdicts.findings.iter().any(is_it), "{text}: {:#?}", verdicts.findings);
     }
-    // NCCL looks for libnccl-net.so then, and knows no network Spark without it.
+    // Without the variable NCCL looks for libnccl-net.so, and then knows no network Spark.
     let is_noted = |text: &str| judge(text).findings.iter().any(|one| one.id == "plugin-not-named");
     assert!(is_noted("NCCL_NET=Spark") && is_noted("") && !is_noted("NCCL_NET=Spark NCCL_NET_PLUGIN=spark"));
     let late = judge("NCCL_IB_TIMEOUT=22");
     assert!(late.variables[0].text.contains("120.3s"), "{:?}", late.variables[0]);
 }
 
-/// NCCL takes the next plugin of the list where a file is not there.
+/// If a file is missing, NCCL takes the next plugin of the list.
 #[test]
 fn a_missing_plugin_is_not_loaded() {
     let lack = |path: &str| path.starts_with("/none/").then_some("there is no such file as");

@@ -1,5 +1,5 @@
-//! Each fault, planted on a machine that is healthy otherwise: found, named, with a cure; and
-//! nothing found without it. The same table is the one of faults.md, which a test compares.
+//! Each fault, injected into an otherwise healthy machine: the doctor finds and names it, with a
+//! cure, and finds nothing without it. A test compares this table with faults.md.
 
 use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
@@ -8,19 +8,12 @@ use crate::commands::doctor::look::{self, Facts};
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::rails::{Warning, WarningKind};
 
-/// A fault.
 pub(super) struct Fault {
-    /// What it is, for a reader.
     pub(super) name: &'static str,
-    /// The machine, with the fault.
     plant: fn() -> Bed,
-    /// What is found.
     pub(super) severity: Severity,
-    /// Its id.
     pub(super) id: &'static str,
-    /// What the sentence names.
     words: &'static [&'static str],
-    /// What the cure has in it.
     cure: &'static str,
 }
 
@@ -146,7 +139,7 @@ faults! {
     "twins in one subnet": with(one(), |bed| {
         let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
         bed.write("answers/ip-addr.json", &addresses(&links));
-        // Where each is known to answer for itself alone, one subnet does no harm.
+        // If each function answers only for itself, a shared subnet does no harm.
         bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "0\n");
     }) => Fragile "shared-subnet" ["rocep1s0f0 and roceP2p1s0f0"] "ip address";
     "the management network in a rail's subnet": with(one(), |bed| {
@@ -271,7 +264,6 @@ faults! {
     }) => Slow "one-processor" ["processor 3"] "--bind-to none";
 }
 
-/// A Spark on which process 42 has NCCL loaded, and another file.
 fn process(loaded: &str) -> Bed {
     let mut bed = one();
     bed.process("42");
@@ -288,7 +280,7 @@ fn process(loaded: &str) -> Bed {
     bed
 }
 
-/// A Spark with the deb, whose libraries have one path below /lib and one below /usr/lib.
+/// The Debian package's libraries have one path below /lib and another below /usr/lib.
 fn deb() -> Bed {
     with(one(), |bed| {
         std::os::unix::fs::symlink("usr/lib", bed.path("lib")).unwrap();
@@ -299,7 +291,7 @@ fn deb() -> Bed {
     })
 }
 
-/// Profiles with static addresses, with DHCP on purpose, and of the management network.
+/// Profiles that are no fault: static addresses, intended DHCP, and the management network.
 fn profiles() -> Bed {
     with(two(), |bed| {
         bed.profile("enP7s7", "-999", "Wired connection 1", "auto");
@@ -326,7 +318,7 @@ fn nothing_is_found_on_healthy_machines() {
     }
 }
 
-/// Ids that a fault of the first id rightly brings with it.
+/// Ids that may also be found with a fault of the first id.
 const TOGETHER: &[(&str, &[&str])] = &[
     ("hca-filter-empty", &["no-rail"]),
     ("unequal-mtus", &["small-mtu"]),
@@ -337,7 +329,6 @@ const TOGETHER: &[(&str, &[&str])] = &[
     ("other-plugin", &["plugin-not-named"]),
 ];
 
-/// Found, named, with its cure; and nothing beside it that it does not explain.
 #[test]
 fn each_fault_is_found_and_named_with_its_cure() {
     let mut strange = Vec::new();
@@ -364,7 +355,7 @@ fn each_fault_is_found_and_named_with_its_cure() {
     assert!(strange.is_empty(), "{strange:#?}");
 }
 
-/// The counters of removed functions are gone, and with them what took them away.
+/// Removed functions have no counters, so only the root port shows the error that removed them.
 #[test]
 fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     let bed = with(Bed::plain(), |bed| {
@@ -374,7 +365,7 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
             bed.write(&format!("{port}/class"), "0x060400\n");
             kinds.iter().for_each(|(kind, text)| bed.write(&format!("{port}/aer_rootport_total_err_{kind}"), text));
         }
-        // Elsewhere this is the address of the host bridge.
+        // On other machines this is the address of the host bridge.
         bed.write("sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n");
     });
     let answer = bed.answer();
@@ -384,7 +375,7 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     assert!(finding.text.starts_with(text), "{finding:?}");
 }
 
-/// What only a live machine shows: verbs that fail, and a port that verbs has and sysfs has not.
+/// Facts of live machines only: verbs that fail, and a port that verbs has but sysfs lacks.
 #[test]
 fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     let cures = Cures { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
@@ -399,7 +390,7 @@ fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     assert_eq!(judged(&facts), [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]);
 }
 
-/// One finding for all rails that have the same fault, in a sentence that is right for several.
+/// All rails with the same fault share one finding, whose text suits several rails.
 #[test]
 fn a_fault_of_several_rails_is_one_finding() {
     let both = |plant: fn(&mut Bed, &str, &str)| {

@@ -1,9 +1,8 @@
-//! The guide's table of findings is the program's.
+//! The guide's table of findings agrees with the program.
 
 use crate::commands::doctor::id;
 
-/// In docs/guide/troubleshooting.md each id has one row with its meaning, and a cure; no other id
-/// has one.
+/// Each id has one row with meaning and cure in docs/guide/troubleshooting.md. Other ids have none.
 #[test]
 fn the_guide_has_each_finding_with_its_meaning_and_a_cure() {
     let guide = include_str!("../../../../../docs/guide/troubleshooting.md");
@@ -22,7 +21,6 @@ fn the_guide_has_each_finding_with_its_meaning_and_a_cure() {
     }
 }
 
-/// Scripts tell findings apart by their ids.
 #[test]
 fn no_two_findings_have_one_id() {
     for (at, (id, _)) in id::ALL.iter().enumerate() {
@@ -31,7 +29,7 @@ fn no_two_findings_have_one_id() {
     }
 }
 
-/// Each finding is planted in a test, and faults.md names it.
+/// faults.md, which lists the findings covered by tests, names each finding.
 #[test]
 fn faults_md_has_each_finding() {
     let faults = include_str!("../faults.md");

@@ -1,5 +1,4 @@
-//! The doctor on machines that are folders, healthy and with each fault planted, and on the
-//! variables of launchers.
+//! The doctor on machines that are folders, healthy or with one fault, and on launchers' variables.
 
 mod bed;
 mod environment;

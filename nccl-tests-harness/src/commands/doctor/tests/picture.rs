@@ -1,4 +1,4 @@
-//! The picture, and what is shown beside the findings.
+//! The picture, and the output beside the findings.
 
 use super::bed::{Bed, FUNCTIONS};
 use crate::commands::doctor::look;
@@ -18,8 +18,8 @@ fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() 
     assert_eq!(answer.picture, expected);
 }
 
-/// `rails` and `doctor` have one name for a cable: that of its port, or where two adapters have
-/// that name, or the kernel none, its number.
+/// `rails` and `doctor` use one name for a cable: the port's name. If two adapters have this name,
+/// or the kernel has none, it is the cable's number.
 #[test]
 fn a_cable_has_one_name() {
     let named = |plant: fn(&Bed)| {
@@ -41,7 +41,6 @@ fn a_cable_has_one_name() {
         netdevs.iter().for_each(|netdev| bed.remove(&format!("sys/class/net/{netdev}/phys_port_name")));
     };
     assert_eq!(named(unnamed), ["0", "1"]);
-    // Two adapters, each with a port p0.
     let adapters = |bed: &Bed| {
         for device in ["rocep1s0f1", "roceP2p1s0f1"] {
             bed.write(&format!("sys/class/infiniband/{device}/sys_image_guid"), "fc4c:ea03:00f9:4238\n");
@@ -89,7 +88,7 @@ fn facts_are_listed_and_gaps_are_stated() {
     assert!(
         fact(&format!("/{}/libnccl.so.2", super::bed::LIB)).unwrap().starts_with("2.28.9+cuda13.0, build id c0db9360")
     );
-    // As for a process in a container.
+    // A process in a container.
     let mut other = Bed::spark(&["p0"]);
     other.process("42");
     other.write("proc/42/environ", "NCCL_NET=Spark\0NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so\0");
@@ -100,7 +99,7 @@ fn facts_are_listed_and_gaps_are_stated() {
     }
     let not_seen = other.answer().not_seen;
     assert!(not_seen.iter().any(|one| one.why.contains("another network namespace")), "{not_seen:#?}");
-    // As for a user without privileges, in a container without sysfs' DMI files.
+    // A user without privileges, in a container without the DMI files of sysfs.
     bed.remove("sys/class/dmi/id/bios_version");
     bed.remove("sys/class/dmi/id/bios_date");
     for device in ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"] {

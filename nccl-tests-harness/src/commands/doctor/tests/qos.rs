@@ -1,5 +1,4 @@
-//! Published configurations of Sparks behind switches, and of another host, as `mlnx_qos` shows
-//! them.
+//! Published configurations of Sparks behind switches and of another host (`mlnx_qos`).
 
 use super::bed::Bed;
 
@@ -11,19 +10,18 @@ fn without_pause(bed: &Bed) {
 
 const PFC_ON_3: &str = "0   0   0   1   0   0   0   0   ";
 
-/// Four Sparks on a CRS804, as they were set up (a note of 2026-06-29, "Four Spark Cluster
-/// Baseline").
+/// Four Sparks on a CRS804, initially (a note of 2026-06-29, "Four Spark Cluster Baseline").
 fn factory(bed: &mut Bed) {
     bed.mlnx_qos("pcp", "0   0   0   0   0   0   0   0   ");
 }
 
-/// Four Sparks on a CRS812: PFC on 3 in hosts and switch, and RoCE in priority 0
+/// Four Sparks on a CRS812: PFC on priority 3 in hosts and switch, but RoCE in priority 0
 /// (gitee.com/alexlu0912_admin, branch 4node: prefill ten times slower).
 fn pcp(bed: &mut Bed) {
     bed.mlnx_qos("pcp", PFC_ON_3);
 }
 
-/// The same after the cure, with a unit.
+/// The configuration of `pcp` after the cure, with a unit.
 fn pcp_cured(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     bed.qos_unit();
@@ -31,29 +29,28 @@ fn pcp_cured(bed: &mut Bed) {
 }
 
 /// Four Sparks (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks 115 and 128): a launcher that did not
-/// pass NCCL_IB_TC on, and no pause frames beside PFC.
+/// pass NCCL_IB_TC on, and PFC without pause frames.
 fn without_class(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     bed.qos_unit();
     without_pause(bed);
 }
 
-/// The same with the variable, before the unit was written.
+/// The same Sparks with the variable, before the unit was written.
 fn until_reboot(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     without_pause(bed);
     bed.set("NCCL_IB_TC", "106");
 }
 
-/// Three Sparks on a Nexus 3232C (a note of 2026-08-08, "PFC + ECN for RoCEv2"): traffic class 104,
-/// not kept.
+/// Three Sparks on a Nexus 3232C (note of 2026-08-08, "PFC + ECN for RoCEv2"): class 104, lost at
+/// boot.
 fn nexus(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     bed.set("NCCL_IB_TC", "104");
 }
 
-/// att/netarbiter, nvmf/OUTPUTSAMPLE.setup-nic-lossless-layer3.sh.md, without the classes of
-/// bandwidth.
+/// att/netarbiter, nvmf/OUTPUTSAMPLE.setup-nic-lossless-layer3.sh.md, without bandwidth classes.
 fn netarbiter(bed: &mut Bed) {
     let text = "DCBX mode: OS controlled\nPriority trust state: dscp\ndscp2prio mapping:
         prio:0 dscp:07,06,05,04,03,02,01,00,
@@ -103,8 +100,8 @@ fn published_configurations_are_read_and_judged() {
     }
 }
 
-/// A unit that is not enabled sets nothing, and neither does one that only mentions a command that
-/// is not there. In a container the host's files are not seen.
+/// A disabled unit sets nothing, and neither does a file that only mentions a missing command. A
+/// container does not show the host's files.
 #[test]
 fn only_what_runs_at_boot_keeps_priorities() {
     let found = |plant: fn(&Bed)| {
@@ -124,7 +121,6 @@ fn only_what_runs_at_boot_keeps_priorities() {
     assert!(!found(|bed| bed.write(".dockerenv", "")));
 }
 
-/// Congestion control of the job's priority, as MLNX_OFED shows it.
 #[test]
 fn ecn_is_that_of_the_jobs_priority() {
     let mut bed = Bed::spark(&["p0"]);
@@ -138,7 +134,7 @@ fn ecn_is_that_of_the_jobs_priority() {
     assert!(!value("roceP2p1s0f0").contains("ECN"), "{facts:?}");
 }
 
-/// The attribute of owners' Sparks is 0; older drivers do not know it.
+/// The attribute is 0 on owners' Sparks. Older drivers do not have it.
 #[test]
 fn what_nccl_leaves_off_is_explained() {
     let bed = Bed::spark(&["p0"]);

@@ -1,4 +1,4 @@
-//! ssh as a script: names that are refused, its output, and its end.
+//! A script in place of ssh: refused names, output, and exit.
 
 use crate::commands::doctor::ssh::{Ssh, check_host};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn host_names_with_a_meaning_to_ssh_or_a_shell_are_refused() {
 
 #[test]
 fn sshs_output_and_exit_status_are_reported() {
-    // A command that is no ssh: it gets the options, the host and the program as arguments.
+    // The script gets the options, the host and the program as arguments.
     let run = |script: &str| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ssh");

@@ -1,13 +1,13 @@
-//! The litmus test of LL128: whether lines of 128 bytes become visible as a whole, which NCCL's
-//! LL128 protocol relies on.
+//! The litmus test of LL128, the NCCL protocol that relies on whole 128-byte lines becoming
+//! visible.
 //!
-//! A kernel stores lines into pinned host memory as NCCL's does. The processor polls their flags as
-//! NCCL's proxy does, and looks at each line when its flag has come. Once all flags are there the
-//! plugin sends the lines. A kernel on the other side waits for their flags as NCCL's does and
-//! looks at each line. A line with a new flag and an old word is torn.
+//! A kernel stores lines into pinned host memory, like NCCL's kernel. The processor polls their
+//! flags, like NCCL's proxy, and checks each line when it sees the flag. When all flags are there,
+//! the plugin sends the lines. A kernel on the other side waits for their flags, like NCCL's
+//! kernel, and checks each line. A line with a new flag and an old word is torn.
 //!
 //! This file has the messages between the command and the process that runs the test. `rounds` is
-//! the process, `show` prints the result.
+//! the process, and `show` prints the result.
 
 pub mod rounds;
 pub mod show;
@@ -15,87 +15,65 @@ pub mod show;
 use crate::gpu::lines::Tally;
 use serde::{Deserialize, Serialize};
 
-/// The order to run the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// Length of the test in seconds.
     pub seconds: u64,
-    /// True if the writer tears every line, so that the test must find it.
+    /// True if the writer tears every line on purpose, to check that the test finds torn lines.
     pub planted: bool,
 }
 
-/// The counts of a test.
+/// Counts of a test. `written_by` is the GPU that stored the lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
-    /// The GPU that stored the lines.
     pub written_by: String,
-    /// The GPU that waited for them behind the network.
+    /// The GPU that waited for the lines behind the network.
     pub read_by: String,
-    /// Length of the test in seconds.
     pub seconds: f64,
-    /// Number of messages.
     pub messages: u64,
-    /// The sizes of the messages, in bytes.
     pub sizes_bytes: Vec<usize>,
-    /// Lines that the reader waited for and that did not arrive.
+    /// Lines that the reader waited for, but that did not arrive.
     pub missing: u64,
-    /// The counts of each kind of read.
     pub reads: Vec<Read>,
 }
 
-/// A kind of read: the reader, and the writer of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
-    /// The processor reads what the writer stored.
+    /// The processor reads lines that the writer stored.
     WriterToCpu,
-    /// The reader reads what the NIC stored, by the load that showed the flag.
+    /// The reader reads lines that the NIC stored, with the load that showed the flag.
     NicToReader,
-    /// The reader reads it by the load after that one, from which NCCL takes the data since 2.17.1.
+    /// The reader reads those lines with its next load. NCCL uses this load since 2.17.1.
     NicToReaderSecondLoad,
 }
 
-/// The counts of one kind of read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Read {
-    /// The kind.
     pub path: Path,
-    /// Lines that were read.
     pub lines: u64,
     /// Lines with a new flag and an old word.
     pub torn: u64,
     /// The 16-byte pieces that were old in any torn line.
     pub old_pieces: Vec<u8>,
-    /// Lines per second over the whole test.
+    /// Average over the whole test.
     pub lines_per_s: f64,
 }
 
-/// The result of the test.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The test ran to its end.
     Ran(Found),
-    /// An error ended the test early.
-    Failed {
-        /// The error.
-        reason: String,
-    },
+    Failed { reason: String },
 }
 
-/// The result in the report.
 #[derive(Debug, Serialize)]
 pub struct Verdict {
-    /// Torn lines were planted.
     pub planted: bool,
-    /// The result of the test.
     pub outcome: Outcome,
-    /// The fault of the run, if it has one.
     pub fault: Option<String>,
 }
 
 impl Found {
-    /// Returns both tallies as reads.
     fn reads(processor: &Tally, reader: &Tally, seconds: f64) -> Vec<Read> {
         let read = |path, lines, torn, pieces: u64| {
             let old_pieces = (0..8).filter(|piece| pieces >> piece & 1 == 1).collect();
@@ -108,24 +86,23 @@ impl Found {
         ]
     }
 
-    /// Counts the torn lines in the reads that NCCL relies on.
     fn torn(&self) -> u64 {
         self.reads.iter().filter(|read| read.path.is_relied_on()).map(|read| read.torn).sum()
     }
 }
 
 impl Path {
-    /// True if NCCL takes data from this read. A GPU's load that shows the flag need not have the
-    /// rest of the line: over PCIe the two halves of a line are two reads. So NCCL loads the line a
-    /// second time, and takes its data from that load (`recvReduceSendCopy` in
-    /// src/device/prims_ll128.h, 2.17.1 to 2.30.7).
+    /// Returns true if NCCL takes data from this read. A GPU's load that shows the flag need not
+    /// have the rest of the line, because over PCIe the two halves of a line are two reads. NCCL
+    /// therefore loads the line a second time, and takes its data from that load
+    /// (`recvReduceSendCopy` in src/device/prims_ll128.h, 2.17.1 to 2.30.7).
     fn is_relied_on(self) -> bool {
         self != Self::NicToReader
     }
 }
 
 impl Outcome {
-    /// Returns the fault of the run and its cure, if it has one.
+    /// Returns the reason why the run counts as failed, with its cure.
     pub fn fault(&self) -> Option<String> {
         let found = match self {
             Self::Failed { reason } => return Some(format!("the test ended early: {reason}")),
@@ -141,7 +118,7 @@ impl Outcome {
         if found.missing > 0 {
             return Some(format!("lines that did not arrive: {}", found.missing));
         }
-        // A test that checked nothing proves nothing.
+        // A test that checked no line proves nothing.
         found.reads.iter().any(|read| read.lines == 0).then(|| "no line was checked".to_owned())
     }
 }

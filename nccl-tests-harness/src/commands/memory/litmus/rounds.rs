@@ -1,4 +1,4 @@
-//! The process that runs the test: rounds until the time is over.
+//! The process that runs the test, in rounds until the time is up.
 
 use super::{Found, Order};
 use crate::commands::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
@@ -12,28 +12,27 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Lines of the messages, in turns: one, a warp's four, its sixteen in NCCL, some that fill no
+/// Lines of the messages, used in turn: one, a warp's four, its sixteen in NCCL, some that fill no
 /// group, 32 and 128 KiB, and a step of NCCL's LL128 buffer (614,400 bytes).
 const LINES: [u32; 7] = [1, 4, 16, 63, 256, 1024, MAX_LINES];
 const MAX_LINES: u32 = 4800;
-/// Sleep of the writer's warps after each group, in turns: the processor sees lines come when the
-/// writer is not ahead of it.
+/// Sleep of the writer's warps after each group, used in turn. The processor sees lines arrive only
+/// if the writer is not ahead of it.
 const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
-/// Messages take their places in turns, as in NCCL's buffers (`NCCL_STEPS`).
+/// Number of places that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
-/// Time that a planted line stays torn.
+/// Time that a line stays torn on purpose.
 const PLANT_NS: u32 = 1_000_000;
-/// Time that the reader waits for a line.
+/// Time limit of the reader for each line.
 const WAIT: Duration = Duration::from_secs(20);
-/// Loads of a flag between two looks at the clock.
+/// Loads of a flag between two checks of the clock.
 const SPINS: u32 = 1024;
-/// Time until the processor must see a stored line.
+/// Time limit for the processor to see a stored line.
 const STORED: Duration = Duration::from_secs(5);
 
-/// Size of each side's buffer.
 pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTES;
 
-/// Runs the test. After an error nothing may be closed: unfinished work may still use the memory.
+/// Runs the test. After an error, nothing may be closed: unfinished work may still use the memory.
 ///
 /// # Errors
 /// Errors of the plugin and the driver, and stored lines that the processor does not see.
@@ -44,7 +43,7 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     Rounds { wire, words: from.all(), writer, reader }.run(order)
 }
 
-/// Returns the kernels of the end's GPU, proven, in its buffer.
+/// Returns the tested kernels of the end's GPU for its buffer.
 fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
     let Actor::Gpu(gpu) = &end.actor else { bail!("no GPU stores or loads lines") };
     activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));
@@ -54,7 +53,6 @@ fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
 
 struct Rounds<'a> {
     wire: &'a Wire,
-    /// The sender's buffer.
     words: &'a [AtomicU64],
     writer: Lines,
     reader: Lines,
@@ -85,7 +83,7 @@ impl Rounds<'_> {
         })
     }
 
-    /// Moves one message: it is stored, read by the processor, sent, and loaded.
+    /// Moves one message: it is stored, read by the processor, sent, and loaded by the reader.
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let (offset, bytes) = (round.first as usize * LINE_BYTES, round.lines as usize * LINE_BYTES);
         let Wire { from, into, send, recv } = self.wire;
@@ -94,11 +92,11 @@ impl Rounds<'_> {
             receiving.advance(|| recv.irecv_optional(into, offset, bytes, TAG)).context("receive")?;
             thread::yield_now();
         }
-        // The reader starts first, so that it watches while the lines come.
+        // The reader starts first, so that it polls while the lines arrive.
         self.reader.load(round, WAIT)?;
         self.writer.store(round)?;
         self.read(round, processor)?;
-        // NCCL's proxy sends once all flags are there, whatever the data is.
+        // NCCL's proxy sends when all flags are there, regardless of the data.
         let mut sending = Step::Asking;
         loop {
             let sent = sending.advance(|| send.isend(from, offset, bytes, TAG)).context("send")?;
@@ -115,9 +113,8 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Polls the flags as NCCL's proxy does before it sends (`sendProxyProgress` in
-    /// src/transport/net.cc: the last word of each line), and reads each line when its flag is
-    /// there.
+    /// Polls the last word of each line, its flag, as NCCL's proxy does before it sends
+    /// (`sendProxyProgress` in src/transport/net.cc). Checks each line when its flag is there.
     fn read(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let until = Instant::now() + STORED;
         for (number, line) in lines(self.words, round) {
@@ -130,13 +127,12 @@ impl Rounds<'_> {
     }
 }
 
-/// Returns the round's lines, each with its number.
 fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32, &'a [AtomicU64; WORDS])> {
     let (all, _) = words.as_chunks::<WORDS>();
     (round.first..).zip(all.iter().skip(round.first as usize).take(round.lines as usize))
 }
 
-/// Polls a line until its flag is there, and returns which of its pieces are old then; none if
+/// Polls a line until its flag is there. Returns the pieces that are old at that time, or `None` if
 /// `give_up` returns true first.
 fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
     loop {
@@ -153,7 +149,7 @@ fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl
     }
 }
 
-/// Returns the round of a number; none once the flags would repeat.
+/// Returns the round with a number, or `None` if its flags would repeat.
 fn round(number: u64, planted: bool) -> Option<Round> {
     let sequence = u32::try_from(number + 1).ok()?;
     let index = (number % (LINES.len() * PAUSES_NS.len()) as u64) as usize;

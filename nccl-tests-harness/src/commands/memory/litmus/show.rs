@@ -4,7 +4,7 @@ use super::{Found, Outcome, Path, Read};
 use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
-/// Writes the result of the test. `is_soft`: over the software fabric.
+/// Writes the test's result. `is_soft` is true over the software fabric.
 pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
     let mut table = Table::new(out, "  ", [left(24), right(14), right(10), right(12), right(8)]);
     table.remark("")?;

@@ -1,4 +1,4 @@
-//! The facts of a process in /proc. The process can end at any moment, and can forge all of them.
+//! The facts about a process in /proc. The process can end at any moment, and can forge them all.
 
 use crate::output::plain;
 use crate::proc_stat;
@@ -6,16 +6,15 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Variables with a rank's number, of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one
-/// counts. Other variables are not read, because they may be secrets.
+/// Rank numbers of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one found counts. Other
+/// variables are not read, because they may be secrets.
 const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"];
-/// The most bytes of an environment that are read. Linux gives a third of the largest stack, 8 MiB
-/// as a rule, to arguments and environment together (execve(2)).
+/// Limit for reading an environment. Linux gives arguments and environment together a third of the
+/// largest stack, which is usually 8 MiB (execve(2)).
 const MOST_OF_AN_ENVIRONMENT: u64 = 4 << 20;
 /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// Lists all processes.
 pub fn all() -> io::Result<Vec<u32>> {
     let names = fs::read_dir("/proc")?.flatten().map(|entry| entry.file_name());
     let mut pids: Vec<u32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
@@ -23,7 +22,6 @@ pub fn all() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// True if /proc has this process.
 pub fn is_there(pid: u32) -> bool {
     file(pid, "").exists()
 }
@@ -36,7 +34,6 @@ pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf
         match fs::read_link(&link) {
             Ok(target) if wanted(&target) => links.push(link),
             Ok(_) => {}
-            // Closed since.
             Err(error) if is_gone(&error) => {}
             Err(error) => return Err(error),
         }
@@ -45,24 +42,23 @@ pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf
     Ok(links)
 }
 
-/// True for the error of a process or file that has disappeared.
+/// Returns true if the error means that a process or file has disappeared.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// True for a running program: neither a thread of the kernel nor a process that has ended.
+/// Returns true for a running program, but not for a kernel thread or a process that has ended.
 pub fn has_files(pid: u32) -> bool {
     fs::read(file(pid, "stat")).is_ok_and(|stat| may_have_files(&String::from_utf8_lossy(&stat)))
 }
 
-/// Returns the command's name, without control characters.
 pub fn command(pid: u32) -> String {
     let name = fs::read(file(pid, "comm")).unwrap_or_default();
     let name = plain(&String::from_utf8_lossy(name.trim_ascii_end()));
     if name.is_empty() { "?".to_owned() } else { name }
 }
 
-/// Returns the rank's number in the process's first environment, if that may be read.
+/// Returns the rank number from the process's initial environment, if this user may read it.
 pub fn rank(pid: u32) -> Option<u32> {
     let mut bytes = Vec::new();
     File::open(file(pid, "environ")).ok()?.take(MOST_OF_AN_ENVIRONMENT).read_to_end(&mut bytes).ok()?;
@@ -78,7 +74,7 @@ fn file(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// Judges the state and the flags, the seventh field.
+/// Checks the state and the flags, which are the seventh field.
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
     let (state, flags) = (fields.next(), fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()));
@@ -96,7 +92,7 @@ fn rank_of(environment: &[u8]) -> Option<u32> {
     RANKS.into_iter().find_map(value)
 }
 
-/// Returns the last number of the line `NSpid:` of proc_pid_status(5).
+/// Returns the last number of the line `NSpid:` (proc_pid_status(5)).
 fn innermost(status: &str) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
 }

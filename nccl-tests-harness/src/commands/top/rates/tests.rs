@@ -43,7 +43,7 @@ fn two_looks_make_a_rate_and_one_does_not() {
     let gained = flow(&second).gained.unwrap();
     assert_eq!((gained.bytes, gained.writes, flow(&second).total.bytes), (3000, 300, 4000));
     assert_eq!(per_second(gained.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
-    // 3,000 ns, and no more timed writes than before.
+    // 3,000 ns, but no new timed writes.
     assert_eq!((mean_us(&gained), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..gained })), (None, Some(1.5)));
 }
 
@@ -83,7 +83,7 @@ fn new_objects_count_unless_they_may_have_existed_before() {
     rates.take(look_at(0, vec![record(0, 10)]));
     let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
     assert_eq!(picture.jobs[0].flows[1].side.gained.unwrap().bytes, 70);
-    // At this look one record was being changed.
+    // One record was being changed during this look.
     let mut torn = look_at(2, vec![record(0, 10)]);
     torn.jobs[0].counters.passed_over = 1;
     rates.take(torn);
@@ -146,8 +146,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever a process writes from look to look: sums never fall while a flow is there, nothing
-    /// is gained twice, and no flow is made up.
+    /// For any data, sums never fall while a flow exists, and no bytes or flows are invented.
     #[test]
     fn totals_never_fall_and_grow_by_the_difference(
         looks in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
@@ -178,8 +177,7 @@ proptest! {
         }
     }
 
-    /// A lane that only counts up gives its counters' own difference, by which the parts of an
-    /// interval add up to the whole.
+    /// A lane whose counters only grow gains their difference, so parts of an interval add up.
     #[test]
     fn an_honest_lane_is_counted_to_the_byte(steps in proptest::collection::vec(0..1_u64 << 50, 1..20)) {
         let mut rates = Rates::default();

@@ -4,7 +4,7 @@ use nccl_net_spark::counters::layout::{Counters, Counts};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A flow of one connection that has moved `bytes` in the last interval, and as much again before.
+/// Makes a flow of one connection that moved `bytes` in the last interval, and as many before.
 pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
     let gained =
         Counts { bytes, writes: 1, timed_writes: 4, timed_ns: 100_000, longest_ns: 50_000, ..Counts::default() };
@@ -23,14 +23,12 @@ pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
     }
 }
 
-/// A job of these flows, looked at after a second.
 pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
     let (file, counters) = (FileId::default(), Counters::default());
     let seen = look::Job { pid, command: "python3".to_owned(), rank: None, file, at_ns: 0, counters };
     Job { seen, elapsed_ns: Some(SECOND), flows }
 }
 
-/// The port of `r0`, with this rate of errors.
 pub fn port(per_s: f64) -> rates::Port {
     let name = || "packet_seq_err".to_owned();
     let (counters, per_s) = ([(name(), 4830)].into(), Some([(name(), per_s)].into()));
@@ -91,11 +89,11 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     use Condition::{Good, Lost, Slow};
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 6 * gigabyte)]), [Good, Good, Good]);
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 4 * gigabyte)]), [Good, Good, Slow]);
-    // By its own rate it carries as much.
+    // Relative to its own rate, the rail carries as much.
     let mut narrow = of("r1", 4 * gigabyte);
     narrow.side.bits_per_s = 40_000_000_000;
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
-    // At a hundredth of the rates, large messages go by all rails, and small ones may go by one.
+    // At a hundredth of the rates, large messages use all rails, but small messages may use one.
     let writes = |mut flow: Flow, bytes: u64| {
         flow.side.gained = flow.side.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
         flow

@@ -6,7 +6,7 @@ use nccl_net_spark::counters::layout::Direction;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-/// Two jobs; the second rail of the first is lost, the second rail of the second is slow.
+/// The second rail of the first job is lost. The second rail of the second job is slow.
 fn picture() -> Picture {
     let gigabyte = 1_000_000_000;
     let of = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
@@ -74,8 +74,7 @@ fn a_narrow_terminal_keeps_the_most_important_columns() {
     assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
 }
 
-/// A Spark's four rails, of which the second is lost: which one it is can be read at every width
-/// with a figure.
+/// The second of a Spark's four rails is lost. Its name is readable wherever a figure fits.
 #[test]
 fn rails_stay_distinguishable_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
@@ -98,7 +97,7 @@ fn rails_stay_distinguishable_in_narrow_terminals() {
     }
 }
 
-/// Every size, with every state: nothing panics, and nothing is drawn outside.
+/// Draws every state in every size, without a panic and without cells outside the area.
 #[test]
 fn a_chart_of_any_size_is_drawn() {
     let mut views = vec![View::new(true, Duration::from_millis(100), false), view(picture()), view(Picture::default())];
@@ -153,7 +152,6 @@ fn keys_do_what_the_help_says() {
 fn scrolling_stays_within_the_table() {
     let mut view = view(picture());
     let top = |view: &View| text(view, 60, 8)[2].clone();
-    // Six lines, five of which fit.
     for (code, pid) in [(KeyCode::Up, true), (KeyCode::Down, false), (KeyCode::Down, false), (KeyCode::Up, true)] {
         press(&mut view, code);
         assert_eq!(top(&view).contains("4711"), pid, "{code:?}");

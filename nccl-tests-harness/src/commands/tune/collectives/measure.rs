@@ -1,8 +1,7 @@
-//! One run of a program of nccl-tests, with the tuner off or with a table, and the facts in NCCL's
-//! log about it.
+//! One run of a program of nccl-tests, with the tuner off or with a table, and NCCL's log of it.
 //!
-//! Ranks share one output, and their lines can cut each other. A cut line of the log is skipped. A
-//! cut row of the table that cannot be put together again makes the run fail, and a failed run is
+//! Ranks share one output, so one rank's line can split another rank's line. A split log line is
+//! skipped. A split table row that cannot be joined again makes the run fail, and a failed run is
 //! repeated once (`Bench::add`).
 
 use super::options::Plan;
@@ -16,62 +15,55 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The smallest member of a group in bytes. Smaller ones are all alike, and divided by 16 ranks
-/// this size is still a multiple of 16 bytes.
+/// Smallest member of a group in bytes. Smaller members all take the same time. Divided by 16
+/// ranks, this size is still a multiple of 16 bytes.
 const LEAST_MEMBER: usize = 512;
 
-/// The time of one operation in microseconds, by size in bytes, out of place.
+/// The time of one out-of-place operation in microseconds, by size in bytes.
 pub type Times = BTreeMap<u64, f64>;
 
-/// Runs programs.
 pub struct Runner<'a> {
     plan: &'a Plan,
     scene: Scene,
     own: &'a Path,
     lookup: &'a dyn Fn(&str) -> Option<String>,
-    /// Facts about all runs; none before a run has succeeded.
+    /// Facts about all runs. `None` before a run has succeeded.
     pub facts: Option<Facts>,
 }
 
-/// Facts that all runs have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// GPU, rails and NCCL version of the hosts.
     pub fingerprint: Fingerprint,
-    /// Ranks of the communicator.
     pub ranks: usize,
-    /// NCCL's version and the network, in words.
     pub used: String,
 }
 
 impl<'a> Runner<'a> {
-    /// Sets the scene. `own` is this program's file, `lookup` gives the value of an environment
-    /// variable.
+    /// Sets the scene.
     ///
     /// # Errors
-    /// Fails when a part of the scene does not exist.
+    /// A part of the scene does not exist.
     pub fn new(plan: &'a Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
         Ok(Self { plan, scene, own, lookup, facts: None })
     }
 
-    /// The fabric, in words.
     pub fn fabric(&self) -> &str {
         &self.scene.fabric.about
     }
 
     /// Runs `program` once, with the tuner off or with `table`. It measures groups of `members`
-    /// collectives, 1 or more, of such sizes that the sums are the sizes of single ones.
+    /// collectives (at least 1), whose sums are the sizes of single collectives.
     ///
     /// # Errors
-    /// Fails when the run fails, data is wrong, or NCCL did not use the plugin with that table.
+    /// The run fails, data is wrong, or NCCL did not use the plugin with that table.
     pub fn run(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
         let conditions = &self.plan.conditions;
         let mut arguments = self.plan.arguments.clone();
         if members > 1 {
             let (least, most) = self.plan.sizes;
             let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER).to_string();
-            // The last of two equal options holds.
+            // The last of two equal options wins.
             let more = ["-m", &members.to_string(), "-b", &of_member(least), "-e", &of_member(most)];
             arguments.extend(more.map(str::to_owned));
         }
@@ -108,14 +100,14 @@ impl<'a> Runner<'a> {
             environment.push((name.to_owned(), value));
         };
         match table {
-            // The settings file may have a table; with the tuner off it has no effect.
+            // The settings file may have a table, which has no effect with the tuner off.
             None => set("NCCL_SPARK_TUNER", "off".to_owned()),
             Some(table) => {
                 set("NCCL_SPARK_TUNER", "on".to_owned());
                 set(keep::TUNER_TABLE, table.to_string());
             }
         }
-        // The file to be written need not exist yet, and the plugin would not start without it.
+        // The file to be written need not exist yet, but the plugin does not start without it.
         if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
             set(keep::SETTINGS_FILE, "/dev/null".to_owned());
         }
@@ -123,23 +115,19 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Facts that the plugin and NCCL logged in a run.
 #[derive(Debug, Default)]
 struct Said {
-    /// The tuner's policies, as each rank logs its own.
     policies: BTreeSet<String>,
-    /// The hosts' fingerprints, as each rank logs them.
     hosts: BTreeSet<String>,
     /// For each communicator, true if the tuner is in use.
     communicators: BTreeSet<bool>,
-    /// Ranks and nodes of communicators.
     sizes: BTreeSet<(usize, usize)>,
 }
 
 impl Said {
     fn note(&mut self, line: &str) {
-        // The plugin's line (`plugin.rs`) counts only if it is complete: another rank's line may
-        // have cut it anywhere.
+        // Only a complete line of the plugin (`plugin.rs`) counts: another rank's line may split
+        // it.
         let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
@@ -148,7 +136,7 @@ impl Said {
             self.policies.insert(policy.to_owned());
             self.hosts.insert(host.to_owned());
         }
-        // The tuner's own line, which is there only if NCCL asks this tuner (`abi/tuner_calls.rs`).
+        // The tuner logs this line only if NCCL asks this tuner (`abi/tuner_calls.rs`).
         for (words, is_used) in
             [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
         {
@@ -222,19 +210,19 @@ impl Said {
     }
 }
 
-/// True if a policy's words are complete, as the plugin's tuner writes them (`tuner/mod.rs`).
+/// Returns true if the policy text is complete, as the plugin's tuner writes it (`tuner/mod.rs`).
 fn is_whole_policy(policy: &str) -> bool {
     policy.starts_with("off: ") || table_of(policy).is_some()
 }
 
-/// The origin of the table that a policy names, and its number of rows.
+/// Returns the origin of the table that a policy names, and its number of rows.
 fn table_of(policy: &str) -> Option<(&str, usize)> {
     let (origin, rest) = policy.split_once(" table of ")?;
     let (rows, _) = rest.split_once(" row")?;
     Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
 }
 
-/// True if a fingerprint is complete: the NCCL version is its last part.
+/// Returns true if a fingerprint is complete. The NCCL version is its last part.
 fn is_whole_host(host: &str) -> bool {
     let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
     has_version && host.parse::<Fingerprint>().is_ok()
@@ -272,7 +260,7 @@ mod tests {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
         let learned = OFF.replace("off: NCCL_SPARK_TUNER=off", "learned table of 1 rows, hash 1");
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
-        // Another rank's line begins in the middle of this line, which continues after it.
+        // Another rank's line splits this line at every possible place.
         for at in 1..learned.len() {
             for other in [learned.as_str(), used, INIT] {
                 let log = said(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
@@ -310,7 +298,7 @@ mod tests {
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
             assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
         }
-        // NCCL asked another tuner, or none, on some rank.
+        // On some rank NCCL asked another tuner, or none.
         for lines in [&[][..], &[left], &[used, left]] {
             let error = said(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
             assert!(error.to_string().contains("did not use this plugin's tuner"), "{lines:?}: {error}");

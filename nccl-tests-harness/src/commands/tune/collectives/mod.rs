@@ -1,17 +1,17 @@
 //! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests,
 //! between the ranks that will use it.
 //!
-//! A candidate is forced by the mechanism that is used later: the plugin's tuner with a table of
-//! one row. NCCL's choice is a run with the tuner off. Each round measures all of them once, so
-//! that a change of the machine affects all.
+//! A candidate is forced by the mechanism of later use: the plugin's tuner with a table of one row.
+//! NCCL's choice is a run with the tuner off. Each round measures all of them once, so that a
+//! change of the machine affects all of them.
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
 //! - Every round with the row was faster than every round of NCCL's choice (of five rounds, one
-//!   outlier of each is allowed), twice: alone, and again with the whole table.
-//! - If the user names groups, neither the row nor the whole table makes those slower.
-//! - A run counts only if its data is right and NCCL's log says that every channel went over the
-//!   plugin. A run that fails is repeated once.
+//!   outlier of each is allowed). This holds twice: for the row alone, and with the whole table.
+//! - If the user names groups, neither the row nor the whole table makes them slower.
+//! - A run counts only if its data is right, and NCCL's log says that every channel used the
+//!   plugin. A failed run is repeated once.
 
 mod measure;
 pub mod options;
@@ -37,16 +37,15 @@ use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
 /// Rounds in which the whole table and NCCL's choice are measured again. With five rounds each, all
-/// of one are below all of the other by chance once in 252 times.
+/// rounds of one are below all of the other by chance once in 252 times.
 const FINAL_ROUNDS: u32 = 5;
-/// Rounds in which groups are measured with the table and without.
+/// Rounds in which groups are measured, with the table and without.
 const GROUP_ROUNDS: u32 = 3;
 
-/// Tunes. `own` is this program's file, `lookup` gives the value of an environment variable.
+/// Tunes.
 ///
 /// # Errors
-/// Fails when NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be
-/// written.
+/// NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
 pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     let most = most_runs(&plan);
@@ -95,7 +94,7 @@ fn introduce(plan: &Plan, most: u64, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The number of runs if no candidate is dropped, every collective is confirmed and no run fails.
+/// Returns the number of runs if nothing is dropped, everything is confirmed, and no run fails.
 fn most_runs(plan: &Plan) -> u64 {
     let groups = plan.groups.len() as u64;
     let finals = 2 * (u64::from(FINAL_ROUNDS) + u64::from(GROUP_ROUNDS) * groups);
@@ -105,7 +104,6 @@ fn most_runs(plan: &Plan) -> u64 {
     plan.collectives.iter().map(each).sum()
 }
 
-/// Writes the table, and reports what is in effect from then on.
 fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write) -> Result<()> {
     let &Outcome { facts, learned_rows, kept_rows, table, .. } = outcome;
     writeln!(out, "#")?;
@@ -133,18 +131,15 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write
     Ok(out.flush()?)
 }
 
-/// Says that the tuner is not off if no table is learned.
 fn without_table(out: &mut impl Write) -> Result<()> {
     writeln!(out, "# no table is learned, but on a GB10 the tuner stays in use, with the rows that the plugin ships:")?;
     writeln!(out, "# for NCCL's own choice at every size set NCCL_SPARK_TUNER=off on every host")?;
     Ok(())
 }
 
-/// A program that is run, alone or in groups.
 struct Run<'a> {
     collective: Collective,
     program: &'a Path,
-    /// Collectives in a group; 1: each alone.
     members: u32,
 }
 
@@ -157,19 +152,16 @@ impl fmt::Display for Run<'_> {
     }
 }
 
-/// Makes runs.
 struct Bench<'a> {
     plan: &'a Plan,
     runner: Runner<'a>,
-    /// Runs at most.
     most: u64,
     watch: Watch,
     started: Instant,
 }
 
 impl<'a> Bench<'a> {
-    /// Measures NCCL's choice and all candidates of one collective. Candidates that are better
-    /// alone are then measured in groups.
+    /// Measures NCCL's choice and all candidates alone. Then measures the better ones in groups.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut alone = Measured::new(self.plan.candidates_of(collective).map(Some));
@@ -185,9 +177,9 @@ impl<'a> Bench<'a> {
         Ok(Sweep { collective, program, alone, groups, judged, again: None })
     }
 
-    /// Measures NCCL's choice and the candidates in turns. Each round begins with another one. A
-    /// candidate runs with `table`, or without one with a table that forces its choice. Forced
-    /// candidates that are hopeless after the first round are dropped.
+    /// Measures NCCL's choice and the candidates in turn. Each round begins with another.
+    /// Candidates run with `table`, or with a table that forces their choice. Hopeless forced
+    /// candidates are dropped after the first round.
     fn measure(
         &mut self,
         run: &Run<'_>,
@@ -202,8 +194,7 @@ impl<'a> Bench<'a> {
             let count = running.len() + 1;
             let with = if table.is_some() { " with the whole table" } else { "" };
             say(out, &format!("{run}{with}: round {} of {rounds}, runs: {count}", round + 1))?;
-            // NCCL's choice is the last of the circle. The first round begins with it, because it
-            // says what the hosts are.
+            // NCCL's choice is last, but first in the first round, because it reports the hosts.
             let first = count - 1 + round * (count / rounds as usize).max(1);
             for at in (0..count).map(|step| (first + step) % count) {
                 let Some(&index) = running.get(at) else {
@@ -223,14 +214,14 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A table that makes `choice` for all sums of the sweep.
+    /// Makes a table that forces `choice` for all sums of the sweep.
     fn forced(&self, run: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
         let sum = |bytes: u64| (bytes * u64::from(run.members), choice);
         let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
         Table::new(None, rows::rows(run.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
     }
 
-    /// Measures the table of all winners against NCCL's choice.
+    /// Compares the table of all winners with NCCL's choice.
     fn confirm(&mut self, sweeps: &mut [Sweep<'a>], out: &mut impl Write) -> Result<()> {
         let (ranks, gain) = (self.facts()?.ranks, self.plan.gain);
         let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
@@ -261,7 +252,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Removes rows with which groups of `members` collectives are slower.
+    /// Removes rows that make groups of `members` collectives slower.
     fn check_groups(
         &mut self,
         sweep: &Sweep<'_>,
@@ -286,7 +277,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Measures NCCL's choice and the table, each first in every other round.
+    /// Measures NCCL's choice and the table. They take turns in being first.
     fn compare(
         &mut self,
         sweep: &Sweep<'_>,
@@ -302,9 +293,9 @@ impl<'a> Bench<'a> {
         Ok([nccl, candidates.pop().context("the table was not measured")?])
     }
 
-    /// Makes one more run for a record that is not dropped. A run is repeated once if it fails:
-    /// ranks on other hosts write into the same output, and a line that cuts another can make a
-    /// good run unreadable. A candidate that fails is dropped. NCCL's own choice must not fail.
+    /// Makes one more run for a record that is not dropped. A failed run is repeated once: ranks on
+    /// other hosts write to the same output, so a line that splits another can make a good run
+    /// unreadable. A candidate that fails is dropped. A failure of NCCL's own choice is an error.
     fn add(&mut self, run: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());
@@ -349,13 +340,12 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Prints a remark.
 fn say(out: &mut impl Write, text: &str) -> Result<()> {
     writeln!(out, "# {text}")?;
     Ok(out.flush()?)
 }
 
-/// Fails if the table has other sizes than an earlier one: then it was not read completely.
+/// Fails if the sizes differ from an earlier table, because the table is then incomplete.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
         ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");

@@ -82,47 +82,36 @@ pub struct Options {
     scene: SceneOptions,
 }
 
-/// The measurements to make, and the place of the results.
 #[derive(Debug)]
 pub struct Plan {
-    /// Conditions of all runs.
     pub conditions: tests::Conditions,
-    /// Arguments of all programs.
     pub arguments: Vec<String>,
-    /// The smallest and the largest size, in bytes.
+    /// Smallest and largest size in bytes.
     pub sizes: (usize, usize),
-    /// The collectives with their programs, one or more, none twice.
+    /// The collectives with their programs: one or more, without duplicates.
     pub collectives: Vec<(Collective, PathBuf)>,
-    /// The candidates, by channels; [`Plan::candidates_of`] has those of one collective.
+    /// Sorted by channels. [`Plan::candidates_of`] returns those of one collective.
     candidates: Vec<Choice>,
-    /// Rounds of each.
     pub rounds: u32,
     /// A row must be this many times as fast as NCCL's choice.
     pub gain: f64,
-    /// Members of the groups that rows must not make slower.
+    /// Member counts of the groups that rows must not make slower.
     pub groups: Vec<u32>,
-    /// The file that the user named, by the option or the variable: the same on all hosts. None:
-    /// each host's default file.
+    /// The file named by the option or the variable. `None` means each host's default file.
     pub output: Option<PathBuf>,
-    /// The file on this machine.
     pub file: PathBuf,
-    /// The table that this file had before.
+    /// The previous table of this file.
     pub before: Option<Table>,
-    /// Writes no settings file.
     pub dry_run: bool,
-    /// The place of the JSON.
     pub json: Option<Target>,
-    /// Notes for the user before the measurement.
     pub notes: Vec<String>,
 }
 
 impl Options {
-    /// Checks the options. `program` is this program's file, `lookup` gives the value of an
-    /// environment variable.
+    /// Checks the options.
     ///
     /// # Errors
-    /// Fails when options contradict each other, a program of nccl-tests does not exist, or the
-    /// settings file is not one.
+    /// Options contradict each other, nccl-tests lacks a program, or the settings file is invalid.
     pub fn plan(self, program: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         if let Some(other) = lookup("NCCL_TUNER_PLUGIN") {
             return Err(wrong(format!(
@@ -176,8 +165,7 @@ impl Options {
 }
 
 impl Plan {
-    /// The candidates for a collective. NCCL has trees for all_reduce alone (`ncclTopoTuneModel`,
-    /// tuning.cc).
+    /// NCCL has trees only for all_reduce (`ncclTopoTuneModel`, tuning.cc).
     pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
         let can = move |choice: &Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
         self.candidates.iter().copied().filter(can)
@@ -191,7 +179,6 @@ fn candidates(algorithms: &[Algorithm], protocols: &[Protocol], channels: &[u32]
     pairs.flat_map(choice).collect()
 }
 
-/// The protocols to try, and notes for the user about them.
 fn protocols(
     wanted: Vec<Protocol>,
     settings: &Settings,
@@ -219,7 +206,6 @@ fn protocols(
     Ok((protocols, notes))
 }
 
-/// Every value once, in the same order.
 fn unique<T: PartialEq>(values: Vec<T>) -> Vec<T> {
     let mut kept = Vec::new();
     for value in values {

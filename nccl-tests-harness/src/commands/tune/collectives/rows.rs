@@ -1,13 +1,12 @@
-//! Rows of a tuner's table from choices at measured sizes. Pure arithmetic on sizes.
+//! Makes rows of a tuner's table from choices at measured sizes. Pure arithmetic on sizes.
 
 use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
-/// Returns the rows for `sizes`, which are in order and above 0, with the choice of each. No row
-/// holds for a size without a choice.
+/// Returns the rows for `sizes`, which are sorted and above 0. A size without a choice gets no row.
 ///
-/// The row of a size begins in the geometric middle between it and the size below, and ends in the
-/// one between it and the size above. The first and the last reach as far as if another size
-/// followed at half and twice of them. Rows that meet and agree become one.
+/// A size's row begins at the geometric mean of this size and the next smaller size, and ends at
+/// that of this size and the next larger size. The first and last row extend as if half the first
+/// size and twice the last size followed. Adjacent rows with the same choice become one.
 pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (at, &(bytes, choice)) in sizes.iter().enumerate() {
@@ -24,8 +23,7 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     rows
 }
 
-/// The rows of the table `before` that do not concern a run over `measured` with `ranks` ranks;
-/// none of a table for other hosts.
+/// Returns the older rows that this run does not replace. A table for other hosts has none.
 pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
@@ -33,12 +31,12 @@ pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective],
     table.rows().iter().filter(is_other).copied().collect()
 }
 
-/// The geometric mean, rounded down. It is under `above` if `below` is.
+/// Returns the geometric mean, rounded down. It is less than `above` if `below` is.
 fn middle(below: u64, above: u64) -> u64 {
     (u128::from(below) * u128::from(above)).isqrt() as u64
 }
 
-/// The geometric mean of a size and its half, rounded down. It is under the size.
+/// Returns the geometric mean of a size and its half, rounded down. It is less than the size.
 fn lower_middle(bytes: u64) -> u64 {
     (u128::from(bytes) * u128::from(bytes) / 2).isqrt() as u64
 }
@@ -99,7 +97,7 @@ mod tests {
                 (bytes, choices().get(*choice).copied())
             }).collect();
             let rows = rows(Collective::AllGather, 2, &sizes);
-            // A table refuses rows that overlap.
+            // A table refuses overlapping rows.
             let table = Table::new(None, rows.clone());
             prop_assert!(table.is_ok(), "{:?}", table);
             for (bytes, choice) in sizes {

@@ -9,8 +9,7 @@ use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// The cells of a line: the size, NCCL's time, the choice with its time if there is one, and a
-/// remark.
+/// Makes a line's cells: size, NCCL's time, any choice with its time, and a remark.
 fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
     let (choice, us, gain) = match best {
         Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
@@ -19,7 +18,6 @@ fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> 
     [bytes.to_string(), significant(nccl_us), choice, us, gain, words.to_owned()]
 }
 
-/// Starts a table with its title and the names of its columns.
 fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
     let mut table = Columns::new(out, "  ", [right(12), right(8), left(13), right(8), right(5), left(0)]);
     table.remark("")?;
@@ -28,7 +26,6 @@ fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
     Ok(table)
 }
 
-/// The table of one collective.
 pub fn sweep(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.alone.nccl.rounds.len();
     let name = sweep.collective;
@@ -50,7 +47,6 @@ pub fn sweep(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The table of one collective's confirmation.
 pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     let Some(again) = &sweep.again else { return Ok(()) };
     let rounds = again.nccl.rounds.len();
@@ -74,7 +70,7 @@ pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The comment above the table; `date` is today's.
+/// Makes the comment above the table. `date` is today's.
 pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     let &Outcome { facts, sweeps, learned_rows, kept_rows, .. } = outcome;
     let older = if kept_rows > 0 { format!("; older rows: {kept_rows}") } else { String::new() };
@@ -93,7 +89,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     )
 }
 
-/// All results as JSON; every number has its unit in its name.
+/// Makes the JSON of all results. Every number has its unit in its name.
 pub fn json(plan: &Plan, outcome: &Outcome<'_>) -> Value {
     let &Outcome { fabric, facts, sweeps, table, .. } = outcome;
     json!({

@@ -8,7 +8,6 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::path::Path;
 
-/// The measurements of one collective.
 #[derive(Serialize)]
 pub struct Sweep<'a> {
     #[serde(serialize_with = "super::verdict::text")]
@@ -20,12 +19,11 @@ pub struct Sweep<'a> {
     pub groups: Vec<Measured>,
     #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
-    /// The confirmation of the sizes that a candidate won; none if there are no such sizes.
+    /// The confirmation of the sizes that a candidate won, if any.
     #[serde(rename = "confirmation")]
     pub again: Option<Confirmation>,
 }
 
-/// The whole table against NCCL's choice.
 #[derive(Serialize)]
 pub struct Confirmation {
     pub nccl: Record,
@@ -34,17 +32,14 @@ pub struct Confirmation {
     pub lines: Vec<Confirmed>,
 }
 
-/// The confirmation of one size.
 pub struct Confirmed {
     pub bytes: u64,
-    /// The table's choice, and how it compares with NCCL's.
     pub row: Option<(Choice, Finding)>,
     /// True if the times differ clearly, in either direction.
     pub differs: bool,
 }
 
 impl Confirmed {
-    /// The choice that gets a row.
     pub fn choice(&self) -> Option<Choice> {
         self.row.filter(|(_, finding)| *finding == Finding::Better).map(|(choice, _)| choice)
     }
@@ -64,7 +59,7 @@ impl Serialize for Confirmed {
 }
 
 impl Confirmation {
-    /// NCCL's time over the table's, for each size whose row is confirmed.
+    /// Returns NCCL's time divided by the table's, for each size with a confirmed row.
     pub fn gains(&self) -> impl Iterator<Item = f64> {
         let rows = self.lines.iter().filter(|line| line.choice().is_some());
         rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
@@ -72,7 +67,6 @@ impl Confirmation {
 }
 
 impl Sweep<'_> {
-    /// The rows of the winners, before the confirmation.
     pub fn proposed(&self, ranks: usize) -> Vec<Row> {
         let choice =
             |judged: &Judged| judged.best.filter(|_| judged.finding == Finding::Better).map(|(choice, _)| choice);
@@ -80,7 +74,6 @@ impl Sweep<'_> {
         rows::rows(self.collective, ranks, &sizes)
     }
 
-    /// The rows that are confirmed.
     pub fn confirmed(&self, ranks: usize) -> Vec<Row> {
         let lines = self.again.iter().flat_map(|again| &again.lines);
         let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
@@ -88,16 +81,12 @@ impl Sweep<'_> {
     }
 }
 
-/// The results.
 pub struct Outcome<'a> {
-    /// The fabric in words.
     pub fabric: &'a str,
     pub facts: &'a Facts,
     pub sweeps: &'a [Sweep<'a>],
-    /// Number of rows that this run found.
     pub learned_rows: usize,
-    /// Number of older rows that stay, of other collectives or other numbers of ranks.
+    /// Number of older rows that stay, for other collectives or other numbers of ranks.
     pub kept_rows: usize,
-    /// All of these rows; none if there are none.
     pub table: Option<&'a Table>,
 }

@@ -10,43 +10,36 @@ use std::fmt::Display;
 
 /// A candidate that takes this many times the best time at every size is not measured again.
 const HOPELESS: f64 = 1.3;
-/// A group may run at this fraction of NCCL's speed, for noise.
+/// A group may run at this fraction of NCCL's speed, because of noise.
 const LEAST_IN_GROUPS: f64 = 0.98;
 /// One round in this many may be an outlier.
 const OUTLIERS: usize = 5;
-/// Candidates within this factor of the best are equally good. The neighbouring sizes decide which
-/// of them gets the row.
+/// Candidates within this factor of the best are equally good. Neighbouring sizes decide.
 const AS_GOOD: f64 = 1.03;
 
-/// The measurements of one candidate, or of NCCL's choice.
+/// The measurements of one candidate, of NCCL's choice, or of the whole table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
-    /// The choice of a candidate; none for NCCL's choice and for the whole table.
+    /// Only for candidates.
     #[serde(serialize_with = "text_or_null")]
     pub choice: Option<Choice>,
-    /// Times by round.
     #[serde(rename = "rounds_time_us_by_bytes")]
     pub rounds: Vec<Times>,
-    /// The reason why it is no longer measured.
+    /// The reason why the candidate is no longer measured.
     pub dropped: Option<Dropped>,
 }
 
-/// NCCL's choice and the candidates, alone or in groups. Times and sizes are those of one
-/// collective.
+/// NCCL's choice and the candidates, alone or in groups. Sizes and times are of one collective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// Collectives in a group; 1: each alone.
+    /// Collectives in a group; 1 means each alone.
     pub members: u32,
-    /// NCCL's choice.
     pub nccl: Record,
-    /// The candidates.
     pub candidates: Vec<Record>,
 }
 
-/// The reason why a candidate is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dropped {
-    /// A run failed, for this reason.
     Failed(String),
     /// The candidate was slow at every size in the first round.
     Slow,
@@ -61,7 +54,6 @@ impl Serialize for Dropped {
     }
 }
 
-/// Writes a value into JSON as its text.
 pub fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
@@ -70,16 +62,12 @@ fn text_or_null<S: Serializer>(value: &Option<impl Display>, serializer: S) -> R
     value.as_ref().map(ToString::to_string).serialize(serializer)
 }
 
-/// The result for one size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judged {
-    /// The size.
     pub bytes: u64,
-    /// The median of NCCL's choice.
     pub nccl_us: f64,
-    /// The candidate that wins, or else the fastest, with its median.
+    /// The winning candidate, or else the fastest, with its median.
     pub best: Option<(Choice, f64)>,
-    /// The comparison with NCCL's choice.
     pub finding: Finding,
 }
 
@@ -96,23 +84,20 @@ impl Serialize for Judged {
     }
 }
 
-/// The comparison of a choice with NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
     /// Clearly better: the choice wins.
     Better,
-    /// The median is not enough times as fast.
+    /// The gain in the median is too small.
     SmallGain,
-    /// The slowest round is not faster than the fastest of NCCL's choice.
+    /// The slowest round is not faster than the fastest round of NCCL's choice.
     RoundsOverlap,
     /// Clearly better, but a group is slower with the choice.
     SlowInGroups,
-    /// No candidate was measured.
     NoCandidate,
 }
 
 impl Finding {
-    /// The finding in tables and JSON.
     pub fn words(self) -> &'static str {
         match self {
             Self::Better => "better",
@@ -125,29 +110,26 @@ impl Finding {
 }
 
 impl Record {
-    /// A record without rounds.
     pub fn new(choice: Option<Choice>) -> Self {
         Self { choice, rounds: Vec::new(), dropped: None }
     }
 
-    /// The times of one size, by round.
     pub fn times(&self, bytes: u64) -> Vec<f64> {
         self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
     }
 
-    /// The median of the rounds at one size; not a number if nothing was measured.
+    /// Returns the median of one size. NaN if the size was not measured.
     pub fn median(&self, bytes: u64) -> f64 {
         median(&self.times(bytes))
     }
 }
 
 impl Measured {
-    /// A candidate for each of `choices`, alone, without rounds.
+    /// Makes a record for each of `choices`, measured alone, without rounds.
     pub fn new(choices: impl IntoIterator<Item = Option<Choice>>) -> Self {
         Self { members: 1, nccl: Record::new(None), candidates: choices.into_iter().map(Record::new).collect() }
     }
 
-    /// The candidates that are clearly better than NCCL's choice at one size or more.
     pub fn winners(&self, gain: f64) -> Vec<Choice> {
         let is_better = |record: &&Record| {
             let better = |&bytes: &u64| compare(&self.nccl.times(bytes), &record.times(bytes), gain) == Finding::Better;
@@ -156,8 +138,8 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// True if a row of `choice` for `bytes` would leave these groups as fast as they are with
-    /// NCCL's choice. False for a candidate that was not measured, or failed.
+    /// Returns true if these groups stay as fast as with NCCL's choice when `bytes` has a row of
+    /// `choice`. Returns false for a candidate that was not measured, or failed.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
@@ -168,20 +150,18 @@ impl Measured {
     }
 }
 
-/// True if the row for `bytes` acts for a group of `members` collectives of `each` bytes: NCCL asks
-/// the tuner with their sum. Sizes are measured in steps of two, so a row holds from
+/// Returns true if the row for `bytes` applies to a group of `members` collectives of `each` bytes.
+/// NCCL asks the tuner with their sum. Sizes are measured in steps of two, so a row applies from
 /// `bytes` / sqrt(2) to `bytes` * sqrt(2).
 pub fn is_of_size(bytes: u64, each: u64, members: u32) -> bool {
     let ratio = each as f64 * f64::from(members) / bytes as f64;
     ratio * ratio > 0.5 && ratio * ratio <= 2.0
 }
 
-/// The sizes of NCCL's choice, in order.
 pub fn sizes(nccl: &Record) -> Vec<u64> {
     nccl.rounds.first().into_iter().flat_map(|round| round.keys().copied()).collect()
 }
 
-/// Drops the candidates that are hopeless after the first round.
 pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     let sizes = sizes(nccl);
     let of_all = |bytes: u64, candidates: &[Record]| {
@@ -196,9 +176,9 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     }
 }
 
-/// Finds out whether times `with` are clearly better than times `without`: by the factor `gain` in
-/// the median, and without overlap. Of five rounds or more, one in five of each side, the slowest
-/// `with` and the fastest `without`, may be an outlier.
+/// Judges if times `with` are clearly better than times `without`: by the factor `gain` in the
+/// median, and without overlap. With five or more rounds, one in five on each side may be an
+/// outlier: the slowest rounds `with`, and the fastest rounds `without`.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -216,24 +196,23 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// True if groups lose more than they may with times `with`, by the medians.
+/// Returns true if the median of groups loses more than allowed with times `with`.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without) < median(with) * LEAST_IN_GROUPS
 }
 
-/// True if groups are slower in every round too, except for the outliers of [`compare`].
+/// Returns true if groups are also slower in every round, except for the outliers of [`compare`].
 pub fn is_clearly_slower(without: &[f64], with: &[f64]) -> bool {
     is_slower(without, with) && compare(with, without, 1.0) == Finding::Better
 }
 
-/// True if one of the two is clearly better than the other.
 pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
     [compare(some, others, gain), compare(others, some, gain)].contains(&Finding::Better)
 }
 
-/// Judges every size. Candidates count that make none of the `groups` slower, are clearly better,
-/// and are as good as the best one. Among them, the table with the fewest changes from one size to
-/// the next is taken, then the one with the fewest channels, then the fastest.
+/// Judges every size. A candidate counts if it makes none of the `groups` slower, is clearly
+/// better, and is as good as the best. Among such candidates, takes the table with the fewest
+/// changes between sizes, then the fewest channels, then the fastest.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     let Measured { nccl, candidates, .. } = alone;
     let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
@@ -269,7 +248,6 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     judged.collect()
 }
 
-/// Choices for the sizes up to one.
 #[derive(Debug, Clone, Default)]
 struct Path {
     choices: Vec<Option<Choice>>,
@@ -295,8 +273,7 @@ impl Path {
     }
 }
 
-/// Takes one of the good choices for each size, which come with their times relative to the best;
-/// none for a size without a good choice.
+/// Takes one good choice for each size, if any. The times are relative to the best.
 fn settle(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
     let mut paths = vec![Path::default()];
     for choices in good {
@@ -351,7 +328,7 @@ mod tests {
         let ll = record("ring/ll/4", &[&[20.0, 30.0, 31.0, 59.0]]);
         let simple = record("ring/simple/2", &[&[29.9, 29.5, 30.0, 30.0]]);
         let judged = judge(&alone(nccl.clone(), vec![ll.clone(), simple.clone()]), &[], 1.05);
-        // The second size could go either way: fewer changes leave both, fewer channels decide.
+        // For the second size, both choices give the same number of changes. Fewer channels decide.
         assert_eq!(chosen(&judged), ["ring/ll/4", "ring/simple/2", "ring/simple/2", "ring/simple/2"]);
         assert_eq!((judged[0].nccl_us, judged[0].best.unwrap().1), (30.0, 20.0));
         let other = record("ring/ll/1", &[&[99.0, 29.6, 99.0, 99.0]]);
@@ -371,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_choice_that_slows_groups_is_replaced_by_the_next_best() {
-        // Members of 2, 4, 8 and 16 KiB: groups of four have the sums 8 to 64 KiB.
+        // With members of 2, 4, 8 and 16 KiB, groups of four have sums of 8 to 64 KiB.
         let group = |choice: &str, rounds: &[&[f64]]| {
             let quarter = |times: Times| times.into_iter().map(|(bytes, us)| (bytes / 4, us)).collect();
             let record = record(choice, rounds);
@@ -399,7 +376,7 @@ mod tests {
         failed.candidates[0].dropped = Some(Dropped::Failed("3 WRONG elements".into()));
         failed.candidates.pop();
         assert_eq!(chosen(&judge(&single, &[failed], 1.05)), ["SlowInGroups"; 4]);
-        // Sums of three are no powers of two.
+        // Sums of three are not powers of two.
         assert!(is_of_size(8192, 2730, 3) && is_of_size(16384, 4096, 3) && !is_of_size(8192, 4096, 3));
     }
 
@@ -423,7 +400,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the times: a winner is clearly better than NCCL's choice at that size.
+        /// For any times, a winner is clearly better than NCCL's choice at that size.
         #[test]
         fn nothing_wins_without_a_clear_gain(
             all in prop::collection::vec(prop::collection::vec(prop::collection::vec(1.0..2.0_f64, 5), 3), 2..7),

@@ -1,9 +1,8 @@
-//! Writes the table into the settings file of every machine: directly, or by a process on each that
-//! mpirun starts.
+//! Writes the table into the settings file of every machine, directly or by a process from mpirun.
 //!
-//! All machines get the same table: ranks that decide by different tables refuse each other. The
-//! table keeps the launching machine's older rows. A machine that had another table than the
-//! launching one loses that table, and shows it, so that it can be restored.
+//! All machines get the same table, because ranks with different tables refuse each other. The
+//! table keeps the launching machine's older rows. A machine with a different table than the
+//! launching machine loses it, but prints it, so that the user can restore it.
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::Place;
@@ -33,12 +32,12 @@ pub struct Task {
     output: Option<PathBuf>,
 }
 
-/// The variables with which launchers number a job's processes on one machine.
+/// Variables in which launchers number a job's processes on one machine.
 const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
 
 impl Task {
-    /// Writes the file, unless another process of the job does so on this machine. Without such a
-    /// variable several write the same text, which is harmless: each replaces the whole file.
+    /// Writes the file, unless another process of the job writes it on this machine. Without such a
+    /// variable, several processes harmlessly write the same text: each replaces the whole file.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
         let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
         if local_rank.is_some_and(|rank| rank != "0") {
@@ -86,7 +85,6 @@ pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, 
     }
 }
 
-/// The command that writes on all hosts: mpirun with its `arguments`, and this program.
 fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>, remark: &str) -> Result<Command> {
     let mut command = Command::new("mpirun");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -96,17 +94,16 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
             command.arg(option).arg(table.to_string());
         }
     }
-    // mpirun does not pass this process's environment on, so the file that a variable names is
-    // passed too.
+    // mpirun does not pass on this environment, so a file named by a variable becomes an argument.
     if let Some(output) = &plan.output {
         command.arg("--output").arg(std::path::absolute(output).context("make the path absolute")?);
     }
     Ok(command)
 }
 
-/// Writes one file; `before` is the table that the launching machine had.
+/// Writes one file. `before` is the previous table of the launching machine.
 fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
-    // A file that is not usable is reported by `keep`.
+    // `keep` reports an unusable file.
     let old = keep::check(file).ok().and_then(|settings| settings.tuner.table);
     let pair = table.map(|table| (keep::TUNER_TABLE, table.to_string()));
     let mut lines = keep::keep(file, &keep::TABLE, pair.as_slice(), remark)?;
@@ -139,7 +136,7 @@ mod tests {
         assert!(std::fs::read_to_string(&file).unwrap().ends_with(&format!("NCCL_SPARK_TUNER_TABLE={new}\n")));
         let said = write(Some(&other), None, None);
         assert!(said.contains(&format!("removed a different table of 1 row(s) there: {other}")), "{said}");
-        // The launching machine's own table, the same table, and none are nothing to report.
+        // The launching machine's own table, the same table, or no table needs no report.
         for old in [Some(&mine), Some(&new), None] {
             let said = write(old, Some(&written), Some(&before));
             assert!(!said.contains("different"), "{said}");

@@ -1,9 +1,8 @@
-//! The order of hosts that are cabled in many ways.
+//! Orders of hosts with various cabling.
 
 use super::*;
 use std::net::Ipv4Addr;
 
-/// A host with a rail in each of these subnets, 192.168.N.0/24.
 fn host(number: u8, subnets: &[u8]) -> Vec<RailSheet> {
     let rail = |(at, subnet): (usize, &u8)| RailSheet {
         name: format!("mlx5_{at}:1"),
@@ -41,7 +40,7 @@ fn a_triangle_has_every_order() {
     assert_eq!([(0, 1), (1, 2), (2, 0)].map(|(one, other)| found.rails(one, other)), [2; 3]);
 }
 
-/// Cabled a-c-b-d: a and b, and c and d, are opposite.
+/// The cabling is a-c-b-d: a is opposite b, and c is opposite d.
 #[test]
 fn a_ring_of_four_is_put_in_the_order_of_its_cables() {
     let (a, b, c, d) = (host(1, &[1, 2, 7, 8]), host(2, &[3, 4, 5, 6]), host(3, &[1, 2, 3, 4]), host(4, &[5, 6, 7, 8]));
@@ -56,7 +55,6 @@ fn a_switch_keeps_the_given_order_and_a_line_has_none() {
     assert_eq!(reach(&switch).order(), Some((0..16).collect()));
     let line = reach(&[host(1, &[1]), host(2, &[1, 2]), host(3, &[2])]);
     assert_eq!((line.order(), line.apart()), (None, vec![(0, 2)]));
-    // Two pairs without a cable between them.
     let islands = reach(&[host(1, &[1]), host(2, &[1]), host(3, &[2]), host(4, &[2])]);
     assert_eq!((islands.order(), islands.apart().len()), (None, 4));
     assert_eq!(reach(&[host(1, &[1])]).order(), Some(vec![0]));
@@ -73,7 +71,7 @@ fn link_local_addresses_join_two_hosts_and_decide_nothing_for_three() {
     assert_eq!(reach(&[local(1), local(2), local(3)]).order(), None);
 }
 
-/// Every graph of five hosts: an order is one, and there is none only where no permutation is one.
+/// Checks every graph of five hosts: `None` means that no permutation is valid.
 #[test]
 fn the_first_of_all_valid_orders_is_chosen() {
     fn permutations(rest: &[usize]) -> Vec<Vec<usize>> {
