@@ -1,11 +1,11 @@
 //! Moves a mebibyte from one end of a connection to the other through the plugin's library file, as
 //! NCCL's proxy thread does:
 //!
-//!     cargo build --workspace NCCL_IBVERBS_LIB=target/debug/softverbs-ibverbs cargo run --example
-//!     move_bytes -- target/debug/libnccl_net_spark.so
+//!     cargo build --workspace
+//!     NCCL_IBVERBS_LIB=target/debug/softverbs-ibverbs \
+//!       cargo run --example move_bytes -- target/debug/libnccl_net_spark.so
 //!
-//! Both ends are in this process. Nothing here waits: every call answers at once, and a NULL says
-//! "not yet, call again".
+//! Both ends are in this process. No call blocks; a NULL result means "not yet, call again".
 
 #![allow(unsafe_code)]
 
@@ -27,7 +27,7 @@ fn main() {
     let net = net.expect("the library has no ncclNetPlugin_v8");
     // SAFETY: pointers below are to live variables of the types that the table's functions ask for,
     // and each comm, registration and request is used only between the call that gave it and the
-    // one that takes it back.
+    // call that takes it back.
     unsafe { move_bytes(net) }
 }
 
@@ -42,7 +42,7 @@ unsafe fn move_bytes(net: &NetV8) {
     unsafe {
         check("init", net.init.unwrap()(None));
         check("listen", net.listen.unwrap()(0, handle.as_mut_ptr().cast(), &mut listener));
-        // Each needs the other one to go on.
+        // `connect` and `accept` each need the other one to go on.
         while sender.is_null() || receiver.is_null() {
             if sender.is_null() {
                 check("connect", net.connect.unwrap()(0, handle.as_mut_ptr().cast(), &mut sender, &mut null_mut()));
@@ -60,7 +60,7 @@ unsafe fn move_bytes(net: &NetV8) {
         while received.is_null() {
             check("irecv", net.irecv.unwrap()(receiver, 1, &mut data, &mut size, &mut tag, &mut into, &mut received));
         }
-        // The clear-to-send is on its way: until it is there, a send does not begin.
+        // `isend` does not begin before the clear-to-send has arrived.
         while sent.is_null() {
             check("isend", net.isend.unwrap()(sender, from.as_mut_ptr().cast(), size, TAG, out, &mut sent));
         }

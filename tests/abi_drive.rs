@@ -13,15 +13,13 @@ fn without_a_verbs_library_every_call_fails_cleanly_and_the_warning_names_it() {
 
 #[test]
 fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
-    // No RDMA device of any machine has this name.
     let output = drive(&[("NCCL_IB_HCA", "=not-there")]);
     assert!(output.stderr.contains("init: "), "{}", output.stderr);
 }
 
 #[test]
 fn details_reach_nccls_log_only_at_level_trace() {
-    // NCCL shows level `[5]` under NCCL_DEBUG=TRACE. Each finalize without an init writes such a
-    // line.
+    // `[5]` is NCCL's level TRACE. Each finalize without an init logs at this level.
     let detail = |level: &str| {
         let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
         said.stderr.lines().filter(|line| line.starts_with("[5] ")).count()
@@ -34,8 +32,7 @@ fn details_reach_nccls_log_only_at_level_trace() {
 fn a_misspelt_setting_is_named() {
     let program = common::drive_program();
     let output = run(&program, &[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
-    // The program stops at the first init. It expects ncclSystemError, as on a machine without
-    // RDMA.
+    // The program expects ncclSystemError from the first init, as on a host without RDMA.
     assert!(!output.success, "{}", output.stderr);
     assert!(output.stderr.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.stderr);
 }
@@ -63,9 +60,8 @@ fn the_example_moves_bytes() {
     assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
 }
 
-/// v8 does not guarantee that `*request` is initialised when `irecv` is called. An optimising
-/// compiler may remove a read whose result is unused, so CI names a library built without
-/// optimisation (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
+/// In v8, `*request` may be uninitialised when `irecv` is called. Optimisers may remove an unused
+/// read, so CI names an unoptimised library (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
 #[test]
 fn v8s_irecv_does_not_read_its_request_word() {
     let program = common::c_program("uninitialised", &["uninitialised.c", "log.c"]);

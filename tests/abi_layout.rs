@@ -1,8 +1,7 @@
-//! Every struct of the C interface has NCCL's sizes and offsets, both as a Rust type and in the C
-//! header.
+//! Every struct of the C interface has NCCL's sizes and offsets, both in Rust and in the C header.
 //!
-//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` contain the output of a C compiler for
-//! NCCL's own headers, on x86-64 and on aarch64.
+//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` are the output of a C compiler for NCCL's
+//! own headers, on x86-64 and on aarch64.
 
 mod common;
 
@@ -13,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem::offset_of;
 
-/// Name of a field in snake case, its offset and its size, in bytes.
+/// Snake-case name, offset and size in bytes of each field.
 type Fields = Vec<(&'static str, usize, usize)>;
 
 macro_rules! layout {
@@ -176,8 +175,7 @@ fn nccls_structs() -> BTreeMap<String, Struct> {
     .collect()
 }
 
-/// Normalises `reg_mr_dma_buf` and `regMrDmaBuf`. Case is ignored: NCCL writes both `nvlDomainInfo`
-/// and `perChMaxNVLSTreeBws`.
+/// Makes names comparable: `reg_mr_dma_buf` and `regMrDmaBuf`, or `perChMaxNVLSTreeBws`.
 fn plain(name: &str) -> String {
     name.replace('_', "").to_lowercase()
 }

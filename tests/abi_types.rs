@@ -1,11 +1,9 @@
-//! The Rust tables have the function types of the C header, and the C header has those of NCCL's
-//! own headers.
+//! The C header has NCCL's function types, and the Rust tables have those of the C header.
 //!
-//! The second comparison needs `NCCL_NET_HEADERS`, the folder with NCCL's `net.h` for plugins
-//! (`plugins/net/example/nccl` in its sources), and `NCCL_TUNER_HEADERS`, the folder with its
-//! `tuner_v7.h` (`src/include/plugin/tuner`). Without them the tests are skipped with a message. A
-//! C file cannot have two structs of the same name. So each struct of our header is compiled under
-//! another name, and the types that it refers to are NCCL's.
+//! The first comparison is skipped without `NCCL_NET_HEADERS`, the folder of NCCL's `net.h` for
+//! plugins (`plugins/net/example/nccl`), and `NCCL_TUNER_HEADERS`, that of `tuner_v7.h`
+//! (`src/include/plugin/tuner`). A C file cannot have two structs of one name, so our structs are
+//! compiled under other names. The types that they refer to are NCCL's.
 
 mod common;
 
@@ -60,7 +58,7 @@ fn every_member_has_nccls_type() {
     let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
     check(&structs).unwrap();
 
-    // Errors that must be found: v8's int sizes where v9 has size_t, and one argument fewer.
+    // Each replacement must be found, such as v8's int sizes where v9 has size_t.
     for (table, right, wrong) in [
         ("ncclNet_v9_t", "size_t* sizes", "int* sizes"),
         ("ncclNet_v9_t", "size_t size, int tag", "int size, int tag"),
@@ -96,15 +94,13 @@ fn every_member_of_the_tuner_has_nccls_type() {
         7,
         "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does"
     );
-    // NCCL's tuner headers include nothing. These types are from nccl.h and nccl_common.h, which
-    // need CUDA's headers.
+    // From nccl.h and nccl_common.h, which need CUDA's headers. The tuner headers include nothing.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
                 typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\
                 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...);\n\
                 #include \"tuner_v4.h\"\n#include \"tuner_v7.h\"\n";
     check(head, &folder, &structs).unwrap();
 
-    // An error that must be found: v4's init in place of v5's.
     let broken = |one: &Struct| Struct { text: one.text.replacen("uint64_t commId, ", "", 1), ..one.clone() };
     let broken: Vec<Struct> = structs.iter().filter(|one| one.name == "ncclTuner_v5_t").map(broken).collect();
     let complaint = check(head, &folder, &broken).expect_err("a wrong type must not compile");
@@ -124,12 +120,11 @@ fn the_header_compiles_beside_nccls() {
 #[derive(Clone)]
 struct Struct {
     name: String,
-    /// The text from `{` to `}`.
     text: String,
     members: Vec<String>,
 }
 
-/// Compiles the structs against NCCL's headers. `head` declares or includes NCCL's types.
+/// `head` declares or includes NCCL's types.
 fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     let mut c = format!("#include <stddef.h>\n#include <stdint.h>\n{head}");
     for Struct { name, text, members } in structs {
@@ -153,8 +148,7 @@ fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     common::compiles(&c, &["-Werror=incompatible-pointer-types", "-Wno-unused-parameter", "-I", folder])
 }
 
-/// Finds the structs of a header in the style of ours: `typedef struct {`, one member per line, `}
-/// name;`.
+/// Finds structs of the form `typedef struct {`, one member per line, `} name;`.
 fn structs_of(header: &str) -> Vec<Struct> {
     let blocks = header.split("typedef struct ").skip(1);
     blocks
@@ -167,7 +161,7 @@ fn structs_of(header: &str) -> Vec<Struct> {
         .collect()
 }
 
-/// Returns the name of one member, from its declaration.
+/// Returns the name that a C declaration declares.
 fn member(declaration: &str) -> Option<String> {
     let code = declaration.rsplit("*/").next()?.trim();
     let name = match code.split_once("(*") {
@@ -193,8 +187,7 @@ fn parameters_in(text: &str, field: &str) -> String {
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // An enum without negative values is passed like an int. Rust has no C enum that may hold any
-    // number.
+    // C passes an enum without negative values like an int. A Rust enum cannot hold all numbers.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
         text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);
@@ -216,7 +209,6 @@ fn parameters_of<F: Function>(_: &Option<F>) -> String {
     F::parameters().join(", ")
 }
 
-/// A function type, with its parameters as C types.
 trait Function {
     fn parameters() -> Vec<String>;
 }

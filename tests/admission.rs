@@ -1,6 +1,5 @@
 //! Attacks on the bootstrap port and the control channel over loopback, while honest peers connect
-//! and transfer data. Every byte is compared. `tests/lies.rs` covers lies that use other channels
-//! than TCP.
+//! and transfer data. Every byte is compared. `tests/lies.rs` covers lies outside TCP.
 //!
 //! The tests run one at a time, because they measure descriptors and memory of the whole process.
 
@@ -36,7 +35,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records the handshake of an honest peer with another listener. Its token is not valid here.
+/// Frames of an honest peer's handshake with another listener, whose token is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
     let (met, taken) = tapped(&hosts);
@@ -44,7 +43,6 @@ fn old_handshake() -> Vec<Vec<u8>> {
     taken.frames
 }
 
-/// Returns the same HELLO with this listener's token.
 fn hello_for(old: &[u8], listener: &Listener) -> Vec<u8> {
     let mut frame = old.to_vec();
     frame[TOKEN].copy_from_slice(&listener.known.token);
@@ -57,7 +55,6 @@ fn with_length(frame: &[u8], body_bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// Returns first messages that must not be admitted.
 fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
     let hello = hello_for(&old[0], listener);
     let mut all: Vec<Vec<u8>> = vec![
@@ -65,10 +62,9 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
         vec![0; 4096],
         vec![0xff; 100_000],
-        // Replays of an earlier job: its HELLO, alone and followed by its later messages.
+        // Replays from an earlier job.
         old[0].clone(),
         old.concat(),
-        // The later messages alone, and a control frame.
         old[1].clone(),
         old[2].clone(),
         old[3].clone(),
@@ -80,8 +76,7 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         })
         .encode(),
         Message::Refuse("no".repeat(1000)).encode(),
-        // Length fields: gigabytes, one above the limit, the limit without a body, less than the
-        // body.
+        // Wrong length fields. The limit is 32 KiB.
         with_length(&hello, u32::MAX),
         with_length(&hello, i32::MAX as u32),
         with_length(&hello, 32 * 1024 + 1),
@@ -89,13 +84,11 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         with_length(&hello, 20),
         with_length(&hello, 0),
     ];
-    // Another magic number, kind or version.
     for at in [0, 1, 2, 3] {
         let mut other = hello.clone();
         other[at] = other[at].wrapping_add(1);
         all.push(other);
     }
-    // A token whose last bit is wrong.
     let mut close = hello;
     close[TOKEN.end - 1] ^= 1;
     all.push(close);
@@ -111,7 +104,7 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     for (number, words) in nonsense(&old, &listener).into_iter().enumerate() {
         for leaves in [false, true] {
             let mut client = dial(listener.known.address);
-            // The client may be dropped while it sends.
+            // The listener may drop the client meanwhile.
             let _ = client.write_all(&words);
             if !leaves {
                 clients.push(client);
@@ -124,7 +117,6 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     }
     let met = listener.meet(&hosts[0]);
     met.check(2);
-    // Clients with an invalid message were dropped: their streams end.
     let dropped = clients.iter_mut().map(is_over).filter(|is_over| *is_over).count();
     assert!(dropped >= 20, "only {dropped} of {} were dropped", clients.len());
 }
@@ -183,8 +175,7 @@ fn taken_in(port: u16) -> usize {
     // Each inode once: the kernel may list a socket twice while others open and close.
     let mut inodes = std::collections::BTreeSet::new();
     for fields in lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
-        // Skips the listener itself (0A), and sockets without an inode: those in its queue and
-        // closed ones.
+        // Skips the listener (0A) and sockets without an inode, which are queued or closed.
         if fields.len() > 9 && fields[1].ends_with(&local) && fields[3] != "0A" && fields[9] != "0" {
             inodes.insert(fields[9].to_owned());
         }
@@ -192,7 +183,7 @@ fn taken_in(port: u16) -> usize {
     inodes.len()
 }
 
-/// Opens silent connections from the address `source`. Closes the oldest ones to make room.
+/// Opens silent connections from the address `source`. The last 60 stay open.
 fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &AtomicBool) {
     let mut held = std::collections::VecDeque::new();
     while !is_over.load(Ordering::Acquire) {
@@ -222,7 +213,6 @@ fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
                 let (count, is_over, address) = (&count, &is_over, listener.known.address);
                 scope.spawn(move || flood(address, source, count, is_over));
             }
-            // Stops the threads even if this thread panics.
             let guard = StopOnDrop(&is_over);
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
@@ -265,8 +255,7 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let listener = Listener::open(&hosts[1]);
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let heard = std::sync::Arc::clone(&listened);
-    // An eavesdropper replays the HELLO as soon as the honest one is answered. It then leaves,
-    // stays, or continues with the other recorded messages.
+    // An eavesdropper replays the HELLO as soon as the honest one is answered.
     let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
             *heard.lock().unwrap() = frame.clone();
@@ -279,7 +268,7 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
             let mut stays = dial(real);
             stays.write_all(&hello).unwrap();
             let answer = read_frame(&mut stays).expect("an answer to the replay");
-            // A refusal with its reason.
+            // Kind 3 is a refusal with its reason.
             assert_eq!(answer[2], 3, "the replay was answered by a message of kind {}", answer[2]);
             let words = String::from_utf8_lossy(&answer).into_owned();
             assert!(words.contains("was used before") && words.contains("connection was reset"), "{words}");
@@ -290,7 +279,6 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let met = listener.try_by(&hosts[0], handle).unwrap();
     met.check(5);
     let taken = taken.join().unwrap();
-    // Another replay after the connection is established.
     let mut late = dial(real);
     late.write_all(&taken.frames[0]).unwrap();
     late.write_all(&taken.frames[2]).unwrap();
@@ -329,15 +317,13 @@ fn memory_bytes() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// A change to a frame.
 type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
 
 #[test]
 fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    // Alters each message except the first (without a token, its sender would only be an
-    // unauthenticated client): cut, extended, of another kind, from another handshake.
+    // Not the first message: without its token, the sender is only an unauthenticated client.
     for place in 1..4_usize {
         let lies: Vec<(&str, Lie)> = vec![
             ("another kind", Box::new(|frame| frame[2] = 6)),
@@ -386,7 +372,7 @@ fn say(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
-/// Returns true if the text names the peer. Both ends are in this process.
+/// True if the text has the peer's process id, which is ours: both ends are in this process.
 fn names_peer(text: &str) -> bool {
     text.contains(&format!(":{}", std::process::id()))
 }
@@ -396,7 +382,6 @@ fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
-    // A control frame whose control message is longer than the limit.
     let mut huge = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![6; 2000] }).encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
@@ -429,7 +414,7 @@ fn meaningless_frames_are_ignored() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = tapped(&hosts);
     let gid = [0xfe; 16];
-    // The message with its lane replaced by `number`, which may be a lane that cannot exist.
+    // The message for the lane `number`, which may not exist.
     let of = |number: u8, message: ControlMessage| {
         let mut bytes = message.encode();
         bytes[1] = number;
@@ -461,8 +446,7 @@ fn meaningless_frames_are_ignored() {
         ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
-        // Sequence numbers far ahead and behind, the handshake's messages at the wrong time, then
-        // the control messages in order.
+        // Numbers far ahead and behind, messages of the handshake, then `unknown` in order.
         say(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
         say(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
         say(stream, u64::MAX, vec![1; 1000]);
@@ -475,7 +459,7 @@ fn meaningless_frames_are_ignored() {
             say(stream, number as u64 + 1, message.clone());
         }
     }
-    // The control messages were received: the answers contain their numbers.
+    // The answers acknowledge the last control message.
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         until(|| {
             let frame = read_frame(stream).expect("the channel is open");

@@ -1,6 +1,5 @@
-//! Completion queues in virtual time. A lane's queue has room for everything that the lane can
-//! post, even if all of it is flushed together. If completions are lost, the sender loses the rail,
-//! and the receiver loses the connection.
+//! Completion queues in virtual time: room for everything that a lane can post, flushed together.
+//! Lost completions cost the sender the rail, and the receiver the connection.
 
 #![allow(unsafe_code)]
 
@@ -12,8 +11,7 @@ use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::CompletionBuffer;
 use sim::fabric::Fabric;
 
-/// Capacities of the lanes' queue pairs (`comm/datapath/lane.rs`): writes of either end, receives
-/// of the receiving end.
+/// Queue pair capacities (`comm/datapath/lane.rs`): writes of either end, the receiver's receives.
 const WRITES: usize = 128;
 const RECEIVES: usize = 32 * 8 + 64;
 
@@ -57,7 +55,7 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
     let mut pair = fabric.connect(2, 1);
     let cq = number_of(&*pair.send);
     let now = fabric.now();
-    // The driver ignores a completion queue that belongs to another connection.
+    // Each driver ignores the completion queues of other connections.
     pair.drivers[1].completions_lost(cq, now);
     assert!(pair.drivers[1].is_whole());
     pair.drivers[0].completions_lost(cq, now);

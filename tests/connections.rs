@@ -1,6 +1,5 @@
-//! Connections over queue pairs, with both ends in this process. They run on the software fabric,
-//! or on the devices that `SPARK_TEST_RAILS="A;B"` names for the two ends (`tests/rxe-vm/suite.sh`
-//! does so, on the kernel's soft-RoCE).
+//! Connections over queue pairs, with both ends in this process, on the software fabric or on the
+//! devices of `SPARK_TEST_RAILS="A;B"` (`tests/rxe-vm/suite.sh`: the kernel's soft-RoCE).
 
 mod common;
 
@@ -49,8 +48,7 @@ fn isend(
     send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
 }
 
-/// GID indices differ between PCI functions and hosts, so an index that is valid on this host may
-/// name no GID on another.
+/// GID indices differ between PCI functions and hosts: one may name no GID on another host.
 #[test]
 fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
@@ -103,8 +101,7 @@ fn optional_receives_complete_immediately_and_lose_nothing() {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             ends.recv.irecv(&[part], true).unwrap()
         });
-        // It completes although nothing was sent for it yet. (In a loop, because the service thread
-        // may hold the data path at this moment.)
+        // Completes without a send. Repeated, because the service thread may hold the data path.
         until(|| sizes(&ends.recv, receive));
         sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
     }
@@ -136,7 +133,6 @@ fn closing_in_any_order_leaves_nothing_behind() {
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
         let open = RecvPart { addr: to.addr(), bytes: 10, tag: 0, memory: &ends.recv.register(to.memory()).unwrap() };
         if order & 2 != 0 {
-            // A receive without a send.
             until(|| ends.recv.irecv(&[open], false).unwrap());
         }
         if order & 1 == 0 {
@@ -261,8 +257,7 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
         let part = RecvPart { addr: to.addr(), bytes: 8, tag: 0, memory: &into };
         let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
-        // A compute phase longer than a closing peer's grace period, ended after an even or odd
-        // number of polls.
+        // Polls for longer than a closing peer's grace period, an even or odd number of times.
         let begun = Instant::now();
         let mut looks = 0;
         while begun.elapsed() < Duration::from_millis(2500) || looks % 2 != parity {
@@ -299,8 +294,7 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
 fn a_bye_directly_after_the_handshake_is_received() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (listener, mut handle) = b.listen().unwrap();
-    // The connecting side stops once the accepting side is ready, so it is still in the handshake
-    // when that side closes.
+    // The connecting side stops once the accepting side is ready: its handshake is incomplete.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {
@@ -317,8 +311,7 @@ fn a_bye_directly_after_the_handshake_is_received() {
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
 }
 
-/// NCCL makes connections on its proxy threads, which may be pinned to one core
-/// (`NCCL_PROXY_CPUSET`).
+/// NCCL makes connections on its proxy threads, which `NCCL_PROXY_CPUSET` may pin to one core.
 #[test]
 fn the_service_thread_has_the_cpu_affinity_of_the_process_and_not_of_its_caller() {
     let allowed = |status: &str| {

@@ -1,9 +1,7 @@
-//! A job's counters over the software fabric, read from another process, as any process of the same
-//! user can.
+//! A job's counters over the software fabric, read from another process of the same user.
 //!
-//! The job is a second process of this test program with both ends of a connection and a stream of
-//! messages, each compared byte for byte. It has a fabric of its own, so the tests do not disturb
-//! each other.
+//! The job is a second process of this test program with both ends of a connection, whose messages
+//! are compared byte for byte. It has its own fabric, so the tests do not disturb each other.
 
 #![allow(unsafe_code)]
 
@@ -33,8 +31,7 @@ fn limit_files(bytes: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
 
-/// The process that the tests start. It sends messages until it receives a command, and ends when
-/// its standard input is closed.
+/// Process that the tests start. Sends messages until a command, and ends with its standard input.
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_job() {
@@ -136,7 +133,7 @@ fn records_of_closed_connections_are_marked_closed() {
     let records = job::read(Path::new(&path)).expect("counters").records;
     assert!(records.len() == 2 && records.iter().all(|record| record.state == State::Closed), "{records:#?}");
     assert!(records.iter().all(|record| record.counts.bytes > 0), "they keep what they counted: {records:#?}");
-    // A connection that is dropped without close. The service thread keeps its lanes and its rails.
+    // Dropped without close: the service thread keeps the lanes and the rails.
     let again = Bed::over(bed.hosts.clone());
     let of_it = |path: &str| {
         let records = job::read(Path::new(path)).expect("counters").records;
@@ -199,7 +196,6 @@ fn foreign_writes_to_the_counters_change_nothing() {
             _ => common::fill(&mut noise, round),
         }
         files.iter().for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
-        // Meanwhile a rail goes down and returns.
         match round {
             20 => job.control(RAILS[0], Action::Down),
             60 => job.control(RAILS[0], Action::Up),
@@ -215,7 +211,6 @@ fn foreign_writes_to_the_counters_change_nothing() {
     job.finish(20);
 }
 
-/// The reader process of the tests below.
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_reader() {
@@ -334,7 +329,7 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
     let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else { panic!("two lanes") };
     assert_eq!((count, of_second), (1, 0), "one stall, counted with the first lane");
     assert!(first < LIMIT.as_nanos() as u64);
-    // The peer's answer is shown with the first lane, as long as the stall lasts.
+    // The peer's answer is shown with the first lane while the stall lasts.
     until(|| {
         assert!(!bed.recv.test(receive, |_, _| {}).unwrap());
         (causes() == [Some(Cause::NotPosted), None]).then_some(())

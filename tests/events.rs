@@ -33,8 +33,7 @@ fn members(outages: &Arc<RailOutages>, count: usize) -> Vec<ConnectionOutages> {
     (0..count).map(one).collect()
 }
 
-/// Returns the warnings since the last call. All other lines must be DEBUG lines, which NCCL shows
-/// under NCCL_DEBUG=TRACE.
+/// Returns the warnings since the last call. All other lines must be DEBUG lines.
 fn warnings(heard: &Heard) -> Vec<String> {
     let (warnings, rest): (Vec<_>, Vec<_>) = heard.take().into_iter().partition(|(level, _)| *level == Level::WARN);
     assert!(rest.iter().all(|(level, _)| *level == Level::DEBUG), "{rest:?}");
@@ -61,7 +60,7 @@ fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
         assert_eq!(warnings(&heard), [""; 0], "one connection is without it");
         all[..2].iter_mut().for_each(|one| one.recovered(lane(0), at(3200)));
         assert_eq!(warnings(&heard), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
-        // The outage is over, so the next loss is a new one.
+        // The next loss is a new outage.
         all[2].lost(lane(0), "the peer reports it lost", "the peer retries", at(9000));
         assert_eq!(warnings(&heard).len(), 1);
     });
@@ -99,11 +98,10 @@ fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
         assert_eq!(warnings(&heard).len(), 1, "a new outage");
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(2004)));
         assert_eq!(warnings(&heard), [""; 0]);
-        // The connection without the rail is closed.
         drop(all.remove(0));
         let over = "recovered after 4.0 s (peer rail x:1); the connections still without it are closed";
         assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
-        // All are closed during an outage, so no line says that it is over.
+        // All connections close during an outage, so no line reports its end.
         all[0].lost(lane(0), "no answer", "retrying", at(3000));
         all.clear();
         assert_eq!(warnings(&heard).len(), 1);
@@ -176,8 +174,7 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
         control(Path::new(&dir), &variable("SOFTVERBS_FABRIC"), None, "rocep1s0f0", action).unwrap();
     };
     set(Action::Down);
-    // The rail stays down long enough for all connections to log the loss. The first line must come
-    // before the others could.
+    // All connections log the loss meanwhile. The first line must come before the others could.
     let mut lines = Vec::new();
     until(|| {
         lines.extend(warnings(&heard));

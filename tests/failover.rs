@@ -1,7 +1,5 @@
-//! Rails that fail and return during transfers, over the software fabric, with both ends in this
-//! process. Every byte is compared.
-//!
-//! The tests run one at a time, because they share the fabric's rails.
+//! Rails that fail and return during transfers over the software fabric, both ends in this process,
+//! every byte compared. The tests run one at a time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +50,6 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
         stream.step(&bed).unwrap();
         Some(bed.carried()).filter(|carried| carried.iter().all(|bytes| *bytes > 0))
     });
-    // Both rails carry data again.
     until(|| {
         stream.run(&bed, 20);
         for rail in RAILS {
@@ -111,7 +108,7 @@ fn a_rail_missing_at_connect_joins_later() {
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
         set(RAILS[rail], back);
-        // The other rail follows once this one has carried all data alone.
+        // The other rail goes down once this one has carried all data alone.
         until(|| {
             stream.run(&bed, 20);
             if ports().all(|port| common::is_up(port)) {
@@ -158,7 +155,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
     set(RAILS[0], Action::Down);
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
-    // Until the receiving side has resolved the sender's address.
+    // Until the receiving side knows that the sender's address does not answer.
     let addresses = bed.hosts[0].process().rails[0].look(&[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
@@ -196,7 +193,7 @@ fn a_request_that_completes_as_invalid_on_every_rail_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
-    // A receive without a send. Grants whose refusal costs the rails are never delivered.
+    // A receive without a send. The refused grants are never delivered.
     let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
     let error = until(|| {
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(1)));
@@ -217,8 +214,7 @@ fn unused_grants_survive_the_loss_of_their_rail() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     for round in 0..20_u64 {
-        // Optional receives are never tested, so only the service thread can see that a grant
-        // failed.
+        // Optional receives are done immediately: only the service thread sees a failed grant.
         let rail = RAILS[round as usize % 2];
         set(rail, Action::Down);
         let parts = |n: u64| stream.to.as_ptr() as u64 + n * PLACE as u64;
@@ -239,7 +235,6 @@ fn unused_grants_survive_the_loss_of_their_rail() {
     }
 }
 
-/// A data path whose every use panics.
 struct Faulty;
 
 impl SharedPath for Faulty {
@@ -252,7 +247,7 @@ impl SharedPath for Faulty {
     }
 }
 
-/// A data path that can never be borrowed. It records whether a borrow was tried.
+/// A data path that cannot be borrowed, and that records attempts.
 #[derive(Default)]
 struct Lent {
     was_asked_for: AtomicBool,
@@ -269,8 +264,7 @@ impl SharedPath for Lent {
     }
 }
 
-/// Creates the input for a service: a connection with this data path and a silent peer. The last
-/// value is the peer's end of the TCP connection.
+/// Input for a service: a connection over `path`, and the silent peer's end of its TCP connection.
 fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -328,12 +322,11 @@ fn a_panic_of_the_service_thread_fails_its_connections_with_an_error_and_later_o
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
     let carries = |host: &Host| common::records(host).iter().filter(|record| record.state == State::Carries).count();
     assert_eq!(carries(&bed.hosts[0]), 0, "a failed connection counts as one that carries");
-    // The next connection gets a new service thread.
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);
 }
 
-/// A data path that panics, but first blocks the service thread until the test releases it.
+/// A data path that panics once the test releases it; until then it blocks the service thread.
 struct FaultyInTime {
     here: Sender<()>,
     go: Mutex<Receiver<()>>,
@@ -369,9 +362,8 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     assert!(path.was_asked_for.load(Ordering::Acquire), "the data path was not informed of the failure");
 }
 
-/// The receiving end, as a process of its own for
-/// [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`]. It prints its handle,
-/// then the number of messages received, until it is killed.
+/// Receiving process of [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`].
+/// Prints its handle, then the number of messages received, until it is killed.
 #[test]
 #[ignore = "another test's process"]
 fn receiving_process() {
@@ -426,8 +418,7 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
         until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
     };
     (0..20).for_each(|_| one().unwrap());
-    // Its rails are software in the same process, so they freeze with it. They are lost and return;
-    // nothing else is lost.
+    // The process's rails are software: they freeze too, are lost, and return.
     kill(pid, Signal::SIGSTOP).unwrap();
     let thaw = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(3));

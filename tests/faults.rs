@@ -1,5 +1,4 @@
-//! Panics inside the plugin: the state of a connection after a panic in its data path, and the
-//! message to the peer. Both ends are in this process, on the simulation's fabric.
+//! Panics in a data path, and the message to the peer, on the simulation's fabric.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +20,6 @@ fn turn() -> MutexGuard<'static, Option<Fabric>> {
     FABRIC.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets both drivers run and exchange their messages.
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     for _ in 0..10 {
         fabric.pass(1_000_000);
@@ -38,7 +36,6 @@ fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     }
 }
 
-/// Lets a panic go through the data path of one side.
 fn break_path(pair: &Pair, side: usize) {
     let fault = catch_unwind(AssertUnwindSafe(|| {
         let _held = (pair.send.enter().filter(|_| side == 0), pair.recv.enter().filter(|_| side == 1));
@@ -71,15 +68,13 @@ fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
         let mut pair = fabric.connect(2, 1);
         let paths: [Arc<dyn SharedPath>; 2] = [pair.send.clone(), pair.recv.clone()];
         talk(fabric, &mut pair);
-        // Polls of the service thread do not count as use. A connection without other use is polled
-        // in each round.
+        // Polls of the service thread do not count as use. It polls unused paths in each round.
         assert!(paths.iter().all(|path| path.is_unused()));
         break_path(&pair, broken);
         assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
         talk(fabric, &mut pair);
         assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
-        // A message from the other end does not make its driver touch the data path or blame the
-        // peer.
+        // On the other end's message, the driver neither touches the data path nor blames the peer.
         pair.drivers[1 - broken].close();
         talk(fabric, &mut pair);
         assert!(

@@ -1,5 +1,5 @@
-//! Clear-to-send entries in virtual time. The entry of a single buffer is part of its work request,
-//! so that the NIC need not fetch it. Without a rail no entry is repeated.
+//! Clear-to-send entries in virtual time. An entry for one buffer is inline in its work request, so
+//! that the NIC need not fetch it. Without a rail, no entry is repeated.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +31,7 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
 }
 
 /// Grants a receive, and loses all rails. True if the receiver asks the service thread for more
-/// looks, which could repeat no grant.
+/// polls, which could not repeat the grant.
 fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
     let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);

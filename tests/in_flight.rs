@@ -1,6 +1,5 @@
-//! The limit on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`), over two connections on
-//! the simulation's fabric, in virtual time. The bytes in flight are measured in the fabric's
-//! queues, not with the plugin's count.
+//! A process's limit on bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`), over two connections in
+//! virtual time, measured in the simulated fabric's queues and not by the plugin's count.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +24,6 @@ const PATIENCE_NS: u64 = 60_000_000_000;
 /// Size in bytes of a receive, which has its own place in the arenas.
 const ROOM: usize = 16 * 1024;
 
-/// Two connections of one process with a common limit.
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pairs: [Option<Pair>; 2],
@@ -91,7 +89,6 @@ impl Stage {
         pair.recv.enter().unwrap().test(&pair.contexts[1], request, |_, _| {}).unwrap()
     }
 
-    /// Runs both drivers of a connection and delivers their messages.
     fn poll(&mut self, at: usize) {
         let now = self.fabric().now();
         self.fabric().hosts.iter().for_each(|host| host.process().tick(now));
@@ -107,7 +104,6 @@ impl Stage {
         }
     }
 
-    /// Waits until a send is done, over any rails.
     fn finish(&mut self, at: usize, send: u16, receive: u16) -> u64 {
         let limit = self.fabric().now_ns() + PATIENCE_NS;
         loop {
@@ -143,8 +139,7 @@ fn two_connections_share_the_in_flight_limit_and_a_larger_message_is_sent_alone(
     let mut waiting: [Vec<(u16, usize)>; 2] = Default::default();
     for (at, waiting) in waiting.iter_mut().enumerate() {
         for turn in 0..sizes.len() {
-            // Shifted, so that the large messages of both connections are not sent at the same
-            // time.
+            // Shifted, so that both connections do not send large messages together.
             let bytes = sizes[(turn + 5 * at) % sizes.len()];
             waiting.insert(0, (stage.grant(at), bytes));
         }

@@ -1,9 +1,8 @@
-//! The load barrier before an inline copy, in the compiled aarch64 library: every path through
-//! `isend` to the provider's `post_send` of an inline write contains a `dmb oshld`
-//! (`src/verbs/barrier.rs` has the reason).
+//! Every path through `isend` to `post_send` of an inline write contains a load barrier, `dmb
+//! oshld`, in the compiled aarch64 library (reason: `src/verbs/barrier.rs`).
 //!
-//! `SPARK_TEST_AARCH64_LIBRARY` names the library, with its symbols. binutils for aarch64
-//! disassembles it. CI builds it for this test.
+//! `SPARK_TEST_AARCH64_LIBRARY` names the library with its symbols, which CI builds for this test.
+//! binutils for aarch64 disassembles it.
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -13,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 const BARRIER: &str = "dmb\toshld";
-/// Called only on the inline path, for a write with more bytes than a work request takes. Its
-/// presence identifies that path.
+/// Called only on the inline path, for a write with too many bytes. Identifies that path.
 const INLINE_PATH: &str = "too_long_for_inline";
 
 #[test]
@@ -44,12 +42,10 @@ fn each_inline_post_has_a_load_barrier_before_it() {
 
 struct Function<'a> {
     name: &'a str,
-    /// Instructions by address.
     instructions: BTreeMap<u64, &'a str>,
 }
 
-/// Parses the functions of a disassembly: a line with the name, one line per instruction, an empty
-/// line.
+/// Parses a disassembly's functions: a line with the name, a line per instruction, an empty line.
 fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
     text.split("\n\n").filter_map(|block| {
         let (head, body) = block.trim_start().split_once('\n')?;
@@ -65,8 +61,7 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Returns the calls by pointer that follow the check for inline size, on the branch for inline
-    /// writes.
+    /// Returns the calls by pointer after the inline size check, on the branch for inline writes.
     fn inline_posts(&self) -> BTreeSet<u64> {
         let refusals =
             self.instructions.iter().filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
@@ -79,7 +74,7 @@ impl Function<'_> {
         fits.flat_map(|way| self.first_calls_by_pointer(way)).collect()
     }
 
-    /// Returns true if the straight path from `at`, without branches, leads to one of `places`.
+    /// True if the straight path from `at`, without branches, leads to one of `places`.
     fn runs_into(&self, mut at: u64, places: &BTreeSet<u64>) -> bool {
         let mut seen = BTreeSet::new();
         while seen.insert(at) {
@@ -100,15 +95,13 @@ impl Function<'_> {
         reached.into_iter().filter(is_call).collect()
     }
 
-    /// Returns the instructions that can be reached from the function's first one on paths without
-    /// `text`.
+    /// Returns the instructions reachable from the function's first one on paths without `text`.
     fn reached_without(&self, text: &str) -> BTreeSet<u64> {
         let first = *self.instructions.keys().next().expect("a function has instructions");
         self.reached(first, |instruction| instruction.starts_with(text))
     }
 
-    /// Returns the instructions that can be reached from `from`, not continuing after those for
-    /// which `ends` is true.
+    /// Returns the instructions reachable from `from`, not beyond those for which `ends` is true.
     fn reached(&self, from: u64, ends: impl Fn(&str) -> bool) -> BTreeSet<u64> {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
         while let Some(at) = open.pop() {
@@ -119,8 +112,7 @@ impl Function<'_> {
         seen
     }
 
-    /// Returns the possible next instructions of the one at `at`, within the function. A call
-    /// returns.
+    /// Returns the possible next instructions of `at` within the function. A call returns.
     fn next(&self, at: u64) -> Vec<u64> {
         let Some(text) = self.instructions.get(&at) else { return Vec::new() };
         let (operation, operands) = text.split_once('\t').unwrap_or((text, ""));

@@ -1,9 +1,8 @@
 //! Connections that are set up while a path is dead, on a Spark's rails of the software fabric. One
-//! connection detects it for all.
+//! connection detects the dead path for all.
 //!
-//! The tests run one at a time, because they share the fabric's rails. They count attempts. After a
-//! failed attempt there is none for two seconds, which also limits the number of attempts on a slow
-//! machine.
+//! The tests run one at a time, because they share the fabric's rails. They count attempts. No
+//! attempt follows a failed one for two seconds, which also limits their number on a slow machine.
 
 #![allow(unsafe_code)]
 
@@ -61,15 +60,13 @@ impl Bed {
         self.set(Action::Path(PathFault::Silent, false));
     }
 
-    /// Returns how many queue pairs have searched for an address without an answer. `of` is the
-    /// number of such failures set on the fabric.
+    /// Returns how many of `of` injected failures have hit a queue pair that resolves an address.
     fn found_nobody(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
         let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
         of - rail.unanswered
     }
 
-    /// Returns the path of the dead rail, from the accepting side.
     fn path(&self) -> PathId {
         let [there, here] = [0, 1].map(|side: usize| {
             let process = self.hosts[side].process();
@@ -81,8 +78,7 @@ impl Bed {
         PathId { rail: here.id, peer_gid: gid }
     }
 
-    /// Makes `count` connections concurrently on one thread, as NCCL does. Returns the log lines
-    /// and the duration.
+    /// Makes `count` connections concurrently on one thread, like NCCL.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
         let (heard, begun) = (Heard::default(), Instant::now());
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
@@ -132,8 +128,7 @@ impl Pending {
     }
 }
 
-/// Largest number of attempts in a time, if each failed one is followed by two seconds without
-/// another.
+/// Largest number of attempts, if two seconds without one follow each failed attempt.
 fn at_most(took: Duration) -> usize {
     1 + (took.as_secs_f64() / 2.0) as usize
 }
@@ -171,7 +166,6 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
                 }
             }
         }
-        // Panics if a connection is not made.
         bed.connect(CONNECTIONS);
     }
 }
@@ -192,7 +186,7 @@ fn one_connection_resolves_an_address_for_all() {
     assert!((1..=at_most(took)).contains(&tried), "tried {tried} times in {took:?}");
     let left_out = words.iter().filter(|line| line.contains(DEAD) && line.contains("Connection timed out")).count();
     assert_eq!(left_out, 2 * CONNECTIONS, "{words:#?}");
-    // The next connections do not search for the address again.
+    // The next connections do not resolve the address again.
     let (words, later) = bed.connect(CONNECTIONS);
     let tried = bed.found_nobody(1000) as usize;
     assert!((1..=at_most(took + later)).contains(&tried), "tried {tried} times in {took:?} and {later:?}");
@@ -230,15 +224,15 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     });
     // NCCL aborts: it closes the listener and does not continue the connection.
     drop(first);
-    // A thread may still be connecting the queue pairs. The test itself would take half a minute,
+    // A thread may still be connecting the queue pairs. The test write would take half a minute,
     // and hold the right to try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
     assert!(begun.elapsed() < Duration::from_secs(30), "the connection waited for it");
 }
 
-/// Prints how long both hosts take for 32 connections, half of them in each direction, each host on
-/// one thread: `cargo test --release --test known_paths -- --ignored --nocapture`.
+/// Prints the time of 32 connections, half in each direction, on one thread of each host: `cargo
+/// test --release --test known_paths -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_32_connections_take_with_one_dead_twin() {
@@ -248,7 +242,6 @@ fn how_long_32_connections_take_with_one_dead_twin() {
             ("the address does not resolve", Some(Action::Unresolved(1000))),
             ("the address resolves, the path is dead", Some(Action::Path(PathFault::Silent, true))),
         ] {
-            // New hosts, without knowledge of the paths.
             let bed = Bed::new(&[]);
             fault.into_iter().for_each(|fault| bed.set(fault));
             let took = both_ways(&bed);

@@ -1,7 +1,7 @@
-//! An admitted peer that lies in its grants, its immediates and its messages about rails. Both ends
-//! are in this process, without a handshake, on the simulation's fabric. The lies are written to
-//! the memory that the peer's NIC would write, posted on the peer's queue pairs, or passed to the
-//! driver. Each lie changes nothing, or ends in an error that names the peer and the violation.
+//! An admitted peer that lies in its grants, immediates and control messages. Both ends are in this
+//! process, without a handshake, on the simulation's fabric. The lies are written to the memory
+//! that the peer's NIC would write, posted on the peer's queue pairs, or passed to the driver. Each
+//! lie changes nothing, or ends in an error that names the peer and the violation.
 
 #![allow(unsafe_code)]
 
@@ -36,7 +36,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A process has one fabric and one virtual clock, so the tests run one at a time.
 static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
-/// A connection with one lying end.
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pair: Pair,
@@ -49,7 +48,6 @@ impl Stage {
         Self { fabric, pair }
     }
 
-    /// Starts again with a new connection.
     fn again(&mut self) {
         let rails = self.pair.recv.enter().unwrap().rails().lanes.len();
         self.pair = self.fabric.as_ref().unwrap().connect(rails, 1);
@@ -119,7 +117,6 @@ impl Stage {
         (0..1000).find_map(&mut look)
     }
 
-    /// Checks that the connection still transfers messages.
     fn check(&mut self) {
         for bytes in [0, 8, 100, 3000_usize] {
             let fabric = self.fabric();
@@ -148,19 +145,16 @@ impl Stage {
         }
     }
 
-    /// Passes a control message to a side's driver, in a control frame of its peer with this
-    /// number.
+    /// Passes a control message to a side's driver, in its peer's control frame `number`.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
         self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
     }
 
-    /// Returns the error of a side's data path, if any.
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
         if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
     }
 
-    /// Lets time pass while both drivers exchange messages.
     fn talk(&mut self, rounds: usize) {
         self.talk_by(rounds, |_| {});
     }
@@ -198,7 +192,7 @@ fn an_invalid_grant_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
     let place = |part| entry_word(0, part);
     let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
-    // The entries with their places, and the expected error.
+    // Entries with their places, and the expected error.
     let lies: [(Vec<(usize, Terms)>, &str); 8] = [
         (vec![(0, terms(u64::MAX - 3, 100))], "invalid buffer of 100 bytes at 0xfffffffffffffffc"),
         (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "invalid buffer of 1099511627777 bytes"),
@@ -216,7 +210,6 @@ fn an_invalid_grant_ends_the_connection_with_an_error() {
         }
         let error = stage.isend(8, 0).unwrap_err();
         assert!(breaks_protocol(&error, "end 1", told), "{error}");
-        // The error persists.
         assert_eq!(stage.isend(8, 0), Err(error));
     }
 }
@@ -350,7 +343,6 @@ fn repeated_empty_shares_are_ignored() {
 fn stale_and_misplaced_immediates_are_ignored() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
-    // More immediates than posted receives: the receiver posts new ones.
     for number in 0..2000_u64 {
         let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
         let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
@@ -380,7 +372,6 @@ fn no_immediate_crashes_the_receiver() {
         for _ in 0..20 {
             let mut word = dice.below(1 << 32) as u32;
             if dice.one_in(2) {
-                // An almost correct immediate.
                 word &= 31 | 7 << 5 | 1 << 14;
             }
             stage.say(word);
@@ -458,7 +449,7 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
         stage.check();
         let received = Received { granted: 4, open: Vec::new() };
         stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
-        // The driver asks for the rail to return, and `message` is the answer.
+        // The driver asks for the rail's return. `message` is the answer.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].poll(now, true, &mut |_| true);
         assert!(
@@ -471,8 +462,7 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
-    // The receiving side gets requests for a rail that it does not know, with queue pairs that do
-    // not exist.
+    // The receiving side gets requests for an unknown rail, with queue pairs that do not exist.
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
         stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
@@ -529,7 +519,7 @@ fn a_peer_that_sends_and_never_reads_is_disconnected() {
     stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
-        // Each is answered with a refusal, and the refusals are never delivered.
+        // Each request is answered with a refusal. The refusals are never delivered.
         stage.tell(1, number, join(lane(1), 1).encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {

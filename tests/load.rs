@@ -1,9 +1,8 @@
-//! Long runs of connections under load, over the software fabric between two processes and in real
-//! time, while rails fail and return. Every byte is compared. The processes' resources (memory,
-//! descriptors, threads, registrations, queue pairs) are sampled, and must be back at their initial
-//! values once everything is closed.
+//! Long runs under load over the software fabric, between two processes in real time, while rails
+//! fail and return. Every byte is compared. Memory, descriptors, threads, registrations and queue
+//! pairs are sampled, and must be back at their initial values once everything is closed.
 //!
-//! Not part of `cargo test`: `tests/long/load.sh` runs them, for a chosen time.
+//! `tests/long/load.sh` runs these tests for a chosen time; `cargo test` does not.
 
 #![allow(unsafe_code)]
 
@@ -21,8 +20,7 @@ use strain::heap::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Connections before the first sample, so that resources that stay allocated exist: threads, free
-/// lists, the fabric's pages.
+/// Connections before the first sample. Threads, free lists and the fabric's pages stay allocated.
 const WARM_UP: u64 = 24;
 /// Samples taken while many connections follow each other.
 const SAMPLES: u64 = 100;
@@ -52,12 +50,12 @@ fn many() {
     stream("many", wanted("SPARK_LOAD_AT_ONCE", 16), wanted("SPARK_LOAD_SECONDS", 4));
 }
 
-/// Runs streams on `count` parallel connections, half in each direction, while rails flap.
+/// Streams on `count` parallel connections, half in each direction, while rails flap.
 fn stream(name: &str, count: u64, seconds: u64) {
     let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
     println!("{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})");
     let order = |first: u64| format!("open {first} {count} {}", count.div_ceil(2));
-    // A warm-up with all rails lost and returned and all sizes sent.
+    // Warms up with all rails lost and returned, and all sizes sent.
     bed.tell(&order(0), "opened");
     let flaps = Flaps::start(bed.switches.clone(), seed + 1);
     std::thread::sleep(Duration::from_secs((seconds / 10).clamp(3, 30)));
@@ -143,7 +141,7 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
     })
 }
 
-/// Prints the resources of open connections, where most of them had all of their rails.
+/// Prints the resources per open connection, at the time when most had all of their rails.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
         let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);
@@ -164,7 +162,6 @@ fn print_carried(before: Carried, after: Carried, took: Duration) {
     println!("  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)", bytes / seconds);
 }
 
-/// One of the two processes that the other tests start.
 #[test]
 #[ignore = "the other tests' process"]
 fn one_of_two_processes() {

@@ -1,15 +1,13 @@
-//! Checks docs/guide/messages.md: it contains every text of the plugin's sources that a user may
-//! read, and no others.
+//! docs/guide/messages.md lists every text of the sources that a user may read, and no others.
 //!
-//! A text is a string literal with two or more words, anywhere in `src/` except comments and tests:
-//! in a log macro, an error, or a reason that becomes part of another text. The content of braces
-//! is a placeholder, whatever its name; the document writes `<name>`. In the document each text is
-//! in backticks in a list item, without backticks of its own.
+//! A text is a string literal of two or more words in `src/`, except in comments and tests: in a
+//! log macro, an error, or a reason that becomes part of another text. Braces are a placeholder,
+//! whatever their content; the document writes `<name>`. In the document each text is in backticks
+//! in a list item, without backticks of its own.
 //!
-//! Not checked: texts of one word (`lost`, `{what}: {why}`), texts of other crates and of the
-//! kernel, and the values of placeholders. `debug!` and `trace!` are left out on purpose, because
-//! NCCL shows them only under `NCCL_DEBUG=TRACE`. The level is known only if the text is inside the
-//! macro that logs it.
+//! Not checked: texts of one word (`lost`, `{what}: {why}`), of other crates and of the kernel;
+//! values of placeholders; `debug!` and `trace!`, which NCCL shows only under `NCCL_DEBUG=TRACE`;
+//! the level of a text outside the macro that logs it.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use std::collections::BTreeMap;
@@ -20,8 +18,7 @@ const DOCUMENT: &str = "docs/guide/messages.md";
 /// Files without messages: test code, generated code, and the output of `nccl-spark rails`.
 const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
-/// Macros whose texts users do not read, and the tables that the command line prints: the settings
-/// and the ignored variables.
+/// Macros of texts for developers, and the command line's tables (`settings`, `ignored`).
 const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
@@ -73,7 +70,7 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
     }
 }
 
-/// Collects the texts of some tokens. The first literal directly among them gets `level`.
+/// Collects texts. The first literal directly among the tokens gets `level`.
 fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -154,10 +151,8 @@ fn is_prose(text: &str) -> bool {
     text.replace("<>", "").split_whitespace().filter(is_word).count() >= 2
 }
 
-/// Reads the texts in backticks in the document's list items, each with its level.
-///
-/// In an item with a level, as in "`text` (WARN): meaning", the texts come before the level. In
-/// other items everything in backticks is a text.
+/// Reads the texts in backticks in the document's list items, each with its level. Where an item
+/// has a level, as in "`text` (WARN): meaning", only the backticks before the level are texts.
 fn read_document(document: &str) -> BTreeMap<String, String> {
     let mut items: Vec<String> = Vec::new();
     let mut is_item = false;

@@ -1,6 +1,5 @@
-//! An overrun of one of the plugin's completion queues, in real time over the software fabric. It
-//! cannot happen in normal operation (`completions.rs`), so the test makes the fabric report the
-//! queue as full.
+//! An overrun of the plugin's completion queue, in real time over the software fabric. It cannot
+//! happen in normal operation (`completions.rs`), so the fabric reports the queue as full.
 
 #![allow(unsafe_code)]
 
@@ -23,11 +22,10 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // The sender gets no answer to its question whether the receiver has fenced the rail.
+    // The sender waits this long: the receiver never confirms that it has fenced the rail.
     variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
     variables.extend(library);
-    // One host for both ends: a fault set for one open device of the software fabric does not
-    // affect another one in the same process.
+    // One host for both ends: a fault affects only one open device of this process.
     let host = bring_up(Config::from_variables(&variables).unwrap()).unwrap().0;
     let (listener, mut handle) = host.listen().unwrap();
     let (mut send, mut recv) = (None, None);
@@ -49,8 +47,7 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     until(|| send.test(request).unwrap());
     assert!(is_filled(&to, 1), "all is well so far");
 
-    // The next completion is the receiver's: every sixteenth grant is signaled, and nothing is
-    // sent.
+    // The receiver's completion: every sixteenth grant is signaled, and nothing is sent.
     overrun(1);
     let mut error = None;
     let mut receives: Vec<u16> =

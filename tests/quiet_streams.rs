@@ -1,5 +1,4 @@
-//! The data path of connections by TCP allocates nothing, which this program's allocator checks.
-//! (System calls are unavoidable: they move the data.)
+//! The data path of connections by TCP allocates nothing. (Its system calls move the data.)
 
 #![allow(unsafe_code)]
 

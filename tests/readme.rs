@@ -37,8 +37,7 @@ fn the_table_of_ignored_variables_is_the_programs() {
     assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
 }
 
-/// Every relative link of the documents leads to an existing file, and to a heading if it names
-/// one.
+/// Also checks the heading that a link names.
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -68,7 +67,6 @@ fn links_lead_to_files() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// troubleshooting.md leads from a log line to its part of messages.md.
 #[test]
 fn each_group_of_messages_is_found_from_troubleshooting() {
     let messages = anchors(include_str!("../docs/guide/messages.md"));

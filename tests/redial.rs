@@ -1,7 +1,6 @@
 //! TCP connections that break and are redialled, over the software fabric, with both ends in this
-//! process and a breakable network in between. Every byte of the stream is compared.
-//!
-//! The tests run one at a time, because they share the fabric's rails.
+//! process and a breakable network in between. Every byte of the stream is compared. The tests run
+//! one at a time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -42,7 +41,6 @@ fn heard_everywhere() -> &'static heard::Heard {
 /// Maps a listener's handle to the handle given to the connecting side.
 type Lead<'a> = dyn FnMut([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES] + 'a;
 
-/// A request that waits for the other side.
 #[derive(Clone, Copy)]
 enum Waiting {
     ToSend,
@@ -50,7 +48,7 @@ enum Waiting {
 }
 
 /// A connection over two rails and a breakable network. Closed at the end, because the service
-/// would otherwise keep watching it during the next test.
+/// thread would keep watching it during the next test.
 struct Scene {
     bed: Bed,
     network: Network,
@@ -62,8 +60,7 @@ impl Scene {
         Self::over(|lead| Bed::new_by(settings, lead))
     }
 
-    /// Creates a scene whose connection `connect` makes, with the handle that leads through the
-    /// network.
+    /// Creates a scene. `connect` makes its connection with the handle that leads to the network.
     fn over(connect: impl FnOnce(&mut Lead<'_>) -> Bed) -> Self {
         heard_everywhere();
         let mut network = None;
@@ -81,7 +78,6 @@ impl Scene {
         self.stream.run(&self.bed, count);
     }
 
-    /// Continues the stream for `ms` milliseconds, regardless of events.
     fn go_on(&mut self, ms: u64) {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(ms) {
@@ -104,8 +100,7 @@ impl Scene {
         until(|| self.stream.finish_step(&self.bed).unwrap().then_some(()));
     }
 
-    /// Starts a request that waits for the other side: a send without a receive (side 0), or a
-    /// receive without a send (side 1).
+    /// Starts a send without a receive (side 0), or a receive without a send (side 1).
     fn wait_on(&self, side: usize) -> Waiting {
         let Self { bed, stream, .. } = self;
         if side == 0 {
@@ -115,7 +110,6 @@ impl Scene {
         Waiting::Receive(until(|| bed.recv.irecv(&[part], false).unwrap()))
     }
 
-    /// Returns the error of the waiting request if its connection has failed.
     fn look(&self, waiting: Waiting) -> Result<(), Error> {
         let Self { bed, stream, .. } = self;
         match waiting {
@@ -131,7 +125,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Takes down both rails and waits until both ends know that they have none.
+    /// Takes down both rails, and waits until both ends know it.
     fn lose_rails(&mut self) {
         let heard = heard_everywhere();
         heard.take();
@@ -164,7 +158,7 @@ fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
         scene.run(20);
         scene.lose_rails();
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        // Messages continue, which needs TCP, because the loss of the rails has to be reported.
+        // Needs TCP, because each end has to report the loss of the rails.
         scene.run(50);
     }
 }
@@ -233,12 +227,10 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
         scene.until_resumed(1);
         scene.go_on(300);
     }
-    // Then all of them, for some time.
     scenes.iter().for_each(|scene| {
         scene.network.set(Mode::Resets);
         scene.network.cut();
     });
-    // Each end logs it once.
     let mut lines = Vec::new();
     until(|| {
         lines.extend(heard.take());
@@ -250,7 +242,6 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
         lines.extend(heard.take());
         (of_tcp(&lines)[1].len() == 2).then_some(())
     });
-    // Closing them produces no further lines.
     drop(scenes);
     lines.extend(heard.take());
     let [lost, back] = of_tcp(&lines);
@@ -285,8 +276,7 @@ fn dialling_without_the_token_or_late_changes_nothing() {
         redial([0; 16], u64::MAX),
         // Attempt numbers start at 1.
         redial(real.token, 0),
-        // Attempt numbers are milliseconds, so after these all attempts of the connecting side
-        // would be late.
+        // Later than all attempts of the connecting side, whose numbers are milliseconds.
         redial(real.token, u64::MAX),
         redial(real.token, 1 << 20),
         Message::Resumed.encode(),
@@ -294,16 +284,14 @@ fn dialling_without_the_token_or_late_changes_nothing() {
     ];
     scene.network.cut();
     scene.until_resumed(1);
-    // A replay of a recorded message.
     refused.push(scene.network.last_redial());
     let mut clients = Vec::new();
     for words in &refused {
         let mut client = dial(address);
-        // The client may be dropped while it sends.
+        // The listener may drop the client meanwhile.
         let _ = client.write_all(words);
         clients.push(client);
     }
-    // Many clients that send nothing, or part of a message.
     let mut silent: Vec<TcpStream> = Vec::new();
     for at in 0..300 {
         let mut client = dial(address);
@@ -314,7 +302,6 @@ fn dialling_without_the_token_or_late_changes_nothing() {
         scene.stream.step(&scene.bed).unwrap();
         clients.iter_mut().all(is_closed).then_some(())
     });
-    // The number of waiting clients is limited.
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
         (silent.iter_mut().filter_map(|client| (!is_closed(client)).then_some(())).count() <= 64).then_some(())
@@ -325,7 +312,7 @@ fn dialling_without_the_token_or_late_changes_nothing() {
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
     assert_eq!(scene.network.resumed(), 1, "the connection was redialled");
-    // The honest peer gets in while the others crowd the port.
+    // The honest peer gets in although the others crowd the port.
     scene.network.cut();
     scene.until_resumed(2);
     scene.run(20);
@@ -351,12 +338,11 @@ fn a_client_that_floods_the_port_produces_one_log_line() {
 fn a_later_attempt_replaces_an_earlier_one() {
     let mut scene = Scene::new(&[]);
     let (address, real) = scene.network.redial_at().unwrap();
-    // A connecting side that considers its TCP connection lost, while the accepting side does not.
+    // A connecting side that considers its TCP lost, while the accepting side does not.
     let mut first = dial(address);
     first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
-    // The connecting side has not dialled yet. Its attempts are late until their numbers exceed
-    // this one.
+    // The connecting side's attempts are late until their numbers exceed this one.
     scene.until_resumed(1);
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
@@ -366,8 +352,7 @@ fn a_later_attempt_replaces_an_earlier_one() {
     scene.run(20);
 }
 
-/// Replaces a scene's TCP connection with another attempt, which is closed as soon as it is
-/// answered.
+/// Replaces a scene's TCP connection by another attempt, which is closed after the answer.
 fn dial_and_close(scene: &Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let mut given_up = dial(address);
@@ -388,9 +373,9 @@ fn a_new_tcp_connection_that_closes_immediately_proves_nothing_about_a_peer_that
     scene.run(20);
 }
 
-/// Like [`dial_and_close`] without a rail, while the scene's own TCP connection is dead and its
-/// connecting side does not know it. The peer cannot be dialled for longer than the time that it
-/// has to answer after its TCP connection was closed.
+/// Like [`dial_and_close`] without a rail. The scene's TCP connection is dead, but its connecting
+/// side does not know it. The peer cannot be dialled for longer than it has to answer after a
+/// close.
 fn dial_and_close_late(scene: &mut Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let resumed = scene.network.resumed();
@@ -431,8 +416,7 @@ fn an_attempt_abandoned_before_it_was_read_changes_nothing() {
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
-    // Everything used the first TCP connection: the ones dialled meanwhile were admitted after the
-    // others.
+    // The first TCP connection was in use throughout. Redials were admitted later.
     assert_eq!(scene.network.resumed(), 0);
     scene.network.cut();
     scene.until_resumed(1);
@@ -464,7 +448,6 @@ fn without_free_descriptors_a_warning_says_that_redials_fail() {
 /// State of a peer's TCP connection when the peer dies.
 #[derive(Debug, Clone, Copy)]
 enum Death {
-    /// The TCP connection works.
     Open,
     /// The peer has redialled and sent nothing since.
     New,
@@ -473,8 +456,8 @@ enum Death {
 }
 
 /// A process that ends sends nothing more, its kernel closes its TCP connections, and writes to it
-/// over a rail are not acknowledged. Here its service thread is stopped instead. Where its rails
-/// have to be silent, they are silent for both ends, which share them.
+/// over a rail are not acknowledged. Here its service thread is stopped instead. Silent rails are
+/// silent for both ends, which share them.
 #[test]
 fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
     let heard = heard_everywhere();
@@ -521,7 +504,7 @@ fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     second.network.cut();
     second.until_resumed(1);
     drop(second);
-    // If the listener's process accepts nothing, dialling ends without an answer.
+    // Dialling ends without an answer if the listener's process accepts nothing.
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
     let mut third = Scene::over(|lead| Bed::by(hosts, lead));

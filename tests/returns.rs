@@ -1,6 +1,5 @@
-//! Rails that return under difficult conditions, in virtual time. Both ends of each connection are
-//! in this process, without a handshake, on the simulation's fabric, and the tests can read and
-//! change their messages in transit.
+//! Rails that return under difficult conditions, in virtual time. Both ends are in this process,
+//! without a handshake, on the simulation's fabric. The tests read and change messages in transit.
 
 #![allow(unsafe_code)]
 
@@ -53,8 +52,7 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Lets `ms` milliseconds pass while all drivers run. Every control frame passes through
-    /// `on_its_way`.
+    /// Lets `ms` milliseconds pass while all drivers run. `on_its_way` gets every control frame.
     fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut ControlFrame)) {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
@@ -76,7 +74,6 @@ impl Stage {
         }
     }
 
-    /// Takes rails down or up on both sides, with port events.
     fn set(&mut self, rails: &[usize], is_up: bool) {
         for rail in rails {
             self.fabric().set(*rail, is_up);
@@ -84,7 +81,6 @@ impl Stage {
         }
     }
 
-    /// Reports a port event to both sides of one connection.
     fn tell(&mut self, connection: usize, rail: usize, is_up: bool) {
         let now = self.fabric().now();
         for side in [0, 1] {
@@ -144,8 +140,7 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     };
     stage.talk(9_000, &mut hear);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
-    // One connection tries each of the two addresses for all, immediately and after pauses of 2, 4,
-    // 8 and then 15 s.
+    // One connection tries both addresses for all: immediately and after 2, 4, 8 and then 15 s.
     assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     stage.talk(60_000, &mut hear);
     assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
@@ -153,7 +148,7 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     assert!(first.contains("to RTR: Connection timed out"), "{first}");
     assert!(later.iter().all(|why| why.contains("Connection timed out")), "{words:?}");
     assert!(later.iter().filter(|why| why.contains("next attempt in")).count() > 10, "{words:?}");
-    // The address answers again, and this is detected without a notification.
+    // The address answers again. The drivers detect it without a notification.
     stage.fabric().silence(1, 0);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
@@ -184,9 +179,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     };
     stage.talk(60_000, &mut hear);
     // One connection tests each of the two addresses, after pauses of 2, 4, 8 and then 15 s. The
-    // others do not even ask during the pauses of both.
+    // others do not even ask during the pauses.
     assert!((8..=28).contains(&lost) && asked <= 2 * lost, "asked {asked} times, {lost} test writes lost");
-    // The path works again, and this is detected without a notification.
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());

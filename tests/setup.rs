@@ -1,7 +1,6 @@
 //! Connections whose rails do not work during the handshake: each network fault that owners meet on
-//! their first day, on a Spark's rails of the software fabric.
-//!
-//! The tests run one at a time, because they share the fabric's rails.
+//! their first day, on a Spark's rails of the software fabric. The tests run one at a time, because
+//! they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +24,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::Level;
 
-/// The two functions of the one cable.
 const TWINS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 
 /// Two hosts without knowledge of each other's paths, and a fabric with both ports up.
@@ -110,7 +108,6 @@ impl Drop for Bed {
     }
 }
 
-/// A connection in progress, or a finished one.
 struct Pair {
     listener: ListenComm,
     handle: [u8; HANDLE_BYTES],
@@ -134,14 +131,13 @@ impl Pair {
         Ok(self.send.is_some() && self.recv.is_some())
     }
 
-    /// Makes the connection. Also returns the duration.
     fn make(bed: &Bed) -> (Self, Duration) {
         let (mut pair, begun) = (Self::new(bed), Instant::now());
         until(|| pair.step(bed).unwrap().then_some(()));
         (pair, begun.elapsed())
     }
 
-    /// Tries until both ends have failed. Returns their errors and the duration.
+    /// Tries until both ends have failed. Returns the errors and the time.
     fn fail(bed: &Bed) -> ([Error; 2], Duration) {
         let (mut pair, begun) = (Self::new(bed), Instant::now());
         let mut errors: [Option<Error>; 2] = Default::default();
@@ -204,8 +200,7 @@ fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
         });
     };
     bed.set(TWINS[0], Action::Hang(true));
-    // On both hosts: until a host knows about the hanging device, it would wait to register memory
-    // with it.
+    // Both hosts: until a host knows of the hang, it waits to register memory with the device.
     waits_for("device rocep1s0f0 has not answered for", 2);
     pair.carries(4 << 20, 3);
     // The other rail is lost and returns despite that.
@@ -228,8 +223,7 @@ fn a_switch_that_drops_large_packets_works_with_path_mtu_1024() {
     let warnings = bed.lines(Level::WARN);
     let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
     assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
-    // The next connections know it and need no test with large packets: both rails work
-    // immediately.
+    // Later connections know it: both rails work immediately, without a test of large packets.
     for rail in TWINS {
         assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
     }
@@ -294,7 +288,6 @@ fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() 
             assert!(text.contains(&format!("{rail}:1 to {rail}:1")) && text.contains(&format!("{rail}:1 (")), "{text}");
         }
         assert!(text.contains("with path MTU 4096") && text.contains("test write"), "{text}");
-        // With both kinds of address.
         assert!(text.contains("to 192.168.") && text.contains("to fe80::"), "{text}");
     }
     assert!(errors.iter().any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")), "{errors:?}");
@@ -343,7 +336,6 @@ fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
     let all = priorities(&fabric_folder(), &fabric_name()).unwrap();
     let both_ends = all.iter().filter(|priority| **priority == (class, 3)).count();
     assert!(both_ends >= 4 && both_ends == of_class(), "two rails with two ends: {all:?}");
-    // Also after a loss.
     bed.set(TWINS[0], Action::Down);
     until(|| (of_class() < both_ends).then_some(()));
     bed.set(TWINS[0], Action::Up);

@@ -1,16 +1,15 @@
 //! Both ends of a connection on the software fabric in virtual time, controlled by a seed. Rails
-//! fail and return at any step and on either side of an event, connections start without some or
-//! all rails, over paths with the faults of a first day, control frames arrive late, twice or
-//! never, and polls are late. The code under test is the data paths and the drivers as shipped; the
-//! oracle is a separate model of bytes and completions.
+//! fail and return at any step and on either side of an event. Connections start without some or
+//! all rails, over paths with the faults of new installations. Control frames arrive late, twice or
+//! never, and polls are late. The data paths and drivers are the shipped ones. The oracle is a
+//! separate model of bytes and completions.
 //!
-//! After each run: every request completed exactly once, every byte is correct, nothing was written
-//! into a buffer that was handed back, every slot and request can be used again, every rail is
-//! back, and the end was reported.
+//! After each run, every request has completed exactly once, every byte is correct, no buffer was
+//! written after it was handed back, every slot, request and rail can be used again, and the end
+//! was reported.
 //!
-//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats the
-//! run of one seed and shows the log; with both variables, N is the first of that many seeds, so
-//! that several processes can share the work.
+//! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats one
+//! run and shows the log. With both, N is the first of that many seeds, for several processes.
 
 #![allow(unsafe_code)]
 

@@ -14,7 +14,6 @@ use sim::fabric::{Fabric, Pair, Start};
 use std::sync::atomic::Ordering;
 
 const BYTES: usize = 64;
-/// Time of a round of the drivers.
 const ROUND_NS: u64 = 50_000_000;
 
 struct Bed {
@@ -25,7 +24,7 @@ struct Bed {
     is_stopped: bool,
 }
 
-/// Lines about stalls, each with the time in seconds at which it came.
+/// Lines about stalls, each with its time in seconds.
 type Lines = Vec<(u64, String)>;
 
 // One test only: a process has one fabric and one virtual clock.
@@ -111,8 +110,7 @@ impl Bed {
         recv.enter().unwrap().test(&contexts[1], request, |_, _| {}).unwrap()
     }
 
-    /// Posts a receive and a send. Returns their requests after a second, when the data has
-    /// arrived and both service threads have seen that.
+    /// Posts a receive and a send. Returns their requests once both service threads saw the data.
     fn exchange(&mut self) -> (u16, u16) {
         let receive = self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
@@ -121,7 +119,6 @@ impl Bed {
         (send, receive)
     }
 
-    /// Repeats a send without a grant for 80 s, and returns the lines.
     fn repeat_send(&mut self) -> Lines {
         self.pass(80, |bed| assert_eq!(bed.isend(0, 0).unwrap(), None))
     }
@@ -130,7 +127,7 @@ impl Bed {
         self.connect(&[0, 1], 1);
         for _ in 0..6 {
             let (send, receive) = self.exchange();
-            // The service threads have taken in what has come: the caller need not be there.
+            // The service threads have seen the data, so the caller need not test.
             assert_eq!(self.pass(300, |_| ()), [], "a caller that sleeps, and no request that waits");
             assert!(self.is_sent(send) && self.is_received(receive));
             assert_eq!(self.pass(300, |_| ()), [], "a caller that computes");
@@ -250,14 +247,13 @@ impl Bed {
     }
 }
 
-/// Asserts one line about this peer, a moment after the limit of a minute, with both texts.
+/// Asserts one line about this peer, just after a minute, with both texts.
 fn is_one(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
     let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
     let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));
     assert!(is_timely && line.contains(&format!(": {cause}")) && line.contains(more), "{at} s: {line}");
 }
 
-/// The lines of the sender, and those of the receiver.
 fn by_side(lines: &[(u64, String)]) -> [Lines; 2] {
     ["with end 1 ", "with end 0 "].map(|peer| lines.iter().filter(|(_, line)| line.contains(peer)).cloned().collect())
 }

@@ -90,8 +90,7 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
                 let receive = until(|| ends.recv.irecv(&[part], true).unwrap());
                 assert_eq!(sizes(&ends.recv, receive), None, "nothing is sent for it yet");
                 let send = until(|| ends.send.isend(from.addr(), bytes, 1, &out).unwrap());
-                // Like NCCL's proxy: tests until it has the completion, and posts nothing more
-                // until the GPU has seen the bytes.
+                // Like NCCL's proxy, posts nothing more until the GPU has seen the bytes.
                 let mut told = None;
                 let mut sent = None;
                 until(|| {
@@ -115,7 +114,6 @@ fn many_connections_both_ways() {
     for (n, ends) in all.iter().enumerate() {
         ends.check(n as u64 + 1);
     }
-    // In parallel, each with several messages in progress.
     const BYTES: usize = 700_001;
     let mut buffers: Vec<(Buffer, Buffer)> =
         (0..all.len()).map(|n| (Buffer::filled(BYTES, n as u64), Buffer::blank(4 * BYTES))).collect();
@@ -151,7 +149,7 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     let (by_rails, by_tcp, again) =
         heard.by(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
-    // Both hosts are in this process and share a name. Each logs its line once for all connections.
+    // Both hosts are in this process and share a name. Each logs its line once.
     let said = heard.take();
     let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
     let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
@@ -183,8 +181,7 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
         let receive = irecv(&ends.recv, &to, bytes, 0, &into);
         let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
-        // The receiver does not read before it is closed. Bytes that do not fit into the sockets
-        // keep the send from completing.
+        // The receiver does not read before its close. A send larger than the sockets stays open.
         let begun = Instant::now();
         let is_done = loop {
             if ends.send.test(send).unwrap().is_some() {
@@ -195,14 +192,12 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
             }
         };
         assert!(is_done, "{bytes} bytes do not fit four sockets");
-        // More grants, which the sender has not read when it closes. Closing a socket with unread
-        // data resets it.
+        // The sender has not read these grants when it closes. Unread data resets a closed socket.
         let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
         std::thread::sleep(Duration::from_millis(50));
         ends.send.close();
         drop(ends.send);
-        // A grant to a closed socket resets the connection, and the kernel drops the data that it
-        // still has to send.
+        // A grant to a closed socket resets the connection: the kernel drops data still to be sent.
         irecv(&ends.recv, &to, bytes, 0, &into);
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(until(|| sizes(&ends.recv, receive)), [bytes]);
@@ -238,8 +233,7 @@ fn closing_in_any_order_leaves_nothing_behind() {
             drop(ends.recv);
             if order & 4 != 0 {
                 let error = if open.is_some() {
-                    // It was granted before the other end closed. The send succeeds without a
-                    // receiver; the next one fails.
+                    // Granted before the close: this send succeeds, and the next one fails.
                     until(|| ends.send.isend(from.addr(), 10, 0, &out).unwrap());
                     send_error(&ends.send, &from, &out)
                 } else {

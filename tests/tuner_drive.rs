@@ -1,5 +1,4 @@
-//! A C program (`tests/c/tuner.c`) calls the built library's tuner through each version of the
-//! tuner interface, as NCCL does.
+//! `tests/c/tuner.c` calls the built tuner through each version of its interface, as NCCL does.
 
 mod common;
 

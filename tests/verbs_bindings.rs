@@ -1,8 +1,7 @@
 //! The checked-in verbs bindings equal the output of bindgen for the headers, for both processors.
 //!
-//! Needs libclang with its headers, and libibverbs-dev; is skipped with a message without them. For
-//! the other processor it also needs that processor's C headers (Debian and Ubuntu:
-//! libc6-dev-arm64-cross, libc6-dev-amd64-cross).
+//! Skipped without libclang with its headers, and libibverbs-dev. The other processor also needs
+//! its C headers (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CHECKED_IN: &str = include_str!("../verbs-sys/src/bindings.rs");
-/// Version of the headers that they were made from, as in libibverbs.pc (rdma-core 44).
+/// Version of the bindings' headers, as in libibverbs.pc (rdma-core 44).
 const HEADERS: &str = "1.14.44";
 
 #[test]
@@ -52,15 +51,13 @@ fn compare(regenerated: &str) {
     }
 }
 
-/// Newer headers may add to enums and structs (without changing the binary interface), but never
-/// remove anything.
+/// Newer headers may add to enums and structs (compatibly), but never remove anything.
 fn first_line_not_in<'a>(checked_in: &'a str, regenerated: &str) -> Option<&'a str> {
     let mut regenerated = regenerated.lines();
     checked_in.lines().find(|line| !regenerated.any(|candidate| candidate == *line))
 }
 
-/// Runs `verbs-sys/build.rs` on the headers and returns its output. Returns `None`, with a message,
-/// if that is not possible.
+/// Returns the output of `verbs-sys/build.rs`, or `None`, with a message, if it cannot run.
 fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         skip("infiniband/verbs.h is not there (libibverbs-dev)");

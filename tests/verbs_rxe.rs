@@ -25,7 +25,6 @@ const WORDS: usize = 1 << 17;
 const FLUSHED: u32 = 5;
 const REMOTE_ACCESS: u32 = 10;
 
-/// One end: a device with a QP, a CQ and a registered region.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -116,8 +115,7 @@ fn writes_arrive_whole_with_their_immediate() {
     }
     b.qp.post_receives(3, 70).expect("receives");
 
-    // First a small write of an odd length without a completion at the sender, then the whole
-    // region.
+    // A small odd write without a completion at the sender, then the whole region.
     for (bytes, immediate, signaled) in [(13, 0x0102_0304, false), (WORDS as u32 * 8, u32::MAX, true)] {
         let write = Write {
             local_addr: a.region.addr(),
@@ -138,7 +136,6 @@ fn writes_arrive_whole_with_their_immediate() {
     }
     assert_eq!(a.wait(&mut buffer), (5, 0, None), "only the signaled write completes here");
 
-    // Only the immediate, without memory.
     a.qp.write_inline([].as_slice().into(), b.remote(0), Some(9), 6, true).expect("an empty write");
     assert_eq!(b.wait(&mut buffer), (70, 0, Some((9, 0))));
     assert_eq!(a.wait(&mut buffer), (6, 0, None));
@@ -334,8 +331,7 @@ impl tracing::Subscriber for CountEvents {
     }
 
     fn event(&self, event: &tracing::Event<'_>) {
-        // Failed calls are DEBUG lines. The INFO line about doorbells comes with each opened
-        // device.
+        // Failed calls are DEBUG lines. The INFO line about doorbells is for each opened device.
         if *event.metadata().level() == tracing::Level::DEBUG {
             self.0.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! For developers only: regenerates the bindings.
+//! Regenerates the bindings; for developers only.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -6,7 +6,7 @@ fn main() {
     bindings::regenerate();
 }
 
-/// `src/bindings.rs` from the headers of libibverbs.
+/// Makes `src/bindings.rs` from the headers of libibverbs.
 #[cfg(feature = "regenerate-bindings")]
 mod bindings {
     /// Environment variable with the path to write to instead of `src/bindings.rs`; tests compare
@@ -18,8 +18,7 @@ mod bindings {
 // for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
 ";
 
-    /// Types that are generated with their fields; `.*` includes their anonymous unions and
-    /// structs.
+    /// Types generated with their fields; `.*` includes their anonymous unions and structs.
     const TYPES: &[&str] = &[
         "__be16",
         "__be32",
@@ -85,7 +84,7 @@ mod bindings {
     /// Constants outside the enums of `TYPES`.
     const CONSTANTS: &[&str] = &["LINK_LAYER_.*", "ACCESS_.*"];
 
-    /// Opaque types: used only through pointers, and their fields are never read.
+    /// Opaque types: used only through pointers.
     const POINTED_AT: &[&str] = &[
         "_compat_ibv_port_attr",
         "ibv_ah",

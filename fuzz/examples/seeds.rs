@@ -1,5 +1,5 @@
-//! Rewrites the kept seeds: `cargo run --manifest-path fuzz/Cargo.toml --example seeds`. Needed
-//! when an encoding changes.
+//! Rewrites the kept seeds after a change of an encoding: `cargo run --manifest-path
+//! fuzz/Cargo.toml --example seeds`.
 
 use nccl_net_spark_fuzz::TARGETS;
 use std::io;

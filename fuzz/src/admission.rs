@@ -1,11 +1,11 @@
-//! The bootstrap port under an unauthenticated client: the real listener and the real framing, over
-//! the loopback's TCP.
+//! The bootstrap port under an unauthenticated client: the real listener and framing, over TCP on
+//! the loopback.
 //!
-//! Input: a tape of pieces, each a length and bytes, that the client writes one by one before it
-//! closes its side. The first byte decides if the listener's own token replaces the token of a
-//! HELLO, because the token is the only thing that such a client cannot send. The listener's host
+//! Input: a flag, then a tape of pieces, each a length and bytes. The client writes the pieces one
+//! by one and then closes its side. With the flag, the listener's own token replaces the token of a
+//! HELLO, because the token is the only thing that such a client cannot know. The listener's host
 //! has no rails and its tuner is off. So a client with the token gets an error about the tuner, TCP
-//! or rails, and every other client gets silence.
+//! or rails, and every other client gets no answer.
 
 use crate::tape::Tape;
 use crate::target::Seeds;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// The listener's tuner is off.
 const TUNER_HASH: u64 = 0;
 
-/// Most inputs for one listener, which waits for its peer for at most an hour.
+/// Maximum number of inputs for one listener, which waits for its peer for at most an hour.
 const MOST_CLIENTS: u32 = 1000;
 
 thread_local! {
@@ -56,8 +56,7 @@ pub fn check(data: &[u8]) -> bool {
         let (bootstrap, clients) = slot.get_or_insert_with(|| (Bootstrap::new(), 0));
         let is_admitted = serve(bootstrap, data);
         *clients += 1;
-        // A listener has one peer: after one that was admitted and failed, another listener is
-        // needed.
+        // A listener has one peer, so a client that was admitted and failed uses it up.
         if is_admitted || *clients >= MOST_CLIENTS {
             *slot = None;
         }
@@ -80,7 +79,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     }
     let refusal = refusal(bootstrap, &said);
     let is_admitted = refusal.is_some();
-    // The few bytes of such a client must not cause a large allocation.
+    // The few bytes of a client without the token must not cause a large allocation.
     let ask =
         |bootstrap| if is_admitted { ask(bootstrap) } else { memory::bounded(said.len() + 64, || ask(bootstrap)) };
     let mut client = TcpStream::connect(bootstrap.handle.address).expect("the port is open");
@@ -89,7 +88,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     for length in lengths {
         let (piece, behind) = rest.split_at(length);
         rest = behind;
-        // The listener may have dropped it over the pieces before.
+        // The listener may have dropped the client already.
         if client.write_all(piece).is_err() {
             break;
         }
@@ -109,7 +108,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     is_admitted
 }
 
-/// The result that NCCL would get. A client without the token must not cause any.
+/// Returns NCCL's result. A client without the token must cause none.
 fn ask(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
@@ -118,7 +117,7 @@ fn ask(bootstrap: &Bootstrap) -> Option<String> {
     }
 }
 
-/// True if the listener has closed the connection. A client without the token gets no other answer.
+/// Returns true if the listener has closed the connection, as it must without the token.
 fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
     match client.read(&mut answer) {
@@ -128,8 +127,7 @@ fn is_gone(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Part of the error expected for this client; none unless its first message is complete and a
-/// HELLO with the token.
+/// Returns part of the expected error; none unless the first message is a HELLO with the token.
 fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;

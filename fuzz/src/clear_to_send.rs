@@ -1,6 +1,6 @@
 //! The ring of clear-to-sends, where a peer can write anything, and the sends that follow from it.
-//! The peer lies about address, size, tag, part, group, sequence, received shares, and about the
-//! time of its messages.
+//! The peer lies about address, size, tag, part, group, sequence, received shares, and the time of
+//! its messages.
 //!
 //! The model reads the whole ring independently, and follows every send: each byte is sent once,
 //! into the granted room.
@@ -32,7 +32,6 @@ thread_local! {
     static RING: Vec<AtomicU64> = (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect();
 }
 
-/// A write that this side's NIC has under way.
 #[derive(Debug, Clone, Copy)]
 struct Posted {
     request: u16,
@@ -40,12 +39,11 @@ struct Posted {
     lane: LaneId,
 }
 
-/// A send in the model.
 #[derive(Debug, Clone)]
 struct Sent {
     head: Head,
     bytes: u64,
-    /// Sent as one share, which was posted when it began.
+    /// Sent as one share, posted when it began.
     is_whole: bool,
     shares: Vec<Piece>,
 }
@@ -57,7 +55,6 @@ struct Piece {
     posted: u64,
     is_closed: bool,
     is_done: bool,
-    /// True after its lane was lost, until it has another one.
     waits_for_lane: bool,
 }
 
@@ -70,10 +67,9 @@ impl Sent {
 struct Model<'a> {
     ring: &'a [AtomicU64],
     sends: Sends,
-    /// Receives that the peer has granted.
+    /// Number of receives granted by the peer.
     granted: u64,
-    /// The receive at the head. `waiting` has its parts that are not taken, once the group has
-    /// arrived.
+    /// Receive at the head. `waiting` has its parts not yet taken, once the group has arrived.
     sequence: u64,
     waiting: Option<Vec<u8>>,
     requests: BTreeMap<u16, Sent>,
@@ -122,7 +118,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 impl Model<'_> {
-    /// Lets the peer write a group's entries: correct, except for the lies on the tape.
+    /// Writes a group's entries for the peer: correct, except for the lies on the tape.
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let (shape, lies) = (tape.u8(), tape.u8());
         let parts = (shape & 7) + 1;
@@ -165,7 +161,7 @@ impl Model<'_> {
         self.entry(part).map(|entry| entry.check(part).map(|()| entry)).transpose()
     }
 
-    /// The entries of the group at the head, once all have arrived.
+    /// Returns the parts of the group at the head, once all have arrived.
     fn arrived(&self) -> Result<Option<Vec<u8>>, Violation> {
         let Some(first) = self.checked(0)? else { return Ok(None) };
         for part in 1..first.parts() {
@@ -178,7 +174,7 @@ impl Model<'_> {
         Ok(Some((0..first.parts()).collect()))
     }
 
-    /// The part that a send with this tag matches.
+    /// Returns the part that a send with this tag matches.
     fn expect(&mut self, tag: i32) -> Result<Option<(u8, Entry)>, Violation> {
         if self.waiting.is_none() {
             // A lone receive with another tag is read again each time, so it need not be kept.
@@ -254,7 +250,7 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
-    /// Starts a send of up to eight shares on the open lanes; some of the shares are posted later.
+    /// Starts a send of up to eight shares on the open lanes. Some shares are posted later.
     fn start_cut(&mut self, head: Head, bytes: u64, how: u8) -> (u16, Sent) {
         let count = u64::from(how >> 1 & 7) + 1;
         let part = bytes.div_ceil(count).next_multiple_of(128).max(128);
@@ -284,7 +280,7 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: false, shares: pieces })
     }
 
-    /// Posts waiting shares on the open lanes; at most `most` writes.
+    /// Posts waiting shares on the open lanes, at most `most` writes.
     fn post(&mut self, most: u8) {
         let mut left = usize::from(most);
         for request in self.sends.waiting().collect::<Vec<_>>() {
@@ -314,7 +310,6 @@ impl Model<'_> {
         }
     }
 
-    /// Confirms one of the writes under way.
     fn confirm(&mut self, which: usize) {
         if self.under_way.is_empty() {
             return;
@@ -327,7 +322,7 @@ impl Model<'_> {
                 piece.is_done = true;
                 assert_eq!(confirmed, Ok(piece.share.bytes));
             }
-            // The peer's BYE said that it had this.
+            // The peer's BYE claimed this share.
             None => assert!(confirmed.is_err() && self.has_said_bye),
         }
     }
@@ -353,7 +348,7 @@ impl Model<'_> {
         }
     }
 
-    /// Loses a lane, with any claim by the peer about its received shares, or brings one back.
+    /// Loses a lane, with any claim by the peer about received shares, or returns a lost lane.
     fn lose(&mut self, tape: &mut Tape<'_>) {
         let (what, granted) = (tape.u8(), tape.u8());
         let lost = lane(usize::from(what) % LANES);
@@ -383,7 +378,7 @@ impl Model<'_> {
         if self.is_lost[other.index()] {
             return;
         }
-        // A share waits while its entry is not whole, or has keys of an earlier epoch.
+        // A share waits while its entry is incomplete or has keys of an earlier epoch.
         let has_keys = |sequence, part: u8| {
             let at = entry_word(sequence, usize::from(part));
             let entry = Entry::whole(std::array::from_fn(|word| self.ring[at + word].load(Relaxed)), sequence);
@@ -410,7 +405,7 @@ impl Model<'_> {
         assert_eq!((moved, self.sends.has_lost_shares()), (moved_here, is_left));
     }
 
-    /// Lets the peer close, with a count of deliveries.
+    /// Closes for the peer, with a count of deliveries.
     fn bye(&mut self, tape: &mut Tape<'_>) {
         let delivered =
             if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
@@ -443,8 +438,7 @@ fn keys(sequence: u64, part: u8) -> PackedKeys {
     std::array::from_fn(|pair| sequence << 40 | u64::from(part) << 34 | pair as u64)
 }
 
-/// A lone receive, a group out of order, a large one in shares, one that loses a lane, and lies of
-/// each kind.
+/// A lone receive, a group out of order, a receive in shares, a lost lane, and lies of each kind.
 pub fn seeds() -> Seeds {
     let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
     let mut lone = Writer::default();

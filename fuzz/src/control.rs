@@ -28,13 +28,12 @@ pub fn check(data: &[u8]) -> bool {
     }
 }
 
-/// Checks arbitrary bytes as a control message.
 fn check_message(bytes: &[u8]) -> bool {
     let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else { return false };
     let encoded = message.encode();
     assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
-    // The decoder must return the lane that is in the bytes, and no other.
+    // The decoder must return the lane that is in the bytes.
     let is_said = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
     match &message {
         ControlMessage::Fenced { lane, received } => {
@@ -61,8 +60,8 @@ fn check_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// `Received::has` must answer for every part and share. For a receive that is not open, the number
-/// of granted receives decides.
+/// Asserts that `Received::has` answers for every part and share. For a receive that is not open,
+/// the number of granted receives decides.
 fn check_received(received: &Received) {
     for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
         let open = received.open.iter().find(|open| open.sequence == sequence);
@@ -80,8 +79,7 @@ fn check_received(received: &Received) {
     }
 }
 
-/// Checks arbitrary words as the contents of a mailbox. If `signed`, the digest is made valid
-/// first.
+/// Checks arbitrary words as the contents of a mailbox. `signed` makes the digest valid first.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
@@ -104,8 +102,7 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     true
 }
 
-/// Overwrites some words of one control frame with those of another. The result must be refused,
-/// unless it equals one of the two.
+/// Mixes the words of two control frames. The result must be refused, unless it equals one of them.
 fn check_mix(tape: &mut Tape<'_>) -> bool {
     let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
@@ -125,16 +122,15 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     true
 }
 
-/// The control frame, padded to the words of a mailbox.
+/// Returns the control frame, padded to the words of a mailbox.
 pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
     let words = frame.to_words();
     assert!(words.len() <= FRAME_WORDS);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(0))
 }
 
-/// Writes the valid digest of the words. Any peer can do that: the digest detects a torn control
-/// frame, not a forged one. This implementation is independent of the plugin's, so that a change of
-/// the digest makes the check fail.
+/// Writes the words' valid digest, as any peer can: it detects torn control frames, not forged
+/// ones. Independent of the plugin's code, so that a change of the digest makes the check fail.
 pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let bytes = (words[2] & 0xffff_ffff).min(MAX_CONTROL_BYTES as u64) as usize;
@@ -200,8 +196,7 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     ]
 }
 
-/// Each control message alone; control frames with the digest of their encoding, and with the one
-/// that [`sign`] writes; and two frames that are mixed.
+/// Each control message alone; control frames, also signed by [`sign`]; and a mix of two frames.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();

@@ -9,8 +9,8 @@ use nccl_net_spark::flow::control_link::ControlLink;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 
-/// The protocol's two rules: a control message is sent when the one before was confirmed, and one
-/// is accepted when it is the next.
+/// The protocol's two rules: a control message is sent once the one before is confirmed, and
+/// accepted only if it is the next.
 #[derive(Default)]
 struct Model {
     said: Vec<ControlMessage>,
@@ -34,7 +34,7 @@ impl Model {
         ControlFrame { number: self.sent, heard: self.heard, asks, message }
     }
 
-    /// True if the frame's message is new.
+    /// Takes a frame. Returns true if its message is new.
     fn hears(&mut self, frame: &ControlFrame) -> bool {
         if frame.heard == self.sent {
             self.confirmed = self.sent;
@@ -85,7 +85,7 @@ pub fn check(data: &[u8]) -> bool {
     messages_heard > 0
 }
 
-/// Reads a frame, whose numbers are mostly close to the right ones.
+/// Reads a frame whose numbers are mostly close to the right ones.
 fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     let kind = tape.u8();
     let mut number = |near: u64, is_any: bool| {
@@ -96,7 +96,7 @@ fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     ControlFrame { number, heard, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
 }
 
-/// A valid exchange, and one of nonsense.
+/// A valid exchange, and an invalid one.
 pub fn seeds() -> Seeds {
     let heard = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
         w.u8(2).u8(kind).u8(near.0 as u8).u8(near.1 as u8).u8(message.len() as u8).bytes(message);

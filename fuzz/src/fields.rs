@@ -2,18 +2,14 @@
 
 use nccl_net_spark::wire::fields::{Attachment, QpEnd, RailAdvert};
 
-/// Bytes of a host's or a rail's name.
 pub(crate) const NAME_BYTES: usize = 64;
-/// Entries of a list.
 pub(crate) const MAX_LIST: usize = 16;
 const MAX_MBPS: u32 = 10_000_000;
 
-/// Asserts that a text is short enough and has no control characters.
 pub(crate) fn text_fits(text: &str, most: usize) {
     assert!(text.len() <= most && !text.chars().any(char::is_control), "{text:?}");
 }
 
-/// Asserts that every field of a rail is in its range.
 pub(crate) fn check_rail(rail: &RailAdvert) {
     text_fits(&rail.name, NAME_BYTES);
     text_fits(&rail.phys_port, NAME_BYTES);
@@ -23,17 +19,14 @@ pub(crate) fn check_rail(rail: &RailAdvert) {
     assert!(rail.addresses.iter().all(|address| address.prefix.is_none_or(|prefix| prefix <= 128)));
 }
 
-/// Asserts that a rail's queue pairs are as many as it can have, with numbers of 24 bits.
 pub(crate) fn check_queue_pairs(qps: &[QpEnd]) {
     assert!(qps.len() <= MAX_LIST && qps.iter().all(|qp| qp.number < 1 << 24 && qp.psn < 1 << 24), "{qps:?}");
 }
 
-/// Asserts that the speeds of a link and a port are in their range.
 pub(crate) fn check_attachment(at: &Attachment) {
     assert!(at.link_mbps <= MAX_MBPS && (1..=MAX_MBPS).contains(&at.port_mbps), "{at:?}");
 }
 
-/// Asserts that this is an MTU of the InfiniBand specification.
 pub(crate) fn check_mtu(bytes: u32) {
     assert!([256, 512, 1024, 2048, 4096].contains(&bytes), "{bytes}");
 }

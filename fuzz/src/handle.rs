@@ -1,12 +1,12 @@
-//! The 128 bytes that NCCL hands to the connecting side, possibly from another network or version,
-//! or damaged.
+//! The 128 bytes that NCCL hands to the connecting side: possibly damaged, or from another network
+//! or version.
 
 use crate::memory;
 use crate::target::Seeds;
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use std::net::SocketAddr;
 
-/// Mark, version, port, scope, address, token.
+/// Magic, version, port, scope, address, token.
 const USED: usize = 8 + 2 + 2 + 4 + 16 + TOKEN_BYTES;
 const SCOPE: std::ops::Range<usize> = 12..16;
 

@@ -1,8 +1,7 @@
 //! The handshake's framed messages, and the decisions made from them before any queue pair exists:
 //! the pairing of rails and their rates.
 //!
-//! Input: a byte that names the kind of a message (0x80: the header is in the input too), then the
-//! body.
+//! Input: a message kind (with 0x80: the header is in the input too), then the body.
 
 use crate::control;
 use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
@@ -131,8 +130,7 @@ fn check_message(message: &Message) {
     }
 }
 
-/// Any adverts of a peer give pairs of existing rails, over addresses that they have, with and
-/// without routes.
+/// Asserts that adverts give pairs of existing rails and addresses, with and without routes.
 fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) {
     let pairs = pairing::pair(connector, acceptor, routes);
     assert!(pairs.len() <= MAX_RAILS);
@@ -152,8 +150,8 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Ro
     check_rates(&ends);
 }
 
-/// The rates of paths are fair and maximal: no passage carries more than it can, and every path has
-/// a full one.
+/// Asserts that path rates are fair and maximal: no passage is overfilled, and each path has a full
+/// one.
 fn check_rates(ends: &[[End; 2]]) {
     let paths = Paths::new(ends);
     assert_eq!(paths.count(), ends.len());
@@ -201,7 +199,6 @@ fn rail(number: usize) -> RailId {
     RailId::new(number).expect("a byte")
 }
 
-/// One message of each kind.
 fn messages() -> Vec<(&'static str, Message)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
     let rails = own_rails();

@@ -1,10 +1,10 @@
-//! Everything that an unauthenticated client, a lying peer or a careless user can hand to this
-//! project, tried by libFuzzer.
+//! Fuzz targets for everything that an unauthenticated client, a lying peer or a careless user can
+//! hand to this project.
 //!
-//! There is one module for each target: `check` takes any bytes and asserts the invariants, `seeds`
-//! gives valid inputs to begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and
-//! runs the targets. `cargo test --lib` compares the kept seeds with the generator, and runs every
-//! check on its seeds, without libFuzzer.
+//! Each target is a module: `check` takes any bytes and asserts the invariants, `seeds` gives valid
+//! inputs to begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and runs the
+//! targets with libFuzzer. `cargo test --lib` compares the kept seeds with the generator and runs
+//! every check on its seeds, without libFuzzer.
 //!
 //! The stateful targets read their input as a [`tape::Tape`] of decisions: the next event, and the
 //! peer's lies. Each compares the code with a model of its own.

@@ -16,18 +16,16 @@ use std::sync::atomic::Ordering::Relaxed;
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;
 const OUTBOX: usize = OUTBOX_AT / 8;
-/// The peer's mailbox at the highest possible address: offsets must stay below the end of memory.
+/// The highest possible address of the peer's mailbox: offsets must not exceed the end of memory.
 const PEER_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
 
 thread_local! {
     static REGION: Arc<Region> = Region::new(MAILBOX_BYTES).expect("memory for a mailbox");
 }
 
-/// Content of the inbox in the model.
 enum Inbox {
-    /// Exactly one control frame.
     Whole(ControlFrame),
-    /// Nothing, or a mix that has no meaning.
+    /// Nothing, or an invalid mix.
     Other,
 }
 
@@ -43,7 +41,7 @@ pub fn check(data: &[u8]) -> bool {
             0 => {
                 let frame = frame(&mut tape);
                 write(&mailbox, &padded(&frame), u64::MAX);
-                // A control frame with number 0 that confirms nothing is the same as none.
+                // A control frame with number 0 that confirms nothing counts as none.
                 inbox = if frame.number == 0 && frame.heard == 0 { Inbox::Other } else { Inbox::Whole(frame) };
             }
             1 => {
@@ -80,8 +78,7 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
     std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
 }
 
-/// The words after the ring. Nothing here writes near the ring, and the complete mailbox is
-/// compared at the end.
+/// Returns the words after the ring. The ring is checked at the end.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
     mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
@@ -112,7 +109,7 @@ fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     found.is_some()
 }
 
-/// Writes a control frame into its place alone, and sends it within both mailboxes.
+/// Writes a control frame. Only the outbox may change, and RDMA writes stay within both mailboxes.
 fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     let mut after = all(mailbox);
     let words = frame.to_words();
@@ -131,7 +128,7 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     }
 }
 
-/// Complete, torn and repaired, and invented control frames, with this side's own in between.
+/// Complete, torn and repaired, and invented control frames, mixed with this side's own.
 pub fn seeds() -> Seeds {
     let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
         w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);

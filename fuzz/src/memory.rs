@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn note(delta: isize) {
-    // A thread that ends has no counter left, and needs none.
+    // A thread that ends has no counter left.
     _ = USE.try_with(|now| {
         let (live, peak) = now.get();
         let live = live.wrapping_add(delta);
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The result of `work`, and the most bytes that it had allocated together.
+/// Returns the result of `work`, and the most bytes that it had allocated at one time.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = USE.with(|now| {
         let (live, _) = now.get();
@@ -63,9 +63,9 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (given, most.wrapping_sub(before).max(0) as usize)
 }
 
-/// Runs the decoding of `bytes` bytes from such a client, and asserts that it allocated no more
-/// than their values take: a list's items are larger than their encodings, and a list has room for
-/// twice its items.
+/// Decodes `bytes` bytes from an unauthenticated client. Asserts that it allocates no more than
+/// their values take: a list's items are larger than their encodings, and a list has room for twice
+/// its items.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let (given, most) = peak(work);
     assert!(most <= 16 * bytes + 1024, "{bytes} bytes made it allocate {most}");

@@ -39,8 +39,7 @@ pub fn check(data: &[u8]) -> bool {
     let shared = profile.links.iter().flat_map(|link| [link.gts, link.payload_mbps]);
     let cables = profile.cables.iter().map(|cable| cable.payload_mbps);
     assert!(rates.chain(shared).chain(cables).all(|rate| rate.is_finite() && rate >= 0.0), "{profile:?}");
-    // Written and read again the profile is the same, in any order of lines and any spelling of
-    // numbers.
+    // Written and read again, the profile is the same despite the order of lines and spelling.
     let written = profile.to_text();
     assert_eq!(Profile::parse("fuzz", &written).as_ref(), Ok(&profile), "{written}");
     let lines = profile.links.len() + profile.cables.len() + profile.rails.len();

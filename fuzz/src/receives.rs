@@ -1,8 +1,8 @@
-//! A receiver's handling of immediates: a peer lies about slot, part, share, leads and bytes,
+//! A receiver's handling of immediates. A peer lies about slot, part, share, leads and bytes,
 //! between grants, tests and losses.
 //!
-//! The model keeps the arrived shares of each slot with their bytes, and knows the right answer of
-//! every call.
+//! The model keeps the arrived shares of each slot with their bytes, and knows the result of each
+//! call.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -24,7 +24,7 @@ const CHUNK: u64 = 4096;
 #[derive(Debug, Clone, Default)]
 struct Part {
     room: u64,
-    /// Announced number of shares; `None` before the first one.
+    /// `None` before the first share.
     announced: Option<u8>,
     came: BTreeMap<u8, u64>,
 }
@@ -46,7 +46,7 @@ struct Open {
     optional: bool,
     told: bool,
     lane: LaneId,
-    /// True after the lane of its clear-to-send was lost.
+    /// The lane of its clear-to-send was lost.
     to_repeat: bool,
 }
 
@@ -59,7 +59,7 @@ impl Open {
 struct Model {
     receives: Receives,
     slots: Vec<Option<Open>>,
-    /// Clear-to-sends that are being repeated, with their lane.
+    /// Lanes of clear-to-sends that are being repeated, by slot.
     repeating: Vec<Option<LaneId>>,
     granted: u64,
     delivered: u64,
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// An immediate that fits a receive, except for the lies on the tape.
+    /// Delivers an immediate that fits a receive, except for the lies on the tape.
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
         let at = tape.below(SLOTS);
         let (shape, lies) = (tape.u8(), tape.u8());
@@ -240,7 +240,7 @@ impl Model {
             assert_eq!(self.receives.next_repeat(lane, |by| by == lane), expected);
             return;
         }
-        // A completion of this side's own NIC, so it only comes for posted requests.
+        // A completion of this side's own NIC comes only for posted requests.
         let at = usize::from(what) % SLOTS;
         if self.repeating[at].take().is_some() {
             self.receives.repeated(slot(at));
@@ -256,7 +256,7 @@ impl Model {
         self.delivered = oldest;
     }
 
-    /// The report that a sender gets when a rail is lost; it must fit a control frame.
+    /// Checks the report that a sender gets when a rail is lost; it must fit a control frame.
     fn check_what_is_told(&self) {
         let received = self.receives.received();
         assert_eq!(received.granted, self.granted);
@@ -275,7 +275,6 @@ impl Model {
     }
 }
 
-/// The slot of this number, which the model keeps below [`SLOTS`].
 fn slot(number: usize) -> Slot {
     Slot::new(number as u16).expect("the model has no more slots")
 }

@@ -1,9 +1,8 @@
 //! Recovery: any messages in any order, mixed with events of this side's ports, devices, data path,
 //! TCP and clock.
 //!
-//! The first byte has the side of the connection, and the rails that it begins without. Then a tape
-//! of events follows. The model is the order of actions that `flow::recovery` promises for each
-//! rail.
+//! Input: a byte with the side of the connection and the rails that it begins without, then a tape
+//! of events. The model is the order of actions that `flow::recovery` promises for each rail.
 
 use crate::control::messages;
 use crate::tape::Tape;
@@ -22,20 +21,20 @@ const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
-/// The queue pairs of a rail at the caller.
+/// The caller's queue pairs of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rail {
-    /// Queue pairs in use.
+    /// In use.
     Used,
-    /// Queue pairs out of use that do not stop, because their device is cut off.
+    /// Out of use, but not stopped because their device is cut off.
     CutOff,
     /// None. `by_peer`: the peer has said that it has stopped its own.
     Stopped { by_peer: bool },
-    /// A thread makes or connects new queue pairs.
+    /// A thread makes or connects new ones.
     Working,
-    /// New queue pairs. JOIN names them to the peer.
+    /// New. JOIN names them to the peer.
     New,
-    /// New queue pairs that are connected.
+    /// New and connected.
     Connected,
 }
 
@@ -47,11 +46,9 @@ struct Caller {
     losses: [bool; RAILS],
     /// The peer's FENCED for each rail since it was last in use.
     fenced_by_peer: [Vec<Received>; RAILS],
-    /// The last message that came in.
     heard: Option<ControlMessage>,
     failed: u32,
-    /// True once the connection has failed, or the peer has left. Actions from before that are
-    /// still executed.
+    /// The connection has failed, or the peer has left. Earlier actions are still executed.
     has_ended: bool,
     has_closed: bool,
     has_carried: bool,
@@ -112,7 +109,7 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
 }
 
 impl Caller {
-    /// A connection that begins without the rails whose bits are set in `missing`.
+    /// Creates a connection that begins without the rails whose bits are set in `missing`.
     fn new(role: Role, missing: u8) -> Self {
         let mut caller = Self {
             recovery: Recovery::new(role, LIMITS, RAILS),
@@ -147,7 +144,7 @@ impl Caller {
         self.recovery.heard(&frame, begun, self.now);
     }
 
-    /// The data path finds a rail lost. Recovery learns of it by `report`.
+    /// Loses a rail on the data path. Recovery learns of it by `report`.
     fn lose(&mut self, lane: LaneId, becomes: Rail) {
         if self.rails[lane.index()] == Rail::Used {
             self.rails[lane.index()] = becomes;
@@ -155,14 +152,14 @@ impl Caller {
         }
     }
 
-    /// A device that was cut off left the bus, or answers again.
+    /// Stops a device that was cut off: it left the bus, or answers again.
     fn stop(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::CutOff {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
         }
     }
 
-    /// The service thread takes the losses from the data path's status.
+    /// Takes the losses from the data path's status, as the service thread does.
     fn report(&mut self) {
         for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses)) {
             match self.rails[lane.index()] {
@@ -182,7 +179,7 @@ impl Caller {
         }
     }
 
-    /// Asks again whether devices that were cut off have stopped.
+    /// Fences again, in case devices that were cut off have stopped.
     fn fence_again(&mut self) {
         for lane in LaneId::all(RAILS) {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -305,7 +302,6 @@ impl Caller {
         }
     }
 
-    /// A thread that hangs returns.
     fn finish(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::Working {
             self.end_work(lane, false);
@@ -370,8 +366,7 @@ fn advert() -> RailAdvert {
 }
 
 /// A rail that is lost and returns, on either side; a connection that fails while it asks for a
-/// rail; a device that is cut off while the peer reports its rail; and a connection that begins
-/// without a rail, and is closed.
+/// rail; a device cut off while the peer reports its rail; a start without a rail, and a close.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Excluded, because it would read any file.
+/// Excluded, because it could name any file.
 const NOT_FROM_HERE: &str = "NCCL_SPARK_SETTINGS_FILE";
 
 thread_local! {
@@ -21,7 +21,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new() -> Self {
         let (process, thread) = (std::process::id(), std::thread::current().id());
-        // In memory where possible, because it is written for every input.
+        // In memory if possible, because it is written for every input.
         let folder = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         Self(folder.join(format!("nccl-net-spark-fuzz-{process}-{thread:?}.conf")))
     }
@@ -78,8 +78,8 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
             }
         }
     }
-    // All settings, written into one file, have the same values as before. The exception is a
-    // variable's value that a file would treat as a comment.
+    // Written into one file, all settings keep their values, unless a file would read a variable's
+    // value as a comment.
     let is_comment = |value: &str| {
         value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
     };
@@ -101,7 +101,7 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
 /// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
     let held = settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
-    // Only as variables: the table's ranges are the same for every source.
+    // As variables only: the table's ranges are the same for every source.
     let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.rails.gid_index.is_none_or(|index| index <= 255));
@@ -117,7 +117,7 @@ fn check_values(settings: &Settings) {
     assert!(seconds(config.data_path.stall_warn, 86_400));
     assert!((100..=60_000).contains(&config.recovery.probe_timeout.as_millis()));
     for filter in [&config.rails.hca, &config.setup.interfaces] {
-        // An exclusion admits a name that no interface can have; a list of names does not.
+        // An exclusion admits a name that no interface has; a list of names does not.
         let nobody = "/: no name begins so";
         assert_eq!(filter.admits(nobody, Some(1)), !filter.names_something());
     }

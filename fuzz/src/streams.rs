@@ -1,9 +1,8 @@
 //! TCP streams that carry data: a peer lies in its frames, to a receiver and to a sender.
 //!
 //! The model keeps the granted, announced and arrived bytes for each part of a receive, and knows
-//! whether a frame is allowed. To the sender, the peer grants receives as it likes. Whatever it
-//! grants, each chunk is within its message, and no send completes before all its bytes are
-//! written.
+//! which frames are allowed. To the sender, the peer grants receives as it likes. Each chunk must
+//! be within its message, and no send may complete before all its bytes are written.
 
 use crate::memory;
 use crate::tape::Tape;
@@ -55,7 +54,7 @@ struct Receiver {
     inbound: Inbound,
     slots: Vec<Option<Open>>,
     granted: u64,
-    /// Chunks that were announced and have not arrived: slot, part and bytes.
+    /// Announced chunks that have not arrived: slot, part and bytes.
     coming: Vec<(Slot, u8, u32)>,
 }
 
@@ -107,7 +106,7 @@ impl Receiver {
         }
     }
 
-    /// A frame that an honest sender could send, or one close to it.
+    /// Delivers a frame of an honest sender, or one close to it.
     fn hears_nearly(&mut self, tape: &mut Tape<'_>) {
         let sequence = self.granted.wrapping_sub(1 + tape.below(SLOTS + 2) as u64);
         let part = tape.below(PARTS) as u8;
@@ -257,8 +256,7 @@ fn after(grant: &StreamGrant) -> StreamGrant {
     }
 }
 
-/// A message in two chunks for the receiver and for the sender, and for each a case with false
-/// frames.
+/// A message in two chunks, and a case with false frames, for the receiver and for the sender.
 pub fn seeds() -> Seeds {
     let data =
         |offset: u64, bytes: u32| StreamFrame::Data(Data { sequence: 0, part: 0, offset, bytes, total: 300 }).encode();

@@ -3,11 +3,10 @@
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::ids::LaneId;
 
-/// Most events of one input: longer ones show nothing new, and cost time.
+/// Maximum number of events of one input. More show nothing new, and cost time.
 const MOST_STEPS: usize = 256;
 
-/// Takes decisions from the front of an input. [`nccl_net_spark::wire::codec::Writer`] writes them
-/// for the seeds.
+/// Takes decisions from the front of an input. The seeds write them with the plugin's `Writer`.
 #[derive(Debug)]
 pub struct Tape<'a> {
     left: &'a [u8],

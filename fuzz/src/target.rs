@@ -8,8 +8,7 @@ pub type Seeds = Vec<(&'static str, Vec<u8>)>;
 pub struct Target {
     /// Name of the program, and of its folder of seeds.
     pub name: &'static str,
-    /// Asserts the invariants. Returns true if the input was valid, so that seeds without effect
-    /// are found.
+    /// Asserts the invariants. Returns true for a valid input, so that useless seeds are found.
     pub check: fn(&[u8]) -> bool,
     /// Valid inputs to begin with.
     pub seeds: fn() -> Seeds,

@@ -1,9 +1,8 @@
-//! The program `spark-lab`: commands that prove claims of docs/evidence. `spark-lab` is in no
-//! package.
+//! The program `spark-lab`: commands that prove claims of docs/evidence. It is in no package.
 //!
-//! Ranks, fabrics, NCCL's environment and output come from the library that `nccl-spark` uses, too
-//! (`nccl_tests_harness`). The program looks for the plugin and the software fabric beside itself;
-//! `cargo build --release --workspace` builds all three. Exit statuses are those of `nccl-spark`.
+//! Ranks, fabrics, NCCL's environment and output come from `nccl_tests_harness`, the library of
+//! `nccl-spark`. The program looks for the plugin and the software fabric beside itself; `cargo
+//! build --release --workspace` builds all three. Exit statuses are those of `nccl-spark`.
 
 mod as_spark;
 mod bench;

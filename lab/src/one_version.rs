@@ -1,9 +1,9 @@
-//! `spark-lab one-version`: makes a copy of the plugin that shows one version of NCCL's interface.
-//! NCCL takes the newest version that it knows, so this is the way to make it take another one.
+//! `spark-lab one-version`: copies the plugin so that only one version of NCCL's interface is
+//! found. Without the copy, NCCL takes the newest version that it knows.
 //!
-//! The copy is the same machine code. Only the names of the other versions' tables are changed, in
-//! place and at the same length. So the loader's tables stay valid, and a look-up by the true name
-//! finds nothing.
+//! The copy is the same machine code. Only the names of the other versions' tables change, in place
+//! and at the same length. So the loader's tables stay valid, and a look-up by the true name finds
+//! nothing.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -27,10 +27,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Makes the copy, and prints the copy's path. `program` is this program's file.
-    ///
-    /// # Errors
-    /// Fails when the plugin has no such table, or cannot be copied.
+    /// Makes the copy and prints its path. `program` is this program's file. Fails when the plugin
+    /// has no such table, or cannot be copied.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         let copy = copy(&self.plugin.library(program)?, self.version, &self.out)?;
         Ok(writeln!(out, "{}", copy.display())?)

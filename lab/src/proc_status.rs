@@ -5,7 +5,7 @@ use std::fs;
 
 const STATUS: &str = "/proc/self/status";
 
-/// The number of a field of this process; memory is in KiB.
+/// Returns the number in a field of this process; memory is in KiB.
 pub fn field(name: &str) -> Result<u64> {
     let status = fs::read_to_string(STATUS).with_context(|| format!("read {STATUS}"))?;
     in_text(&status, name).with_context(|| format!("no {name} in {STATUS}"))

@@ -84,7 +84,7 @@ fn few_channels_fail_unless_they_are_allowed() {
     assert_eq!(others.status, Some(0), "{others:?}");
     let silent = Script::new(BUS, "chose ib 18").run(&[], "--profile unpaced");
     assert!(silent.status == Some(1) && silent.err.contains("does not say how many"), "{silent:?}");
-    // A log that the command names is read, and stays.
+    // A log that the command names is read and kept.
     let log = few.file("kept");
     let kept = few.run(&[], &format!("--profile unpaced --log {}", log.display()));
     assert!(kept.status == Some(1) && fs::read_to_string(log).unwrap().contains(" 8 coll channels"), "{kept:?}");

@@ -1,5 +1,5 @@
-//! Measuring with single messages: what is told is whole, and wrong data and failures are seen. No
-//! test looks at how fast anything was.
+//! `spark-lab bench`: reports are complete, and wrong data and failures are found. No test checks
+//! speeds.
 
 mod common;
 
@@ -25,8 +25,7 @@ fn run_soft(plugin: &Path, arguments: &str) -> Said {
     command.output().unwrap().into()
 }
 
-/// The metrics of a side at a point, each with as many values as there are rounds. `is_allowed`
-/// checks a value.
+/// Returns the metrics of a side at a point. `is_allowed` checks the value of each round.
 fn metrics(side: &Value, rounds: usize, is_allowed: impl Fn(f64) -> bool) -> Vec<&str> {
     let series = side.as_array().unwrap().iter().map(|series| {
         let values = series["rounds"].as_array().unwrap();
@@ -106,7 +105,7 @@ fn every_version_of_the_interface_carries_the_right_bytes() {
 fn wrong_bytes_are_counted_for_the_library_that_delivers_them() {
     let (good, bad) = (Fake::compile(&[]), Fake::compile(&[]));
     let other = bad.library();
-    // Of the messages that are checked first, at most 8 lie in memory side by side.
+    // Of the messages that are checked first, at most 8 are side by side in memory.
     let arguments = ["bandwidth", "-b", "64", "-e", "64", "--json", "-", "--against", other.to_str().unwrap()];
     let said = run(&good, &[&arguments[..], &["--against-env", "FAKE_CORRUPT=3"]].concat());
     let told = told(&said);
@@ -132,7 +131,7 @@ fn failures_name_the_library_the_rank_and_the_reason() {
     assert!(said.status == Some(1) && line.starts_with("spark-lab: theirs: rank 0: connection 0: send"), "{said:?}");
     assert!(line.contains("the cable is gone"), "{said:?}");
     let said = run(&fake, &against("FAKE_INIT_FAILS=1"));
-    // Both ranks fail alike, in one line if they do so at the same time.
+    // Both ranks fail alike, in one line if at the same time.
     let line = said.err.lines().find(|line| line.starts_with("spark-lab: theirs: rank")).unwrap_or_default();
     assert!(said.status == Some(1) && line.contains(": init returned ncclSystemError"), "{said:?}");
 
@@ -170,7 +169,7 @@ fn commands_of_the_users_slow_a_rail() {
     assert!(said.status == Some(2) && said.err.contains("--fall COMMAND and --return COMMAND"), "{said:?}");
 }
 
-/// Before any rank starts.
+/// The error comes before any rank starts.
 #[test]
 fn an_unusable_setting_or_profile_is_one_error() {
     let said: Said = spark_lab().arg("bench").env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();

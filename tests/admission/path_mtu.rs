@@ -1,5 +1,4 @@
-//! Path MTUs in the handshake that a port does not have, or that do not exist. (READY and GO have
-//! no path MTU.)
+//! Path MTUs in HELLO and OFFER that a port does not have, or that do not exist.
 
 use crate::attack::{Listener, between, decoded, dial, host, tapped};
 use crate::common::ends::Ends;
@@ -15,7 +14,7 @@ use tracing::Level;
 
 const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
-/// The path MTU of a host's ports, which is below the largest one.
+/// Path MTU of a host's ports, which is below the largest one.
 fn own_mtu(host: &Host) -> u32 {
     let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
@@ -23,8 +22,8 @@ fn own_mtu(host: &Host) -> u32 {
     mtus[0]
 }
 
-/// Tries to connect through a proxy that changes the path MTU: the OFFER's for its pairs from
-/// `first` on, or the HELLO's.
+/// Connects through a proxy that changes path MTUs in message `place`: those of the HELLO's rails,
+/// or of the OFFER's pairs, from `first` on.
 fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Ends, Error> {
     let listener = Listener::open(&hosts[1]);
     let (handle, _taken) = between(&listener, move |at, frame| {
@@ -53,8 +52,7 @@ fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_con
     let own = own_mtu(&hosts[0]);
     let (other, _taken) = tapped(&hosts);
     for mtu in larger_than(own) {
-        // The first error is the accepting end's, after a message of its peer; the connecting end
-        // gets the same reason.
+        // The accepting end fails first. The connecting end gets the same reason.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
         let told = format!(
             "the peer asked for path MTU {mtu} on {}, whose port has {own}",
@@ -70,7 +68,7 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
     let _turn = turn();
     let own = own_mtu(&host(0));
     for mtu in larger_than(own) {
-        // A host logs this once for all connections with a peer.
+        // Each new host logs this once for all connections with a peer.
         let hosts = [host(0), host(1)];
         let heard = Heard::default();
         let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
@@ -78,7 +76,6 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
         let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> =
             heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
-        // Each end logs it once, and names the other.
         let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name)).count();
         assert_eq!(said, 2, "{lines:?}");
         met.check(21);
@@ -118,7 +115,7 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
         });
         let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
         assert!(lines.iter().any(|(level, line)| *level == Level::INFO && is_told(line)), "{lines:?}");
-        // It did not take the honest peer's place, although it had the token.
+        // The liar had the token, but did not take the honest peer's place.
         listener.meet(&hosts[0]).check(23);
     }
 }

@@ -1,5 +1,5 @@
-//! A process that runs out of descriptors while unauthenticated clients and an honest peer wait at
-//! its listeners. It is a process of its own, so that other tests keep their descriptors.
+//! A process without free descriptors, while unauthenticated clients and an honest peer wait at its
+//! listeners. It runs apart, so that other tests keep their descriptors.
 
 use crate::attack::{Between, Listener, between, decoded, dial, host};
 use crate::common::ends::Ends;
@@ -17,11 +17,11 @@ use std::sync::mpsc;
 use tracing::Level;
 
 const LIMIT: u64 = 300;
-/// Clients without the token before the honest peer, and as many after it.
+/// Clients without the token before the honest peer, and the same number after it.
 const UNAUTHENTICATED_CLIENTS: usize = 20;
 /// Calls of each listener while none can succeed.
 const CALLS: usize = 1000;
-/// Most attempts of one call.
+/// Maximum number of attempts in one call.
 const TRIES: usize = 64;
 
 #[test]
@@ -53,11 +53,10 @@ impl Hoard {
     }
 }
 
-/// Counts the listeners' failed attempts, and keeps the warnings.
 #[derive(Default)]
 struct Told {
     tries: usize,
-    /// Number of times that an admitted peer could not be answered yet.
+    /// Times that an admitted peer could not be answered yet.
     waits: usize,
     warnings: Vec<String>,
 }
@@ -73,8 +72,7 @@ impl Told {
         }
     }
 
-    /// Calls the listeners repeatedly while none of them can return a connection. Returns the most
-    /// attempts of one call.
+    /// Calls the listeners while none can connect. Returns the most attempts of one call.
     fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (heard, mut most) = (Heard::default(), 0);
         for _ in 0..calls {
@@ -109,9 +107,7 @@ fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
     (0..UNAUTHENTICATED_CLIENTS * listeners.len()).map(one).collect()
 }
 
-/// The process, which
-/// [`a_process_without_descriptors_logs_it_once_and_admits_the_peer_later`]
-/// starts.
+/// Process that [`a_process_without_descriptors_logs_it_once_and_admits_the_peer_later`] starts.
 #[test]
 #[ignore = "another test's process"]
 fn starved_process() {
@@ -121,7 +117,6 @@ fn starved_process() {
     let first = Listener::open(&hosts[1]);
     let other = first.meet(&hosts[0]);
     other.check(1);
-    // The listeners of two more connections, and an honest peer whose HELLO waits at one of them.
     let listeners = [Listener::open(&hosts[1]), Listener::open(&hosts[1])];
     let listeners: Vec<&Listener> = listeners.iter().collect();
     let before = clients(&listeners);
@@ -133,7 +128,7 @@ fn starved_process() {
     other.check(2);
     with_one_more_at_a_time(&mut told, &mut hoard, listeners[0], &other);
 
-    // The other end, which is in this process too, needs its share.
+    // The peer, which is in this process, needs descriptors too.
     hoard.0.truncate(hoard.0.len() - 20);
     let heard = Heard::default();
     let (mut send, mut recv) = (None, None);
@@ -151,13 +146,12 @@ fn starved_process() {
     assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].process().rails.len()), "a rail was left out");
     drop(hoard);
 
-    // The next connection, at the other listener.
     listeners[1].meet(&hosts[0]).check(7);
     assert_eq!(told.warnings.len(), 1, "{:?}", told.warnings);
     drop((before, after));
 }
 
-/// Lets a peer send its HELLO to a listener that is not accepting yet.
+/// Sends a peer's HELLO to a listener that is not accepting yet.
 fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
     let (mut handle, taken) = between(listener, move |_, frame| {
@@ -173,8 +167,6 @@ fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     (handle, taken)
 }
 
-/// Without any descriptor each call makes one attempt, no client is admitted, and the user gets one
-/// warning.
 fn without_any(told: &mut Told, listeners: &[&Listener]) {
     assert_eq!(told.ask(listeners, CALLS), 1);
     assert_eq!((told.tries, told.waits), (listeners.len() * CALLS, 0));
@@ -183,15 +175,15 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
 }
 
 fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
-    // With one descriptor, the clients get it one after the other until the honest peer has it. Its
-    // answer takes more descriptors and has to wait. Later clients stay in the queue.
+    // The clients get the one descriptor in turn until the honest peer has it. The answer to the
+    // peer needs more descriptors and waits. Later clients stay in the queue.
     let before = told.tries;
     hoard.0.pop();
     assert!(told.ask(&[listener], CALLS) <= TRIES);
     assert!(told.tries - before <= 2 * UNAUTHENTICATED_CLIENTS, "{} tries", told.tries - before);
     assert!(told.waits > CALLS / 2, "{} waits", told.waits);
     other.check(3);
-    // Until the answer, no step of it is half done.
+    // The peer is answered once there are enough descriptors for the whole answer.
     let mut freed = 1;
     loop {
         hoard.0.pop().expect("the answer needs fewer than all");

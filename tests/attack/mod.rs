@@ -1,5 +1,4 @@
-//! Common parts of the tests of the bootstrap port: honest connections with every byte checked, and
-//! a proxy between the two ends.
+//! Honest connections and a proxy between the two ends, for the tests of the bootstrap port.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -17,7 +16,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Bytes before a frame's body.
 pub const HEADER_BYTES: usize = 8;
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
 
@@ -41,11 +39,10 @@ pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
-/// A listener, and its handle.
 pub struct Listener {
     pub listen: ListenComm,
     pub handle: [u8; HANDLE_BYTES],
-    /// The decoded handle.
+    /// `handle`, decoded.
     pub known: Handle,
 }
 
@@ -55,12 +52,12 @@ impl Listener {
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
     }
 
-    /// Makes a connection here, although other clients connect too.
+    /// Connects from a host, while other clients may connect too.
     pub fn meet(&self, from: &Arc<Host>) -> Ends {
         self.try_by(from, self.handle).unwrap()
     }
 
-    /// Connects with another handle. Returns the first error of either end.
+    /// Returns the first error of either end.
     pub fn try_by(&self, from: &Arc<Host>, handle: [u8; HANDLE_BYTES]) -> Result<Ends, Error> {
         meet(from, &self.listen, handle)
     }
@@ -69,7 +66,7 @@ impl Listener {
 impl Ends {
     pub fn receiver_error(&self) -> Box<Error> {
         let to = [0_u8; 64];
-        // SAFETY: it outlives its registration; the peer sends nothing into it.
+        // SAFETY: the buffer outlives its registration; the peer sends nothing into it.
         let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
         let into = self.recv.register(memory).unwrap();
         let part = RecvPart { addr: to.as_ptr() as u64, bytes: 8, tag: 9, memory: &into };
@@ -87,7 +84,7 @@ impl Ends {
 
     pub fn sender_error(&self) -> Box<Error> {
         let from = [0_u8; 64];
-        // SAFETY: it outlives its registration; the peer grants nothing for it.
+        // SAFETY: the buffer outlives its registration; the peer grants nothing for it.
         let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
         let out = self.send.register(memory).unwrap();
         until(|| self.send.isend(from.as_ptr() as u64, 8, 9, &out).err())
@@ -106,7 +103,7 @@ fn limited(stream: &TcpStream) {
     stream.set_write_timeout(Some(LIMIT)).unwrap();
 }
 
-/// Reads the next frame; `None` at the end.
+/// Reads the next frame. Returns `None` at the end of the stream.
 pub fn read_frame(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut frame = vec![0; HEADER_BYTES];
     stream.read_exact(&mut frame).ok()?;
@@ -121,17 +118,15 @@ pub fn decoded(frame: &[u8]) -> Message {
     Message::decode(header, &frame[HEADER_BYTES..]).unwrap()
 }
 
-/// The state of a proxy after a handshake: both streams, and the frames that passed.
 pub struct Taken {
     pub to_sender: TcpStream,
     pub to_receiver: TcpStream,
-    /// HELLO, OFFER, READY, GO, in their order; fewer where the handshake ended before.
+    /// HELLO, OFFER, READY, GO; fewer if the handshake failed.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Starts a proxy between the two ends of a handshake: accepts the connection at the returned
-/// handle, and forwards each frame as changed by `alter`, which gets its index. Later frames are
-/// not forwarded.
+/// Starts a proxy for one handshake, at the returned handle. It forwards the handshake's frames as
+/// changed by `alter`, which gets each frame's index. It forwards no later frames.
 pub fn between(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
     between_late(real, 0, alter)
 }
@@ -163,10 +158,9 @@ pub fn between_late(
     (Handle { address, ..real.known }.encode(), taken)
 }
 
-/// The handle of a proxy, and its result.
 pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
 
-/// Connects through a proxy that changes nothing. Returns its result too.
+/// Connects through a proxy that changes nothing.
 pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Ends, Taken) {
     let listener = Listener::open(&hosts[1]);
     let (handle, taken) = between(&listener, |_, frame| frame);

@@ -1,11 +1,9 @@
-//! The calls on a connection of either kind, over rails or over TCP streams. NCCL's calls tell the
-//! kinds apart by the pointer that they get (`src/abi`).
+//! One interface to connections over rails and over TCP streams.
 
 use nccl_net_spark::comm::{HostMemory, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::error::{Quick, Result};
 use std::sync::Arc;
 
-/// The calls on a connection that sends.
 pub trait Sending {
     fn register(&self, memory: HostMemory) -> Result<Arc<Registration>>;
     fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>>;
@@ -13,7 +11,6 @@ pub trait Sending {
     fn close(&self);
 }
 
-/// The calls on a connection that receives.
 pub trait Receiving {
     fn register(&self, memory: HostMemory) -> Result<Arc<Registration>>;
     fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>>;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 
 thread_local! {
-    /// True in the thread that drives the data path, while it does. Other threads may allocate.
+    /// True while this thread drives the data path. Other threads may allocate.
     static COUNTS: Cell<bool> = const { Cell::new(false) };
 }
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);

@@ -12,11 +12,10 @@ pub struct Ends {
     pub recv: RecvComm,
 }
 
-/// Sizes of the messages of [`Ends::check`].
+/// Message sizes of [`Ends::check`], in bytes.
 pub const CHECKED: [usize; 6] = [0, 1, 100, 5000, 300_000, 3_000_001];
 
 impl Ends {
-    /// Sends the messages of [`CHECKED`], and checks each byte.
     pub fn check(&self, seed: u64) {
         for bytes in CHECKED {
             let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(bytes + 64));
@@ -27,7 +26,7 @@ impl Ends {
     }
 }
 
-/// Connects two hosts. Returns the first error of either end.
+/// Returns the first error of either end.
 pub fn connect(from: &Arc<Host>, to: &Arc<Host>) -> Result<Ends, Error> {
     let (listener, handle) = to.listen()?;
     meet(from, &listener, handle)
@@ -54,11 +53,10 @@ pub fn meet(from: &Arc<Host>, listener: &ListenComm, mut handle: [u8; HANDLE_BYT
     Ok(Ends { send: send.unwrap(), recv: recv.unwrap() })
 }
 
-/// Memory that a test keeps as long as it is in use.
+/// Memory that a test keeps while a connection uses it.
 pub struct Buffer(pub Vec<u8>);
 
 impl Buffer {
-    /// Bytes of a message that no other message has.
     pub fn filled(len: usize, seed: u64) -> Self {
         // Never empty: even an empty message needs registered memory.
         let mut bytes = vec![0; len.max(1)];
@@ -66,7 +64,6 @@ impl Buffer {
         Self(bytes)
     }
 
-    /// Bytes that no message has.
     pub fn blank(len: usize) -> Self {
         Self(vec![0xee; len.max(1)])
     }
@@ -98,7 +95,7 @@ pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usi
     received.unwrap()[0]
 }
 
-/// The sizes of a receive, once it is finished.
+/// Returns the sizes of a receive's parts once it is finished.
 pub fn sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     let mut sizes = Vec::new();
     let done = recv.test(request, |part, bytes| {
@@ -108,8 +105,7 @@ pub fn sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
     done.unwrap().then_some(sizes)
 }
 
-/// Sends messages of these sizes into receives of the same size and of larger ones, and checks each
-/// byte.
+/// Sends messages of these sizes into exact and larger receives, and checks each byte.
 pub fn every_size(ends: &Ends, sizes: &[usize]) {
     for (round, &bytes) in sizes.iter().enumerate() {
         for room in [bytes, bytes + 1000] {
@@ -121,8 +117,8 @@ pub fn every_size(ends: &Ends, sizes: &[usize]) {
     }
 }
 
-/// Posts all receives and sends that a connection may have, with tags out of order. `wait` gets the
-/// sends, and the receives with their expected sizes; it returns when all are done.
+/// Posts all sends and receives that a connection may have, with tags out of order. `wait` gets the
+/// sends, and the receives with their expected sizes. It returns when all are done.
 pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, &[usize])) {
     const SLOTS: usize = 32;
     const PARTS: usize = 8;

@@ -6,12 +6,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The captured lines, each with its level.
 #[derive(Clone, Default)]
 pub struct Heard(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Heard {
-    /// Captures the lines of this thread during `act`.
     pub fn by<T>(&self, act: impl FnOnce() -> T) -> T {
         let kept = self.clone();
         tracing::subscriber::with_default(
@@ -20,7 +18,6 @@ impl Heard {
         )
     }
 
-    /// Takes the lines since the last call.
     pub fn take(&self) -> Vec<(Level, String)> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
@@ -39,7 +36,7 @@ pub fn everywhere() -> Heard {
     heard
 }
 
-/// Prints all later lines of every thread, for a run that is repeated.
+/// Prints all later lines of every thread.
 pub fn show() {
     tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");
 }

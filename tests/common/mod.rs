@@ -1,4 +1,4 @@
-//! Common parts of the tests over the C interface: the path of the built library, and a C compiler.
+//! Parts that the test programs share.
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
 pub mod comms;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The library that cargo built for this test run, beside the test's own executable.
+/// Returns the library that cargo built for this test run, beside the test's own executable.
 pub fn plugin_library() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
     let candidates: Vec<PathBuf> =
@@ -22,7 +22,7 @@ pub fn plugin_library() -> PathBuf {
     built.unwrap_or_else(|| panic!("no library at {candidates:?}: run `{}`", build_command())).clone()
 }
 
-/// The command that builds everything for the tests, in the profile of this test.
+/// Returns the command that builds everything for the tests, in the profile of this test.
 pub fn build_command() -> &'static str {
     if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
 }
@@ -31,8 +31,7 @@ pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Runs the C compiler (`CC`, or cc, which Rust needs for linking anyway) with `-std=c11`, the
-/// project's header folder, and `arguments`.
+/// Runs the C compiler (`CC`, or cc, which Rust needs anyway) with the project's headers.
 pub fn cc(arguments: &[&str]) -> Output {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     Command::new(&compiler)
@@ -43,7 +42,7 @@ pub fn cc(arguments: &[&str]) -> Output {
         .unwrap_or_else(|error| panic!("{compiler}: {error}"))
 }
 
-/// Compiles C text without output. Returns the compiler's messages as the error.
+/// Checks that C text compiles. The error contains the compiler's messages.
 pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a folder for C text");
     let source = folder.path().join("check.c");
@@ -54,17 +53,14 @@ pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
-/// Builds `tests/c/drive.c` and returns the program's path, which is constant: the test beds run it
-/// as well.
+/// Builds `tests/c/drive.c`. The program's path is constant, because the test beds run it as well.
 pub fn drive_program() -> PathBuf {
     c_program("abi_drive", &["drive.c", "interface.c", "log.c", "with_device.c", "without_device.c"])
 }
 
-/// Builds a program from these files of `tests/c` and returns its path.
 pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Several tests may build at the same time, so it is built elsewhere and moved into place in
-    // one step.
+    // Moved into place in one step, because several tests may build it at the same time.
     let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
     let sources: Vec<String> = sources.iter().map(path).collect();
@@ -81,12 +77,10 @@ fn modified(path: &Path) -> std::time::SystemTime {
     path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
 }
 
-/// The devices of the two ends of a test, each in `NCCL_IB_HCA`'s notation, and the settings for
-/// them.
+/// Devices of a test's two ends, in `NCCL_IB_HCA`'s notation, and the settings for them.
 ///
-/// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed sets it, on the kernel's
-/// soft-RoCE). Otherwise the test runs on the software fabric, in one process with both ends on one
-/// of its machines.
+/// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed's are soft-RoCE). Otherwise
+/// both ends run in one process, on one machine of the software fabric.
 pub fn test_rails() -> TestRails {
     test_rails_of("unpaced")
 }
@@ -98,7 +92,6 @@ pub fn test_rails_of(profile: &str) -> TestRails {
     RAILS.get_or_init(|| choose_rails(profile)).clone()
 }
 
-/// The software fabric's library that cargo built beside this test.
 pub fn fabric_library() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
     let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
@@ -106,7 +99,6 @@ pub fn fabric_library() -> PathBuf {
     built
 }
 
-/// Folder of the tests' fabrics. Fabrics of test programs that have ended are deleted.
 pub fn fabric_folder() -> PathBuf {
     let dir = std::env::temp_dir().join("spark-tests");
     sweep(&dir);
@@ -129,7 +121,6 @@ fn sweep(dir: &Path) {
     }
 }
 
-/// Both ends' devices, and settings.
 pub type TestRails = ([String; 2], Vec<(String, String)>);
 
 fn choose_rails(profile: &str) -> TestRails {
@@ -153,7 +144,7 @@ fn choose_rails(profile: &str) -> TestRails {
         ("SOFTVERBS_NODE", "0".to_owned()),
     ];
     for (name, value) in variables {
-        // SAFETY: once, before the fabric reads its settings, and no other code of this program
+        // SAFETY: called once, before the fabric reads its settings; no other code of this program
         // reads the environment.
         unsafe { std::env::set_var(name, value) };
     }
@@ -165,7 +156,6 @@ fn choose_rails(profile: &str) -> TestRails {
 /// Far above the duration of any test: reaching it is a hang.
 pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// Repeats `step` until it returns a value.
 pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
     let begun = std::time::Instant::now();
     loop {
@@ -188,12 +178,11 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// True if the bytes are those of [`fill`].
 pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }
 
-/// Bytes that each of a host's rails has sent over all connections, from the counters for readers.
+/// Returns the bytes that each rail of a host has sent, from the counters for readers.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     let (process, records) = (host.process(), records(host));
     let sent = |rail: String| {
@@ -203,25 +192,23 @@ pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     process.rails.iter().map(|rail| sent(rail.name())).collect()
 }
 
-/// Records of a host's lanes, from the counters for readers.
 pub fn records(host: &nccl_net_spark::comm::Host) -> Vec<Record> {
     let path = host.process().counting.path();
     let bytes = path.map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
     Counters::parse(&bytes, &bytes).map(|counters| counters.records).unwrap_or_default()
 }
 
-/// Runs `act` while this process can open no further files. The limit is restored afterwards, even
-/// after a panic, because other tests of the process continue.
+/// Runs `act` while this process can open no more files. Restores the limit even after a panic,
+/// because other tests of the process continue.
 pub fn without_files<T>(act: impl FnOnce() -> T) -> T {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes the structure in its argument.
+    // SAFETY: the call only writes the structure in its argument.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
     let _back = Limit(before);
     set_limit(libc::rlimit { rlim_cur: 0, ..before });
     act()
 }
 
-/// The limit of open files to restore.
 struct Limit(libc::rlimit);
 
 impl Drop for Limit {
@@ -231,11 +218,11 @@ impl Drop for Limit {
 }
 
 fn set_limit(limit: libc::rlimit) {
-    // SAFETY: it reads the structure in its argument.
+    // SAFETY: the call only reads the structure in its argument.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// True if the rail's port is up. A device that does not answer counts as down.
+/// A device that does not answer counts as down.
 pub fn is_up(rail: &Rail) -> bool {
     let port = rail.info.port;
     rail.device.query(move |context| context.port(port)).is_ok_and(|port| port.state == PortState::Active)

@@ -1,10 +1,9 @@
-//! Skips tests that cannot run here, with a visible message, and fails them where every program has
-//! to be installed.
+//! Visible skips of tests that cannot run here.
 
 use std::io::Write;
 
-/// Set to `all` where a missing program is a failure, as in CI. Not `NCCL_SPARK_*`: the plugin
-/// refuses names that it does not know.
+/// Set to `all` where a missing program is a failure, as in CI. The name is not `NCCL_SPARK_*`,
+/// because the plugin refuses names that it does not know.
 const NEEDS: &str = "SPARK_TEST_NEEDS";
 
 /// Skips this test because a program or a build is missing.
@@ -18,8 +17,7 @@ pub fn missing(what: &str) {
     skip(what);
 }
 
-/// Prints that this test is skipped, directly to standard error: output of the print macros is
-/// shown only for failing tests.
+/// Prints directly to standard error. The print macros' output is shown only for failing tests.
 pub fn skip(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));

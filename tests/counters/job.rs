@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A job. Its standard input closes when the test's process ends, so the job ends, too.
+/// A job, which ends with the test's process, because its standard input closes.
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
@@ -18,7 +18,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Starts the job with these variables, and waits until messages flow.
     pub fn start(environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_job", "--ignored", "--nocapture"])
@@ -42,13 +41,11 @@ impl Job {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").expect("the job listens");
     }
 
-    /// Waits for a line that begins with `start`. Returns its remainder.
     pub fn hear(&self, start: &str) -> String {
         hear(&self.lines, start)
     }
 
-    /// Pauses the job, checks that it has transferred more than `messages` messages, and ends it.
-    /// Returns the lines of its standard error.
+    /// Ends the job, which must have transferred over `messages` messages. Returns its error lines.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
         self.say("pause");
         let done: u64 = self.hear("paused ").parse().unwrap();
@@ -131,13 +128,12 @@ pub fn read(path: &Path) -> Option<Counters> {
     Some(Counters::parse(&first, &second).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
 }
 
-/// Bytes and writes of a rail in one direction.
 pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) {
     let of_rail = records.iter().filter(|record| record.rail == format!("{rail}:1") && record.direction == direction);
     of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
 }
 
-/// Reads lines on a thread that ends when the source does.
+/// Reads lines on a thread that ends with the source.
 pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -150,7 +146,6 @@ pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Waits for a line that begins with `start`. Returns its remainder.
 pub fn hear(lines: &Receiver<String>, start: &str) -> String {
     let begun = Instant::now();
     loop {

@@ -1,6 +1,4 @@
 //! Connections whose rails are pulled and plugged, and a stream of messages over them.
-//!
-//! The fabric's rails belong to the process, so the tests take turns.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -17,11 +15,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
-/// Messages under way together, each in a place of its own.
+/// Messages in flight together, each in its own place.
 pub const WINDOW: usize = 12;
 pub const PLACE: usize = 1 << 20;
 
-/// Lock for the fabric's rails, which belong to the process.
+/// Held by a test, because the fabric's rails belong to the process.
 pub static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Bed {
@@ -29,7 +27,6 @@ pub struct Bed {
     pub send: SendComm,
     pub recv: RecvComm,
     _listen: ListenComm,
-    /// Held by the first bed of a test.
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
@@ -53,8 +50,7 @@ impl Bed {
         Self::by(hosts, |handle| handle)
     }
 
-    /// Makes a connection whose connecting side gets the handle that `lead` makes from the
-    /// listener's.
+    /// Connects with the handle that `lead` makes from the listener's.
     pub fn by(hosts: [Arc<Host>; 2], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
         let (listener, handle) = hosts[1].listen().unwrap();
         let mut handle = lead(handle);
@@ -72,7 +68,6 @@ impl Bed {
         Self { hosts, send, recv, _listen: listener, _turn: None }
     }
 
-    /// Bytes that the sending side's rails have carried so far.
     pub fn carried(&self) -> Vec<u64> {
         common::sent_bytes(&self.hosts[0])
     }
@@ -156,7 +151,6 @@ impl Stream {
         at..at + Self::size(number)
     }
 
-    /// Takes one step. Returns the connection's error.
     pub fn step(&mut self, bed: &Bed) -> Result<(), Error> {
         self.begin(bed)?;
         self.go_on(bed)
@@ -217,7 +211,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Continues until `count` more messages have arrived.
     pub fn run(&mut self, bed: &Bed, count: u64) {
         let goal = self.done + count;
         until(|| {

@@ -1,8 +1,7 @@
-//! No cycle of imports: in a crate, no file uses another file that uses the first, directly or
-//! through others.
+//! No import cycles: in a crate, no file uses a file that uses the first, directly or indirectly.
 //!
-//! File A uses file B when code of A that is not for tests names an item that B defines. The
-//! modules that the path goes through do not count:
+//! File A uses file B when A's code outside tests names an item that B defines. The modules on the
+//! path to the item do not count:
 //! - A `mod.rs` that declares its children and re-exports their items (`pub use child::Item`) uses
 //!   none of them. A file that names the item through the `mod.rs` uses the child's file.
 //! - A `mod.rs` whose own code names a child's item uses that child. The child may then use nothing
@@ -11,15 +10,14 @@
 //! - `use module::*` uses the module's file, if that defines anything, and the file of each
 //!   re-exported name in use.
 //!
-//! The rule does not see methods and fields, where the code does not name their type, or macros
-//! without a path.
+//! The rule does not see methods and fields of unnamed types, or macros without a path.
 
 use crate::modules::{Found, Id, Modules, Want};
 use crate::reading::File;
 use crate::scopes::{Kind, Scope};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// For each file the files that it uses, each with the first line that does.
+/// For each file, the files that it uses, each with the first line that does.
 pub type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
 /// One line for each group of files that use each other, with a shortest cycle among them.
@@ -28,15 +26,13 @@ pub fn check_cycles(files: &[File]) -> Vec<String> {
     for (folder, crate_modules) in crates(files) {
         let uses = uses(&crate_modules);
         let mut groups = groups(&uses);
-        // A crate may include files of another (`#[path]`); a cycle of these alone is reported for
-        // the other.
+        // A cycle of included files alone (`#[path]`) is reported for their own crate.
         groups.retain(|group| group.iter().any(|file| file.starts_with(&folder)));
         broken.extend(groups.iter().map(|group| describe(&folder, group, &uses)));
     }
     broken
 }
 
-/// The modules of each library and program, with its folder.
 pub fn crates(files: &[File]) -> Vec<(String, Modules)> {
     let by_path: BTreeMap<&str, &File> = files.iter().map(|file| (file.path.as_str(), file)).collect();
     let mut crates = Vec::new();
@@ -63,7 +59,6 @@ pub fn uses(modules: &Modules) -> Uses<'_> {
     uses
 }
 
-/// The modules that define the names in this module, with the lines.
 fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> {
     let mut used = Vec::new();
     let mut take = |segments: &[String], line: usize| {
@@ -74,15 +69,13 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
     scope.paths.iter().for_each(|path| take(&path.segments, path.line));
     scope.words.iter().for_each(|(word, line)| take(std::slice::from_ref(word), *line));
     for import in &scope.imports {
-        // If a module and an item share the name, the other paths and words show which of them is
-        // used.
+        // If a module and an item share the name, other paths and words show which of them is used.
         let defined_in = match modules.resolve(id, &import.segments, Want::Module) {
             Some(Found::Item(defined_in)) => defined_in,
             Some(Found::Module(all_of)) if import.kind == Kind::Glob && modules.defines_any(all_of) => all_of,
             _ => continue,
         };
-        // A re-export of a child's item is not a use. If other code here uses the item, a path or a
-        // word shows that.
+        // A re-export of a child's item is no use. Other uses of the item show in paths and words.
         if !(import.is_reexport && modules.is_within(defined_in, id)) {
             used.push((defined_in, import.line));
         }
@@ -114,7 +107,6 @@ fn reached_from<'a>(file: &str, uses: &Uses<'a>) -> BTreeSet<&'a str> {
     reached
 }
 
-/// One line about a group, with a shortest cycle in it.
 fn describe(folder: &str, group: &BTreeSet<&str>, uses: &Uses) -> String {
     let shortest = group.iter().map(|file| cycle_from(file, uses)).min_by_key(Vec::len).unwrap_or_default();
     let next = shortest.iter().cycle().skip(1);
@@ -123,7 +115,6 @@ fn describe(folder: &str, group: &BTreeSet<&str>, uses: &Uses) -> String {
     format!("{folder}: {} files import each other in a cycle: {}", group.len(), edges.join(", "))
 }
 
-/// The files of a shortest cycle through `file`.
 fn cycle_from<'a>(file: &'a str, uses: &Uses<'a>) -> Vec<&'a str> {
     let mut routes = VecDeque::from([vec![file]]);
     let mut seen = BTreeSet::new();

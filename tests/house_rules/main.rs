@@ -1,9 +1,7 @@
-//! Checks rules that clippy cannot check: the imports that each room may use (`rooms.toml`), cycles
-//! of imports, the length of files and the width of comments. All other rules are lints of
-//! Cargo.toml and clippy.toml.
+//! Rules that clippy cannot check: imports of each room (`rooms.toml`), import cycles, length of
+//! files and width of comments. All others are lints in Cargo.toml and clippy.toml.
 //!
-//! The checker works on tokens, not on syntax trees: the rules are about names, and a syntax tree
-//! leaves macro bodies opaque.
+//! The checker works on tokens: the rules are about names, and syntax trees leave macros opaque.
 
 mod cycles;
 mod modules;
@@ -43,8 +41,7 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
     for path in entries {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            // Build folders carry the tag that cargo leaves for back-up programs, whatever their
-            // name.
+            // Build folders have cargo's tag for back-up programs, whatever their name.
             if !name.starts_with('.') && name != "target" && !path.join("CACHEDIR.TAG").exists() {
                 collect(root, &path, sources);
             }

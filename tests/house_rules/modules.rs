@@ -1,5 +1,4 @@
-//! The modules of a crate, found from its root as the compiler finds them, and the resolution of
-//! paths in them.
+//! The modules of a crate, found from its root like the compiler finds them, and path resolution.
 
 use crate::reading::File;
 use crate::scopes::{Declared, Kind, Scope};
@@ -38,7 +37,6 @@ pub enum Want {
 type Seen = BTreeSet<(Id, String, Want)>;
 
 impl Modules {
-    /// Reads the crate that begins in the file `root`.
     pub fn of_crate(root: &str, files: &BTreeMap<&str, &File>) -> Modules {
         let mut modules = Modules { all: Vec::new() };
         modules.add_file(root, true, None, files);
@@ -54,8 +52,7 @@ impl Modules {
         self.add(Scope::read(&files[path].tokens), path, folder, &below, parent, files)
     }
 
-    /// Adds a module and its inner modules; its file is in `folder`, its children's files are in
-    /// `below`.
+    /// Adds a module and its inner modules. Its file is in `folder`, its children's are in `below`.
     fn add(
         &mut self,
         mut scope: Scope,
@@ -81,8 +78,8 @@ impl Modules {
         id
     }
 
-    /// Resolves the path `segments` in `module`, through re-exports to the module that defines the
-    /// item; `None` for a name of another crate or of the language.
+    /// Resolves a path in `module`, through re-exports, to the module that defines the item.
+    /// Returns `None` for a name of another crate or of the language.
     pub fn resolve(&self, module: Id, segments: &[String], want: Want) -> Option<Found> {
         self.follow(module, segments, want, &mut Seen::new())
     }
@@ -92,7 +89,7 @@ impl Modules {
         module == ancestor || self.all[module].parent.is_some_and(|parent| self.is_within(parent, ancestor))
     }
 
-    /// True if the module defines items; otherwise it only declares modules and re-exports.
+    /// False if the module only declares modules and re-exports.
     pub fn defines_any(&self, module: Id) -> bool {
         !self.all[module].scope.items.is_empty()
     }
@@ -117,7 +114,6 @@ impl Modules {
         Some(found)
     }
 
-    /// Finds `name` in `module`: defined there, or imported.
     fn look_up(&self, module: Id, name: &str, want: Want, seen: &mut Seen) -> Option<Found> {
         let key = (module, name.to_owned(), want);
         if !seen.insert(key.clone()) {
@@ -142,7 +138,6 @@ impl Modules {
     }
 }
 
-/// The file of a `mod name;`.
 fn file_of(declared: &Declared, folder: &str, below: &str, files: &BTreeMap<&str, &File>) -> Option<String> {
     let name = &declared.name;
     let candidates = match &declared.path {

@@ -4,7 +4,6 @@ use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
 use proc_macro2::{TokenStream, TokenTree};
 use std::fmt::Write as _;
 
-/// A source file as the rules see it.
 pub struct File {
     pub path: String,
     pub lines: usize,
@@ -23,7 +22,6 @@ pub struct PathUse {
     pub inline_modules: usize,
 }
 
-/// Context of the current tokens.
 #[derive(Clone, Copy, Default)]
 struct Place {
     in_test: bool,
@@ -46,7 +44,6 @@ impl File {
         file
     }
 
-    /// True for integration tests, benches, fuzz targets and examples, of any workspace member.
     pub fn is_test_code(&self) -> bool {
         self.path.split('/').any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
     }
@@ -71,8 +68,7 @@ impl File {
         }
     }
 
-    /// Reads the identifier at index `at`, and the path that it begins. Returns the index of the
-    /// next token to read.
+    /// Reads the identifier at `at` and the path that it begins. Returns the next token's index.
     fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, place: Place) -> usize {
         if tokens[at].to_string() == "mod"
             && let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
@@ -100,8 +96,7 @@ impl File {
         if ends_in_braces { end + 3 } else { at + 1 }
     }
 
-    /// Records the path that begins at index `at`, with `prefix` before it; the braces of a `use`
-    /// give one path for each name.
+    /// Records the path at `at` after `prefix`. The braces of a `use` give one path for each name.
     fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], place: Place) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;

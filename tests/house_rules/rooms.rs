@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 type Names = BTreeSet<String>;
 
-/// The rules of `rooms.toml`.
 pub struct Rooms {
     /// Per room of `src/`: the rooms that it may import.
     rooms: BTreeMap<String, Names>,
@@ -51,7 +50,6 @@ impl Rooms {
         missing.map(|place| format!("{place}: named in rooms.toml, and there is no such file or folder")).collect()
     }
 
-    /// Returns the reason why a path may not be used in a source file, if there is one.
     pub fn check(&self, file: &str, path: &PathUse) -> Option<String> {
         let text = path.segments.join("::");
         for (name, allowed) in &self.crates {
@@ -82,7 +80,6 @@ impl Rooms {
         }
     }
 
-    /// Returns the reason why the room `from` inside `comm` may not import `to`, if there is one.
     fn check_layer(&self, from: &str, to: &str, text: &str) -> Option<String> {
         let layer = |room: &str| self.layers.iter().position(|layer| layer.contains(room));
         match (layer(from), layer(to)) {
@@ -93,8 +90,7 @@ impl Rooms {
     }
 }
 
-/// The path from the crate's root, for a path in the module `modules`; `None` where it begins
-/// elsewhere.
+/// Resolves a path in the module `modules` from the crate's root; `None` if it begins elsewhere.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();
@@ -109,7 +105,6 @@ fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     }
 }
 
-/// True if `path` is the file `place.rs` or lies in the folder `place`.
 fn is_in(path: &str, place: &str) -> bool {
     path.strip_prefix(place).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }

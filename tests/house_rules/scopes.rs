@@ -13,17 +13,15 @@ pub struct Scope {
     pub inline: Vec<(String, Scope)>,
     /// Every `use`, those inside functions too.
     pub imports: Vec<Import>,
-    /// Paths of two or more segments, outside `use`.
     pub paths: Vec<Named>,
-    /// Words that may be an imported name, each with its first line. A word in small letters must
-    /// be called: otherwise a variable would count as the function of the same name.
+    /// Words that may be an imported name, with their first lines. A lower-case word counts only if
+    /// it is called: it may be a variable with a function's name.
     pub words: BTreeMap<String, usize>,
 }
 
 /// `mod name;`
 pub struct Declared {
     pub name: String,
-    /// From `#[path = "..."]`.
     pub path: Option<String>,
 }
 
@@ -35,12 +33,9 @@ pub struct Import {
     pub line: usize,
 }
 
-/// Names that a `use` imports.
 #[derive(Clone, PartialEq)]
 pub enum Kind {
-    /// One item or module, under this name.
     Name(String),
-    /// `*`
     Glob,
 }
 
@@ -56,7 +51,7 @@ impl Scope {
         scope
     }
 
-    /// Reads tokens; `is_top` for those of the module itself, outside functions and blocks.
+    /// Reads tokens. `is_top` is true outside functions and blocks.
     fn walk(&mut self, tokens: &[TokenTree], is_top: bool) {
         let mut at = 0;
         let mut path_attribute = None;
@@ -80,7 +75,7 @@ impl Scope {
         }
     }
 
-    /// Reads what begins with the word at `at`, and returns the place after it.
+    /// Reads the item or path that begins at `at`. Returns the place after it.
     fn walk_word(
         &mut self,
         word: &str,
@@ -121,7 +116,6 @@ impl Scope {
         self.walk_path(tokens, at)
     }
 
-    /// Reads the `use` at `at`.
     fn walk_use(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let end = item_semicolon(tokens, at);
         let is_public = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "pub");
@@ -134,7 +128,7 @@ impl Scope {
         end
     }
 
-    /// Records the names of a `use` after `prefix`; braces give one record for each name.
+    /// Records the names of a `use` after `prefix`. Braces give one record for each name.
     fn take_use(&mut self, tokens: &[TokenTree], prefix: &[String], is_reexport: bool) {
         let mut segments = prefix.to_vec();
         let mut at = 0;
@@ -170,11 +164,9 @@ impl Scope {
         self.imports.push(Import { segments, kind, is_reexport, line });
     }
 
-    /// Reads the path or the single word at `at`.
     fn walk_path(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let before = |back: usize| at.checked_sub(back).and_then(|place| tokens.get(place));
-        // A field or a method (two dots are a range); a lifetime; the rest of a path such as
-        // `<T>::name`.
+        // Fields, methods (two dots are a range), lifetimes, the rest of a path as in `<T>::name`.
         let is_member = is_punct(before(1), '.') && !is_punct(before(2), '.');
         let is_other = is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
         let line = tokens[at].span().start().line;
@@ -201,7 +193,6 @@ impl Scope {
     }
 }
 
-/// The file in an attribute's `path = "..."`.
 fn path_value(attribute: &[TokenTree]) -> Option<String> {
     match attribute {
         [TokenTree::Ident(name), equals, TokenTree::Literal(value)]

@@ -20,7 +20,6 @@ rooms = ["flow"]
 never = ["libc", "std::time::Instant"]
 "#;
 
-/// Returns the broken rules of one file.
 fn verdict(path: &str, text: &str) -> Vec<String> {
     check_file(&File::read(path, text), false, &Rooms::read(ROOMS))
 }

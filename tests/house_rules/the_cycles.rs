@@ -8,13 +8,11 @@ fn check(sources: &[(&str, &str)]) -> Vec<String> {
     check_cycles(&files)
 }
 
-/// The lines about a crate with the files `a.rs`, `b.rs` and others.
 fn check_a_and_b(a: &str, b: &str, others: &[(&str, &str)]) -> Vec<String> {
     let root = ("src/lib.rs", "mod a; pub mod b;");
     check(&[&[root, ("src/a.rs", a), ("src/b.rs", b)], others].concat())
 }
 
-/// Expects one line, which ends with these edges.
 #[track_caller]
 fn cycle(lines: &[String], expected: &str) {
     assert!(lines.len() == 1 && lines[0].ends_with(&format!("a cycle: {expected}")), "{lines:?}");
@@ -110,8 +108,7 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
     cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X); fn f() { struct X; }", &[x]), through);
     none(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }", &[x]));
     none(&check_a_and_b("pub use crate::b::B;", "use crate::a::*; pub struct B;", &[]));
-    // Two re-exports that lead to each other, one from another crate, and a name that a macro
-    // defines.
+    // Two re-exports of each other, one of another crate, and a name that a macro defines.
     cycle(&check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]), A_AND_B);
     cycle(
         &check_a_and_b("pub use libc::c_int; use crate::b::B;", "\nuse crate::a::c_int; pub struct B;", &[]),

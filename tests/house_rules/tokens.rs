@@ -12,7 +12,7 @@ pub fn is_test_attribute(tokens: &[TokenTree]) -> bool {
     text == "test" || text.starts_with("cfg(test)") || text.starts_with("cfg(all(test,")
 }
 
-/// Past the item that `at` is in the head of: its first brace group or semicolon.
+/// Returns the place after the item whose head contains `at`: past its first braces or semicolon.
 pub fn item_end(tokens: &[TokenTree], at: usize) -> usize {
     let ends = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,

@@ -1,5 +1,4 @@
-//! A peer that sends in place of writing: its messages take receives, without the immediate of a
-//! write.
+//! A peer that sends in place of writing: its messages take receives, without a write's immediate.
 
 use super::{Stage, breaks_protocol};
 use crate::sim::fabric::ARENA;
@@ -15,8 +14,7 @@ const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, 
 const ROOM: usize = 100;
 
 impl Stage {
-    /// Makes a connection whose sending end is not the plugin, with a known content of the
-    /// receiving end's memory.
+    /// Connects a sender that is not the plugin, and fills the receiver's memory with 0xee.
     fn with_liar(&mut self) -> Liar {
         let fabric = self.fabric();
         fabric.to.fill(0xee);
@@ -25,13 +23,13 @@ impl Stage {
         liar
     }
 
-    /// Address and key of the first receive.
+    /// Returns address and key of the first receive.
     fn granted(&mut self) -> (u64, u32) {
         let fabric = self.fabric();
         (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
     }
 
-    /// The receiver's error of a receive that must never be done.
+    /// Returns the receiver's error for a receive that must never be done.
     fn told_of(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
         let told = self.until_told(|stage| {
             liar.poll();
@@ -40,8 +38,7 @@ impl Stage {
         told.expect("nothing was said of it")
     }
 
-    /// Number of the first bytes of the receiving end's memory that were written; the others must
-    /// be unchanged.
+    /// Returns the end of the written part of the receiver's memory, in bytes.
     fn written(&mut self) -> usize {
         let to = &self.fabric().to;
         assert_eq!(to.len(), ARENA);
@@ -57,13 +54,11 @@ fn is_told(error: &Error) {
 fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_nothing() {
     let mut stage = Stage::new(1);
     let right = Some(WHOLE.encode());
-    // The message's size and immediate: a write with this immediate would end the receive, but a
-    // send does not.
+    // Sizes and immediates. A write with the immediate `right` would end the receive.
     for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
         for is_early in [false, true] {
             let liar = stage.with_liar();
             if is_early {
-                // Before any grant.
                 liar.post(Operation::Send, bytes, imm, (0, 0));
                 stage.fabric().pass(1_000_000);
             }
@@ -74,7 +69,6 @@ fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_n
             let error = stage.told_of(&liar, receive);
             is_told(&error);
             assert_eq!(stage.written(), 0, "{bytes} bytes with {imm:?}");
-            // The error stays, for every call.
             assert_eq!(stage.irecv(&[ROOM]), Err(error.clone()));
             assert_eq!(stage.received(receive), Err(error));
         }

@@ -1,5 +1,4 @@
-//! A process whose service thread is blocked, as by the kernel's address resolution, or by the
-//! process's end.
+//! A process with a blocked service thread, as by the kernel's address resolution or by its end.
 
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::channel::Channel;
@@ -18,8 +17,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// Another connection of a process, whose data path can block the service thread. Dropping it
-/// unblocks the thread.
+/// A connection of a process, whose data path can block the service thread until it is dropped.
 pub struct Frozen {
     gate: Arc<Gate>,
     host: Arc<Host>,

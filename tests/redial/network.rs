@@ -15,9 +15,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Carries,
-    /// Connections are closed with a reset.
     Resets,
-    /// Connections get no answer.
     Silent,
 }
 
@@ -30,13 +28,11 @@ struct Shared {
     /// Address and token of the accepting side's listener for redialling peers, once GO has passed.
     redial: Mutex<Option<(SocketAddr, RedialAt)>>,
     resumed: AtomicUsize,
-    /// The last frame of a redial.
     last_redial: Mutex<Vec<u8>>,
 }
 
 struct Carried {
     ends: [TcpStream; 2],
-    /// True once its bytes are discarded.
     is_silent: AtomicBool,
 }
 
@@ -59,7 +55,6 @@ impl Network {
         *self.0.mode.lock().unwrap() = mode;
     }
 
-    /// Closes all connections at both ends.
     pub fn cut(&self) {
         for carried in self.0.live.lock().unwrap().drain(..) {
             carried.ends.iter().for_each(|end| _ = end.shutdown(Shutdown::Both));
@@ -76,7 +71,6 @@ impl Network {
         self.0.resumed.load(Ordering::Acquire)
     }
 
-    /// Listener of the accepting side's process for redialling peers.
     pub fn redial_at(&self) -> Option<(SocketAddr, RedialAt)> {
         *self.0.redial.lock().unwrap()
     }

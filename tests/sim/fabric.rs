@@ -56,24 +56,20 @@ const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
     rail x1 netdev=e1 port=p0 link=B cable=b function=0 line=4000 qp=0 latency=5000
     rail x2 netdev=e2 port=p0 link=C cable=c function=0 line=16000 qp=0 latency=300";
 
-/// The fabric, with the state of both ends that lasts from run to run.
 pub struct Fabric {
     node: Arc<Node>,
     /// The sending side's host, then the receiving side's.
     pub hosts: [Arc<Host>; 2],
     looks: Vec<Look>,
-    /// Bytes that the sender sends.
     pub from: Box<[u8]>,
-    /// Buffers of the receiver.
     pub to: Box<[u8]>,
     pub out: Arc<Registration>,
     pub into: Arc<Registration>,
-    /// An empty completion queue on each rail. Polling it drives the fabric's NICs, which have no
-    /// threads here.
+    /// Polling this empty queue of each rail drives the fabric's NICs, which have no threads here.
     nics: Vec<Cq>,
     begun: Instant,
     now_ns: u64,
-    /// The folder that both hosts use as sysfs, and the profile that it shows.
+    /// Folder that both hosts use as sysfs, and the profile that it shows.
     sysfs: PathBuf,
     profile: Profile,
 }
@@ -81,25 +77,21 @@ pub struct Fabric {
 pub struct Pair {
     pub send: Arc<TryCell<SendPath>>,
     pub recv: Arc<TryCell<RecvPath>>,
-    /// Contexts of the sender and of the receiver.
+    /// The sender's, then the receiver's, as in the next two fields.
     pub contexts: [Arc<PathContext>; 2],
-    /// Drivers of the sender and of the receiver.
     pub drivers: [Driver; 2],
-    /// Mailboxes of the sender and of the receiver, which the peer writes.
+    /// Written by the peer.
     pub mailboxes: [Arc<Region>; 2],
-    /// Queue pairs of the rails that did not carry during the connect.
+    /// Number of queue pairs of the rails that did not carry during the connect.
     pub missing_queue_pairs: usize,
-    /// Limit, if any, on bytes in flight that this connection's sends share with those of other
-    /// connections.
+    /// Limit on the bytes in flight that this connection shares with others.
     pub bound: Option<Arc<Bound>>,
 }
 
-/// Conditions under which a connection is made.
 #[derive(Default)]
 pub struct Start {
     /// Lanes, by bits, that do not carry yet.
     pub not_yet: u8,
-    /// Limit on its sends' bytes in flight.
     pub bound: Option<Arc<Bound>>,
 }
 
@@ -109,7 +101,6 @@ impl Fabric {
         Self::of(PROFILE, &[])
     }
 
-    /// As `new`, with more settings for both hosts.
     pub fn with_settings(more: &[(&str, &str)]) -> Self {
         Self::of(PROFILE, more)
     }
@@ -171,12 +162,10 @@ impl Fabric {
         }
     }
 
-    /// Virtual time, for the fabric.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Virtual time, for the drivers.
     pub fn now(&self) -> Instant {
         self.begun + Duration::from_nanos(self.now_ns)
     }
@@ -185,7 +174,6 @@ impl Fabric {
         self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
     }
 
-    /// Moves a rail's function to a phase: failed, cut off, gone, or back.
     pub fn move_to(&self, rail: usize, phase: Phase) {
         self.node.memory.rails[0][rail].move_to(phase);
     }
@@ -243,14 +231,12 @@ impl Fabric {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
     }
 
-    /// Gives the path of a rail a fault, or ends it.
     pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
         let rail = &self.node.memory.rails[0][rail];
         rail.set_path(rail.path().with(fault, is_on));
     }
 
-    /// Gives each of the rails in `rails`, a bit mask, a fault of the kind that new installations
-    /// have, or no fault.
+    /// Gives each rail of the bit mask `rails` a random fault of new installations, or no fault.
     pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
         for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
             match dice.below(5) {
@@ -272,18 +258,16 @@ impl Fabric {
         (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
     }
 
-    /// Lets the next `count` connecting queue pairs of a rail, at either end, get no answer from
-    /// the peer's address.
+    /// Lets the next `count` queue pairs that connect on a rail, at either end, get no answer.
     pub fn silence(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
     }
 
-    /// Number of such injected faults that have not been used up.
+    /// Number of faults of [`Fabric::silence`] that are left.
     pub fn silence_left(&self, rail: usize) -> u32 {
         self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
     }
 
-    /// Clears both hosts' memory of paths that did not answer.
     pub fn forget_silence(&self) {
         for host in &self.hosts {
             host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
@@ -295,8 +279,7 @@ impl Fabric {
         self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
     }
 
-    /// Registers memory while a rail refuses it, then registers the same memory again without the
-    /// fault.
+    /// Registers memory while a rail refuses it, then the same memory without the fault.
     pub fn register_in_vain(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
@@ -321,8 +304,7 @@ impl Fabric {
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
-    /// Bytes of a connection's messages that are posted and not done: NICs still have to read them,
-    /// or are reading them.
+    /// Bytes of a connection's messages that are posted and not done: NICs may still read them.
     pub fn posted_bytes(&self, pair: &Pair) -> u64 {
         let from = self.to.as_ptr() as u64;
         let to = from..from + ARENA as u64;
@@ -331,7 +313,7 @@ impl Fabric {
         ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
     }
 
-    /// True if a queue pair is in error, even if its owner has not polled that yet.
+    /// True even if the queue pair's owner has not polled the error yet.
     pub fn is_in_error(&self, number: u32) -> bool {
         self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
     }
@@ -344,7 +326,6 @@ impl Fabric {
         self.connect_as(rails, queue_count, Start::default())
     }
 
-    /// Connects under the conditions of `start`.
     pub fn connect_as(&self, rails: usize, queue_count: usize, start: Start) -> Pair {
         let rails: Vec<usize> = (0..rails).collect();
         self.connect_over(&rails, queue_count, start)
@@ -356,8 +337,7 @@ impl Fabric {
         self.join(self.lanes(rails, queue_count), mailboxes, None, start)
     }
 
-    /// Connects over the first rail. In place of the plugin, a [`Liar`] with a queue pair of its
-    /// own is the receiver's peer.
+    /// Connects over the first rail. A [`Liar`] with its own queue pair is the receiver's peer.
     pub fn connect_liar(&self) -> (Pair, Liar) {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut liar = Liar::new(&self.node, Arc::clone(&mailboxes[0]));
@@ -396,8 +376,7 @@ impl Fabric {
         lanes
     }
 
-    /// Builds data paths and drivers on the lanes. `far_key` is the sender's mailbox key where a
-    /// liar owns it.
+    /// Builds data paths and drivers. `far_key` is the sender's mailbox key if a liar owns it.
     fn join(
         &self,
         mut lanes: [Vec<Lane>; 2],
@@ -470,13 +449,12 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)])
         ("SOFTVERBS_FABRIC", fabric.to_owned()),
         ("SOFTVERBS_PROFILE", profile.to_owned()),
         ("SOFTVERBS_NODE", "0".to_owned()),
-        // Polls return less than they could, queue pairs are served out of turn, bytes and
-        // acknowledgements are delayed.
+        // Incomplete polls, queue pairs out of turn, and delayed bytes and acknowledgements.
         ("SOFTVERBS_ADVERSARY", "7".to_owned()),
     ];
     for (name, value) in variables {
-        // SAFETY: before the fabric reads its settings, and no other code of this program reads the
-        // environment meanwhile.
+        // SAFETY: called before the fabric reads its settings, and no other code of this program
+        // reads the environment meanwhile.
         unsafe { std::env::set_var(name, value) };
     }
     let settings = [

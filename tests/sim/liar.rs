@@ -1,5 +1,4 @@
-//! A sending end that is not the plugin: a queue pair of its own, which can send everything that
-//! verbs allow.
+//! A sending end that is not the plugin: a queue pair that sends everything that verbs allow.
 
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::fields::QpEnd;
@@ -60,8 +59,7 @@ impl Liar {
         }
     }
 
-    /// Posts the first bytes of its mailbox unchanged; `to` is an address and a key of the
-    /// receiver.
+    /// Posts the first bytes of its mailbox. `to` is an address and a key of the receiver.
     pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
         let sge = [Sge { addr: self.mailbox.addr(), bytes, lkey: self.key }];
         let sges = if bytes == 0 { &sge[..0] } else { &sge };

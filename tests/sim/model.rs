@@ -14,34 +14,29 @@ pub struct Part {
     pub room: usize,
     /// Size of the send, at most the room.
     pub bytes: usize,
-    /// The send's request, once it has one.
     pub send: Option<u16>,
-    /// True once the send was reported done.
     pub is_sent: bool,
 }
 
 /// A grouped receive, and the sends for it.
 pub struct Group {
     pub receive: u16,
-    /// The parts; each has its index as its tag.
+    /// Each part has its index as its tag.
     pub parts: Vec<Part>,
     /// True for an optional receive, which is reported done before its bytes have come.
     pub optional: bool,
-    /// True once the receive was reported done.
     pub is_told: bool,
     handed_back: bool,
 }
 
 #[derive(Default)]
 pub struct Model {
-    /// The groups, in the order of their grants.
     pub groups: Vec<Group>,
     used: usize,
 }
 
 impl Model {
-    /// Draws the next group: offsets, rooms and sizes of its parts. `None` when the arena is used
-    /// up.
+    /// Draws the parts of the next group. Returns `None` when the arena is used up.
     pub fn draw(&mut self, dice: &mut Dice) -> Option<Vec<Part>> {
         let count = if dice.one_in(4) { 1 + dice.below(4) } else { 1 };
         let mut parts = Vec::new();
@@ -67,7 +62,6 @@ impl Model {
         self.groups.iter_mut().find(|group| group.parts.iter().any(|part| part.send.is_none()))
     }
 
-    /// Fills a buffer before its receive is posted.
     pub fn blank(to: &mut [u8], part: &Part) {
         to[part.at..part.at + part.room + 64].fill(BLANK);
     }
@@ -78,9 +72,9 @@ impl Model {
         }
     }
 
-    /// Hands a group's buffers back once its owner may reuse them: when its receive was reported
-    /// done or, for an optional receive, all its sends were. The bytes have to be right then, and
-    /// must not change later.
+    /// Hands a group's buffers back once the caller may reuse them: when the receive was reported
+    /// done or, if it is optional, all its sends were. The bytes have to be right then, and must
+    /// not change later.
     pub fn hand_back(&mut self, index: usize, seed: u64, to: &mut [u8]) {
         let group = &mut self.groups[index];
         let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_told };
@@ -98,7 +92,6 @@ impl Model {
         }
     }
 
-    /// True if every send and receive was reported done.
     pub fn is_done(&self) -> bool {
         self.groups.iter().all(|group| group.is_told && group.parts.iter().all(|part| part.is_sent))
     }
@@ -113,8 +106,8 @@ impl Model {
         }
     }
 
-    /// Overwrites the unfinished sends' bytes, because the connection's end was reported to the
-    /// sender's caller.
+    /// Overwrites unfinished sends' bytes: the connection's end was reported to the sender's
+    /// caller.
     pub fn spoil(&self, from: &mut [u8]) {
         let parts = self.groups.iter().flat_map(|group| &group.parts);
         for part in parts.filter(|part| part.send.is_some() && !part.is_sent) {
@@ -128,7 +121,6 @@ impl Model {
         }
     }
 
-    /// Checks that no buffer was written after it was handed back.
     pub fn check_what_was_handed_back(&self, to: &[u8]) {
         for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.handed_back) {
             for part in &group.parts {

@@ -1,5 +1,4 @@
-//! Functions that fail, leave the bus and return during a run, and the signs of that on both hosts;
-//! functions that hang in a call.
+//! PCI functions that fail, leave the bus and return during a run, or hang in a call.
 
 use super::fabric::{Fabric, RAILS};
 use super::{Dice, threads};
@@ -12,7 +11,6 @@ use std::time::Instant;
 
 pub struct Removals {
     left: u64,
-    /// True once a function was lost.
     is_used: bool,
     /// Future steps: time, rail, step.
     plan: Vec<(u64, usize, Step)>,
@@ -30,7 +28,6 @@ struct Hangs {
     /// Dice of their own, so that they do not change the runs of older seeds.
     dice: Dice,
     left: u64,
-    /// Time at which the calls that hang return.
     until_ns: u64,
 }
 
@@ -59,10 +56,8 @@ impl Hangs {
 
 enum Step {
     To(Phase),
-    /// Show or hide it in sysfs.
     Show(bool),
-    /// The port, which was down when programs were cut off, comes up: packets on their way arrive
-    /// now.
+    /// The port was down when programs were cut off, and comes up. Packets on their way arrive now.
     PortUp,
 }
 
@@ -77,7 +72,7 @@ impl Step {
 }
 
 impl Removals {
-    /// Plans `left` removals. All functions are on the bus.
+    /// Plans `left` removals. All functions must be on the bus.
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let seldom = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
@@ -85,8 +80,7 @@ impl Removals {
         Self { left, is_used, plan, opened: [opened; 2], unread, seldom, hangs }
     }
 
-    /// Takes the due steps, and sometimes lets a rail's function fail or cuts it off. Returns true
-    /// in that case.
+    /// Takes the due steps. Sometimes fails or cuts off the rail's function, and returns true then.
     pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
         self.hangs.go_on(now_ns);
@@ -124,8 +118,7 @@ impl Removals {
         is_to_go
     }
 
-    /// Ends all removals: every function is on the bus, and none will leave. A call that hangs
-    /// returns in its time.
+    /// Puts every function on the bus, where it stays. A call that hangs returns in its time.
     pub fn end(&mut self, fabric: &Fabric) {
         (self.left, self.hangs.left) = (0, 0);
         threads::hang_no_more();

@@ -44,13 +44,12 @@ pub struct Run<'f> {
     /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
     removals: Removals,
-    /// A rail that must stay up, and the time until which it must. After TCP was closed, a peer
-    /// that no rail reaches either is given up after two seconds.
+    /// A rail that must stay up, and until when: after TCP was closed, a peer that no rail reaches
+    /// is considered dead after two seconds.
     held: Option<(usize, u64)>,
     tally: Tally,
 }
 
-/// How the messages of a run end.
 enum Ending {
     /// All messages arrive.
     Whole,
@@ -58,12 +57,10 @@ enum Ending {
     BrokenOff { after: usize },
     /// Ends like `BrokenOff`, but not before a rail is under test.
     BrokenOffOnTrial { after: usize },
-    /// The receiver's data path fails when the sender already uses a rail that the receiver still
-    /// has under test.
+    /// The receiver's data path fails when the sender uses a rail that the receiver still tests.
     BrokenOffInUse { after: usize },
 }
 
-/// Cause of the end of one side's connection.
 enum BreakOff {
     Caller,
     Driver,
@@ -98,18 +95,17 @@ impl<'f> Run<'f> {
         let bound = bounds.one_in(3).then(|| Arc::new(Bound::new([700, 2000, 6000][bounds.below(3) as usize])));
         let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
         let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
-        // In some runs a random set of rails, perhaps all of them, does not carry at first.
         let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
             0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
             _ => 0,
         };
-        // Where the bootstrap's TCP breaks permanently, rail 0 has to carry its messages.
+        // If TCP breaks permanently, rail 0 has to carry the control frames.
         let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
-        // Separate dice, so that this draw does not change the others.
+        // Separate dice, as for `bound`.
         let mut own = Dice::new(!seed);
         let after = 1 + own.below(goal as u64) as usize;
         let ending = match own.below(12) {
@@ -168,16 +164,14 @@ impl<'f> Run<'f> {
         (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
-            // A fault that has not struck yet would cost a rail later, when the run no longer waits
-            // for its return.
+            // A pending fault would cost a rail later, when the run no longer waits for its return.
             self.fabric.refuse(rail, 0);
             self.fabric.fail_posts(rail, 0);
             self.fabric.silence(rail, 0);
         });
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // The number of queue pairs is checked too: a driver that has not run since a failed post
-        // still counts all its rails as up.
+        // Checks queue pairs too: until a driver runs, it counts rails with failed posts as up.
         while !self.removals.are_over(self.fabric)
             || self.fabric.queue_pairs() != before
             || !self.pair.drivers.iter().all(|driver| driver.is_whole())
@@ -196,8 +190,7 @@ impl<'f> Run<'f> {
         self.tally
     }
 
-    /// Lets time pass: mostly little, sometimes enough for a time-out, and rarely enough for a
-    /// rail's return.
+    /// Lets time pass: mostly little, sometimes a time-out's, rarely enough for a rail's return.
     fn wait(&mut self, limit: u64, what: &str) {
         let most = match self.dice.below(64) {
             0 => 200_000_000,
@@ -287,8 +280,6 @@ impl<'f> Run<'f> {
         self.check_bound();
     }
 
-    /// Checks that no more bytes are posted than the bound allows; a larger message may be posted
-    /// alone.
     fn check_bound(&self) {
         let Some(bound) = &self.pair.bound else { return };
         let parts = self.model.groups.iter().flat_map(|group| &group.parts);
@@ -298,7 +289,6 @@ impl<'f> Run<'f> {
         assert!(posted <= most, "{posted} bytes are posted, {most} are allowed");
     }
 
-    /// Checks, with nothing in flight, that all bytes taken from the bound were given back.
     fn check_that_all_is_given_back(&self) {
         let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.taken_bytes());
         assert_eq!(taken, 0, "bytes of finished sends still count against the bound");
@@ -334,8 +324,7 @@ impl<'f> Run<'f> {
         let group = &mut self.model.groups[at];
         let tell = |part: usize, bytes: u64| {
             let right = if group.optional { group.parts[part].room } else { group.parts[part].bytes };
-            // An optional receive is reported with the size of its buffer, unless its bytes have
-            // come already.
+            // Optional receives report the buffer's size, or the message's if it has come.
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
@@ -344,8 +333,7 @@ impl<'f> Run<'f> {
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Runs both drivers in random order, or only one of them, and delivers the control frames and
-    /// events that are due.
+    /// Runs both drivers in random order, or one, and delivers due control frames and events.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         self.lose_functions(now);
@@ -373,7 +361,6 @@ impl<'f> Run<'f> {
         self.check_bound();
     }
 
-    /// Closes TCP under both sides, if a rail is certain to carry their control frames.
     fn close_tcp(&mut self) {
         let now_ns = self.fabric.now_ns();
         let is_over = self.held.is_none_or(|(_, until_ns)| until_ns <= now_ns);
@@ -404,8 +391,6 @@ impl<'f> Run<'f> {
         rail == 0 && self.tcp.breaks_for_good() || self.held.is_some_and(is_held)
     }
 
-    /// Lets functions leave the bus and return, and lets each side notice, as its service thread
-    /// would.
     fn lose_functions(&mut self, now: Instant) {
         let rail = self.own.below(self.rails as u64) as usize;
         let must_hold = self.must_hold(rail);
@@ -478,7 +463,7 @@ impl<'f> Run<'f> {
     }
 
     /// One side's connection fails while rails carry, or its caller closes it in the middle of a
-    /// message. Its buffers are reused from then on, and neither side may see the new content.
+    /// message. Its buffers are then reused, and neither side may see the new content.
     fn break_off(mut self) -> Tally {
         let (side, by) = match (&self.ending, self.dice.below(3)) {
             (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
@@ -506,7 +491,6 @@ impl<'f> Run<'f> {
             self.model.spoil(&mut self.fabric.from);
         }
         for _ in 0..600 {
-            // The other side continues until it gets an error.
             let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
             if !goes_on && self.dice.one_in(8) {
                 break;
@@ -553,8 +537,8 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// Receives although the sender has left; a receive that is reported done has the right bytes.
-    /// Returns false once an error was reported.
+    /// Receives although the sender has left. Done receives have the right bytes. Returns false
+    /// once an error was reported.
     fn take_what_comes(&mut self) -> bool {
         for at in 0..self.model.groups.len() {
             let group = &mut self.model.groups[at];
@@ -572,8 +556,7 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// Closes both sides. Each side learns of the other's close, and the sender learns how many
-    /// groups were delivered.
+    /// Closes both sides. Each learns of the other's close, and the sender of all delivered groups.
     fn part(&mut self) {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;

@@ -8,7 +8,6 @@ use nccl_net_spark::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// State of the network under TCP.
 enum Network {
     Carries,
     /// Carries until `at_ns`, and then not before `back_ns`, or never again.
@@ -63,8 +62,7 @@ struct Notice {
     is_closed: bool,
 }
 
-/// The TCP connections of one plugin connection. Each is named by the attempt that made it; the
-/// first is 0.
+/// The TCP connections of one plugin connection. The attempt that made one is its name (first: 0).
 pub struct Tcp {
     network: Network,
     /// Packets to the sender and to the receiver.
@@ -75,17 +73,15 @@ pub struct Tcp {
     first_alive: u64,
     attempts: Attempts,
     last_attempt: u64,
-    /// Breaks left after a return.
     breaks_left: u64,
     dice: Dice,
-    /// Closes left, each under both sides.
     closings_left: u64,
     /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
 }
 
 impl Tcp {
-    /// Creates a TCP that breaks at `breaks_ns`, if given. `seed` decides if it returns.
+    /// Creates a TCP that breaks at `breaks_ns`, if given. `seed` decides whether it returns.
     pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
         let mut dice = Dice::new(seed.rotate_left(17));
         let returns = dice.one_in(2);
@@ -113,15 +109,13 @@ impl Tcp {
         }
     }
 
-    /// True if the network breaks, or has broken, permanently: then a rail has to carry the control
-    /// frames.
+    /// True if the network breaks permanently. Then a rail has to carry the control frames.
     pub fn breaks_for_good(&self) -> bool {
         matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Away { back_ns: None })
     }
 
-    /// Sometimes closes the TCP connection under both sides, as a middlebox or a kernel without its
-    /// state would. Returns true if it did. Each side then takes the other for gone unless it hears
-    /// from it within two seconds.
+    /// Sometimes closes TCP under both sides, like a middlebox, and returns true. Each side then
+    /// considers the other dead unless a frame arrives within two seconds.
     pub fn close_now_and_then(&mut self, now_ns: u64) -> bool {
         let Network::Carries = self.network else { return false };
         if self.closings_left == 0 || !self.own.one_in(32) {
@@ -142,8 +136,7 @@ impl Tcp {
         true
     }
 
-    /// Does a service thread's work before it runs the driver. Sometimes, by `dice`, a control
-    /// frame arrives twice.
+    /// Does the service thread's work before its driver runs. Sometimes, a frame arrives twice.
     pub fn poll(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
         self.let_time_pass(now_ns);
         while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
@@ -175,8 +168,7 @@ impl Tcp {
         }
     }
 
-    /// Replaces the accepting side's connection by the one that the peer has dialled. The peer's
-    /// end of the old one gets closed.
+    /// Replaces the accepting side's connection by the redialled one, and closes the old one.
     fn replace(&mut self, attempt: u64, driver: &mut Driver, now_ns: u64) {
         if let Some(old) = self.lines[1].attempt().filter(|old| *old >= self.first_alive) {
             self.note(0, old, now_ns, true);
@@ -240,7 +232,7 @@ impl Tcp {
                     }
                 }
             }
-            // Its dialled connection is closed, and with it the other side's end.
+            // Closes the dialled connection, and with it the other side's end.
             Some(Step::Abandon) => {
                 self.packets[0].retain(|packet| packet.attempt != self.last_attempt);
                 if self.lines[1].attempt() == Some(self.last_attempt) {
@@ -259,8 +251,7 @@ impl Tcp {
                 self.network = Network::Away { back_ns };
                 self.packets = Default::default();
                 self.first_alive = self.last_attempt + 1;
-                // Where the network does not return, the driver notices by frames that are not
-                // accepted.
+                // If the network never returns, the driver notices by frames that are not accepted.
                 let notices = |dice: &mut Dice| {
                     // The kernel notices a silent peer by its keepalive: after 15 s, here earlier.
                     let most_ns = if dice.one_in(3) { 8_000_000_000 } else { 1_000_000_000 };

@@ -1,5 +1,4 @@
-//! Threads that make or connect queue pairs. They work in place, or hang until the simulation lets
-//! them return.
+//! Threads that connect queue pairs: they work in place, or hang until the simulation lets them go.
 
 use nccl_net_spark::comm::threads::{self, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 struct Threads {
     /// Number of threads that work before one hangs, if one is to hang.
     until_one_hangs: Option<usize>,
-    /// The work of the threads that hang.
     hung: Vec<Work>,
     /// Number of threads that have hung so far.
     total: usize,
@@ -45,22 +43,18 @@ pub fn hang_after(others: usize) {
     lock().until_one_hangs = Some(others);
 }
 
-/// Ends [`hang_after`].
 pub fn hang_no_more() {
     lock().until_one_hangs = None;
 }
 
-/// Returns the number of threads that hang.
 pub fn hung() -> usize {
     lock().hung.len()
 }
 
-/// Returns the number of threads that have hung in this process.
 pub fn total() -> usize {
     lock().total
 }
 
-/// Lets all threads that hang return.
 pub fn let_return() {
     let hung = std::mem::take(&mut lock().hung);
     hung.into_iter().for_each(|work| work());

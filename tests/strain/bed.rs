@@ -1,5 +1,4 @@
-//! Two processes on a software fabric of their own, each on a machine of it, and measurements from
-//! outside.
+//! Two processes on two machines of a software fabric, and measurements from outside.
 
 use super::flaps::Switches;
 use super::gauge::{self, History, Sample, Told};
@@ -14,8 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Two cables, four functions, without a limit on the rate.
 const PROFILE: &str = "spark-2cable";
-/// Longest time until closed connections have disappeared: six times a connection's wait for its
-/// peer's close.
+/// Longest time until closed connections are gone: six times the wait for a peer's close.
 const GONE: Duration = Duration::from_secs(60);
 /// Longest time of an answer that ends a long job: ten thousand connections.
 const LONG: Duration = Duration::from_secs(7200);
@@ -33,7 +31,6 @@ struct Process {
     answers: Receiver<String>,
 }
 
-/// Total of messages and bytes that both processes have received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
     pub messages: u64,
@@ -58,7 +55,6 @@ impl Bed {
         bed
     }
 
-    /// Sends an order to both processes, and returns the numbers in their answers.
     pub fn tell(&self, order: &str, answer: &str) -> [Vec<u64>; 2] {
         self.processes.iter().for_each(|process| process.order(order));
         [0, 1].map(|side| self.processes[side].answer(answer, LONG))
@@ -82,13 +78,11 @@ impl Bed {
         self.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
     }
 
-    /// Queue pairs made since the beginning.
     pub fn made(&self) -> u64 {
         u64::from(self.memory.generations.load(Ordering::Relaxed))
     }
 
-    /// Waits until closed connections have disappeared: their queue pairs, and their service
-    /// threads. Returns the leftovers if they do not.
+    /// Waits until closed connections' queue pairs and service threads are gone. Returns the rest.
     pub fn settle(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -110,7 +104,6 @@ impl Bed {
         }
     }
 
-    /// Prints the table. Returns the deviations.
     pub fn print(&self, histories: &[History; 2]) -> Vec<String> {
         gauge::print_head();
         histories.iter().enumerate().flat_map(|(process, history)| history.print(process)).collect()
@@ -120,12 +113,11 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // Dropping a process closes its standard input, so it ends without an order. A failed
-            // one has ended already.
+            // The process ends when its input closes, and a failed one has ended already.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
-        // The next test of this program finds the fabric unused, and the next program deletes it.
+        // Ends all faults for the next test. The next program deletes the fabric.
         self.switches.mend();
     }
 }
@@ -154,15 +146,14 @@ impl Process {
         (Self { child, orders, answers }, said)
     }
 
-    /// Forwards the process's lines for the other process to that one, and keeps the others.
+    /// Forwards the process's lines for the other process, and keeps its answers.
     fn listen(&mut self, said: ChildStdout, other: &Process) {
         let (keep, answers): (Sender<String>, _) = channel();
         let other = Arc::clone(&other.orders);
         self.answers = answers;
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines().map_while(Result::ok) {
-                // A process that no longer accepts lines has ended, which its missing answers will
-                // show.
+                // A process that accepts no lines has ended, which its missing answers will show.
                 let told = match line.starts_with("peer ") {
                     true => writeln!(other.lock().expect("no writer panics"), "{line}").is_ok(),
                     false => keep.send(line).is_ok(),
@@ -178,7 +169,6 @@ impl Process {
         writeln!(self.orders.lock().expect("no writer panics"), "{order}").expect("the process takes orders");
     }
 
-    /// Waits for an answer with this prefix. Returns the numbers after the prefix.
     fn answer(&self, begin: &str, limit: Duration) -> Vec<u64> {
         loop {
             let line = self.answers.recv_timeout(limit);

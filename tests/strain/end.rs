@@ -1,13 +1,13 @@
-//! One of the two processes. It takes its orders from standard input, one in each line:
+//! One of the two processes. It takes orders from standard input, one per line:
 //!
-//! - `open FIRST COUNT PLACES`: connects `COUNT` connections, numbered from `FIRST`, and streams on
-//!   them from then on; its memory is divided into `PLACES` parts;
+//! - `open FIRST COUNT PLACES`: opens `COUNT` connections, numbered from `FIRST`, and streams on
+//!   them; the process's memory is divided into `PLACES` parts;
 //! - `stop`: ends the streams, and closes once everything has arrived;
 //! - `churn FIRST COUNT`: opens this many connections one after the other, each for one message;
-//! - `gauge`: returns the allocator's free memory to the system, and prints its own measurements.
+//! - `gauge`: returns the allocator's free memory to the system, and prints the measurements.
 //!
-//! Connections with even numbers send from process 0 to process 1, the others back. Messages for
-//! the other process are printed as `peer ...`; the bed forwards them.
+//! Connections with even numbers send from process 0 to process 1, the others back. The bed
+//! forwards lines `peer ...` to the other process.
 
 use super::heap;
 use crate::common::comms::{Receiving, Sending};
@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Messages of a connection under way together, each in a place of its own.
+/// Messages of a connection in flight together, each in its own place.
 const WINDOW: usize = 8;
-/// Bytes that a process sends from, and bytes that it receives into.
+/// Bytes of a process to send from, and to receive into.
 const MEMORY: usize = 16 << 20;
 const MOST: usize = 1 << 20;
-/// The message of a connection that carries only one.
+/// Size of the message of a connection that carries only one.
 const SINGLE: usize = 5000;
 
 /// Number of parts of the memory for connections that follow one another.
@@ -40,7 +40,6 @@ pub struct Process {
     from: Vec<u8>,
     to: Vec<u8>,
     lines: Receiver<String>,
-    /// Unused lines of the other process.
     heard: VecDeque<String>,
     orders: VecDeque<String>,
     messages: u64,
@@ -51,14 +50,11 @@ struct Connection {
     number: u64,
     end: End,
     memory: Arc<Registration>,
-    /// The connection's part of the process's memory.
     part: Range<usize>,
     under_way: VecDeque<(u64, u16)>,
     next: u64,
-    /// Number of messages that were filled for sending.
     filled: u64,
     done: u64,
-    /// Number of messages of the stream, once that is known.
     total: Option<u64>,
     is_told: bool,
 }
@@ -79,7 +75,6 @@ impl Process {
         Self { side, host, from, to, lines, heard, orders, messages: 0, bytes: 0 }
     }
 
-    /// Executes orders until standard input ends.
     pub fn run(&mut self) {
         println!("\nready");
         let mut connections: Vec<Connection> = Vec::new();
@@ -108,8 +103,7 @@ impl Process {
         }
     }
 
-    /// Reads orders, waiting for one if there is nothing else to do. Returns false once standard
-    /// input has ended.
+    /// Reads orders, and waits for one if `is_idle`. Returns false once standard input has ended.
     fn listen(&mut self, is_idle: bool) -> bool {
         if is_idle && self.orders.is_empty() {
             match self.lines.recv() {
@@ -130,7 +124,6 @@ impl Process {
         }
     }
 
-    /// Takes the other process's line with this beginning and this connection.
     fn hears(&mut self, what: &str, number: u64) -> Option<String> {
         let begin = format!("{what} {number} ");
         let at = self.heard.iter().position(|said| said.starts_with(&begin))?;
@@ -191,8 +184,7 @@ impl Process {
         connections
     }
 
-    /// Ends the streams: the sender reports the number of messages, the receiver confirms that it
-    /// has them.
+    /// Ends the streams: senders report their number of messages, and receivers confirm them.
     fn finish(&mut self, mut connections: Vec<Connection>) {
         for each in &mut connections {
             if matches!(each.end, End::Sends(_)) {
@@ -223,7 +215,6 @@ impl Process {
         println!("closed");
     }
 
-    /// Makes connections one after the other, each for one message.
     fn churn(&mut self, numbers: Range<u64>) {
         let (mut opening, mut using, mut closing) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for number in numbers {
@@ -256,8 +247,8 @@ impl Process {
             libc::mallinfo()
         };
         let ((blocks, bytes), registrations) = (heap::in_use(), self.host.process().registrations.in_use());
-        // `mallinfo2` came with glibc 2.33, and Debian 11 has 2.31. The fields are 32 bits wide: a
-        // process here has less than 4 GiB.
+        // Not `mallinfo2`, which came with glibc 2.33: Debian 11 has 2.31. The fields are 32 bits
+        // wide, which suffices: a process here has less than 4 GiB.
         let heap_bytes = u64::from(all.uordblks as u32) + u64::from(all.hblkhd as u32);
         println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);
     }

@@ -66,9 +66,8 @@ impl Flaps {
     }
 }
 
-/// One second of flapping. A rail goes down for a while, by turns or at random, sometimes with a
-/// second one, on both machines or on one. Sometimes the NIC of a rail that is up also refuses one
-/// or two requests as invalid.
+/// One second of flapping: a rail or two go down for a while, by turns or at random, on one machine
+/// or both. Sometimes the NIC of a rail that is up refuses one or two requests as invalid.
 fn flap(switches: &Switches, dice: u64, flapped: &mut Flapped) {
     let one_in = |count: u64, part: u32| (dice >> part).is_multiple_of(count);
     let first = if one_in(2, 0) { flapped.flaps } else { dice >> 4 } as usize % RAILS.len();

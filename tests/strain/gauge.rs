@@ -1,16 +1,15 @@
-//! Measurements of a process over time: read from outside (`/proc`) where possible, otherwise
-//! reported by the process.
+//! Measurements of a process over time, from outside (`/proc`) where possible.
 
 use std::fs;
 
 /// The measured quantities. Counts have to be the same afterwards, except for one or two blocks
-/// that a queue of this program keeps. glibc's bytes in use vary a little with its free lists.
-/// Resident pages vary with its division of arenas, although free memory is returned first. These
-/// variations do not depend on the length of the load, which distinguishes them from a leak. During
-/// the load, a sample includes connections that are just being closed.
+/// that a queue of this program keeps. glibc's bytes in use vary a little with its free lists, and
+/// resident pages with its arenas, although free memory is returned first. Unlike a leak, these
+/// variations do not depend on the length of the load. Samples during the load include connections
+/// that close.
 ///
-/// Shared pages are not limited: they are the fabric's file, 377 KB for each queue pair of the
-/// largest number that existed together, and stay for the next ones.
+/// Shared pages are not limited. They are the fabric's file: 377 KB for each queue pair of the
+/// largest number that existed together. The pages stay for later queue pairs.
 pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "plugin blocks", may_grow: 2, may_climb: 64 },
     Quantity { name: "plugin bytes", may_grow: 8192, may_climb: 65_536 },
@@ -23,16 +22,16 @@ pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "registrations", may_grow: 0, may_climb: 2 },
 ];
 
-/// Samples that are needed for a slope.
+/// Number of samples for a slope.
 const ENOUGH: usize = 30;
 const ANY: u64 = u64::MAX;
 
 pub struct Quantity {
     pub name: &'static str,
-    /// Most that it may be higher after the load than before.
+    /// Allowed rise from before the load to after it.
     pub may_grow: u64,
-    /// Most that it may rise during the load, by the line through the samples. Twice the samples'
-    /// usual distance from that line is allowed in addition.
+    /// Allowed rise of the regression line during the load, beyond twice the samples' usual
+    /// distance.
     pub may_climb: u64,
 }
 
@@ -89,8 +88,7 @@ pub struct History {
 }
 
 impl History {
-    /// Rise of a quantity during the load, by the line that fits the samples best, and the samples'
-    /// usual distance from that line.
+    /// Rise during the load by linear regression, and the samples' usual distance from the line.
     fn slope(&self, quantity: usize) -> (f64, f64) {
         let (count, value) = (self.during.len() as f64, |sample: &Sample| sample.values[quantity] as f64);
         let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
@@ -104,7 +102,7 @@ impl History {
         (a_second * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), beside)
     }
 
-    /// Prints a line for each quantity. Returns the deviations in words.
+    /// Prints a line for each quantity. Returns the deviations.
     pub fn print(&self, process: usize) -> Vec<String> {
         let mut off = Vec::new();
         for (at, Quantity { name, may_grow, may_climb }) in QUANTITIES.iter().enumerate() {

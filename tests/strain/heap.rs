@@ -1,11 +1,9 @@
-//! The process's allocator, which counts the plugin's memory and this program's own. (The software
-//! fabric is a separate library with its own allocator, and C code has one too: both show in
-//! glibc's numbers.)
+//! Allocator that counts the memory of the plugin and of this program. The software fabric and C
+//! code have their own allocators, which show in glibc's numbers.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator, counting.
 pub struct Counting;
 
 static BLOCKS: AtomicU64 = AtomicU64::new(0);

@@ -1,6 +1,5 @@
-//! Parts of `tests/load.rs`: two processes on the software fabric that execute orders (`end`),
-//! their controller (`bed`), rails that go down and up (`flaps`), and measurements of the processes
-//! (`gauge`).
+//! Parts of `tests/load.rs`: two processes on the software fabric (`end`), their controller
+//! (`bed`), rails that go down and up (`flaps`), and measurements (`gauge`).
 
 pub mod bed;
 pub mod end;

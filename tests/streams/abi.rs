@@ -1,4 +1,4 @@
-//! TCP streams over the C interface: two copies of the library in a process of their own, each a
+//! TCP streams over the C interface. A process of its own has two copies of the library, each a
 //! host with rails that the other does not reach.
 
 use crate::bed::{FAR, NEAR};
@@ -16,8 +16,7 @@ const HERE: &str = "SPARK_TEST_TWO_COPIES";
 #[test]
 fn bytes_move_over_the_c_interface() {
     if std::env::var_os(HERE).is_none() {
-        // The settings of the two are read from the environment, which no other thread may read
-        // meanwhile.
+        // Both copies read the environment, which no other thread may read meanwhile.
         let (_, settings) = common::test_rails();
         let this = "abi::bytes_move_over_the_c_interface";
         let output = Command::new(std::env::current_exe().unwrap())
@@ -52,8 +51,7 @@ fn bytes_move_over_the_c_interface() {
         });
         assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
-        // An optional receive is reported done only when its bytes are there: otherwise no call
-        // would read the sockets.
+        // Done only when the bytes are there: otherwise no call would read the sockets.
         let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
         let request = until(|| a.isend(send, &mut from, bytes, out));
@@ -77,7 +75,6 @@ fn bytes_move_over_the_c_interface() {
     b.close(recv, false);
 }
 
-/// One copy of the library, after `init`.
 struct Library {
     table: &'static NetV11,
     context: *mut c_void,

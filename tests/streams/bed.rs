@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Two devices with addresses in different subnets.
 pub const NEAR: &str = "rocep1s0f0";
 pub const FAR: &str = "roceP2p1s0f0";
-/// The setting that allows TCP.
 pub const RING_TCP: (&str, &str) = ("NCCL_SPARK_RING_TCP", "1");
 
 /// Lock for tests whose connections have rails, because one of them takes a port down.
@@ -34,7 +33,6 @@ pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
 }
 
-/// Connects two hosts without a common rail.
 pub fn apart() -> Ends {
     connect(&host(NEAR, &[RING_TCP]), &host(FAR, &[RING_TCP])).unwrap()
 }
@@ -56,7 +54,6 @@ pub fn receive_error(recv: &RecvComm, request: u16) -> Error {
     *until(|| recv.test(request, |_, _| {}).err())
 }
 
-/// Waits for the error of a sender that gets no grants.
 pub fn send_error(send: &SendComm, from: &Buffer, memory: &Registration) -> Error {
     *until(|| send.isend(from.addr(), 1, 0, memory).err())
 }

@@ -1,5 +1,5 @@
-//! Peers with the token that lie: every frame is answered, nothing is written outside of the
-//! receive's buffer, and the error names the fault.
+//! Lying peers that have the token. Every frame is answered, nothing outside the receive's buffer
+//! is written, and the error names the fault.
 
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
 use crate::common::comms::{Receiving, Sending};
@@ -77,7 +77,7 @@ fn lying_receiver(count: u8) -> (SendComm, Vec<TcpStream>) {
     dropping_receiver(count, 0)
 }
 
-/// As [`lying_receiver`]; drops `drops` of the streams without reading.
+/// As [`lying_receiver`], but drops `drops` of the streams without reading.
 fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
@@ -217,8 +217,7 @@ fn a_stream_that_ends_early_yields_no_message() {
     drop(recv);
 }
 
-/// Checks that each stream ends, although the connection was not closed: a caller on this side gets
-/// its failure.
+/// Checks that a failure has ended each stream although the connection was not closed.
 fn assert_have_ended(streams: &mut [TcpStream]) {
     for stream in streams {
         // Grants may come first. A reset is an end too; a time-out is not.

@@ -1,19 +1,19 @@
 //! The part of libibverbs' C interface that this workspace uses: structs, constants, and a type for
 //! each function.
 //!
-//! It declares no symbol and links nothing. The plugin loads libibverbs at run time; `softverbs`
-//! implements the functions.
+//! This crate declares no symbol and links nothing. The plugin loads libibverbs at run time;
+//! `softverbs` implements the functions.
 //!
-//! `src/bindings.rs` is made by bindgen from `src/bindings.h` and the headers of rdma-core 44
-//! (Debian and Ubuntu: `libibverbs-dev`), and checked in, so that a build needs neither libclang
-//! nor the headers. To make it anew, with libclang:
+//! bindgen makes `src/bindings.rs` from `src/bindings.h` and the headers of rdma-core 44 (Debian
+//! and Ubuntu: `libibverbs-dev`). It is checked in, so that a build needs neither libclang nor the
+//! headers. To regenerate it, with libclang:
 //!
 //! ```sh
 //! cargo check -p verbs-sys --features regenerate-bindings
 //! ```
 //!
-//! `tests/verbs_bindings.rs` makes it again and compares; `tests/rdma-sys-check` compares it with
-//! the `rdma-sys` crate.
+//! `tests/verbs_bindings.rs` regenerates and compares; `tests/rdma-sys-check` compares with the
+//! `rdma-sys` crate.
 #![no_std]
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]
 

@@ -1,8 +1,7 @@
-//! `spark-lab as-spark`: runs a command in which NCCL sees a DGX Spark. NCCL gets a graph file
-//! ([`topology`]) with this machine's GPUs and the software fabric's rails at a Spark's speeds.
-//!
-//! The command is `nccl-spark nccl-tests`, `nccl-spark tune collectives` or
-//! `spark-lab communicators`. It gets the graph by NCCL's own variable.
+//! `spark-lab as-spark`: runs a command in which NCCL sees a DGX Spark. NCCL's own variable names a
+//! graph file ([`topology`]) with this machine's GPUs and the software fabric's rails at a Spark's
+//! speeds. The command is `nccl-spark nccl-tests`, `nccl-spark tune collectives` or `spark-lab
+//! communicators`.
 
 mod topology;
 
@@ -31,22 +30,18 @@ pub struct Options {
     command: Vec<String>,
 }
 
-/// The scales of a Spark's profile for which results can be compared with each other. NCCL plans by
-/// the unscaled speeds, so each scale moves the sizes at which NCCL's choices are right.
+/// Scales of a Spark's profile whose results can be compared with each other. NCCL plans by the
+/// unscaled speeds, so each scale moves the sizes at which NCCL's choices are right.
 const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 /// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one
 /// cable (200,000 Mb/s), 18 with two (224,054 Mb/s).
 const SPARK_CHANNELS: u32 = 16;
-/// The speed that a port of a Spark announces, in Mb/s. A port of the unpaced profile announces
-/// less.
+/// Speed that a port of a Spark announces. A port of the unpaced profile announces less.
 const SPARK_PORT_MBPS: f64 = 200_000.0;
 
 impl Options {
-    /// Runs the command, and checks NCCL's channels in its log. `lookup` gives the value of an
-    /// environment variable.
-    ///
-    /// # Errors
-    /// A command without a profile of the software fabric, a machine without a GPU, and fewer
+    /// Runs the command, and checks NCCL's channels in its log. `lookup` reads an environment
+    /// variable. Fails without a profile of the software fabric, without a GPU, or with fewer
     /// channels than on a Spark.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Outcome> {
         let mut words = self.command;
@@ -77,7 +72,6 @@ impl Options {
     }
 }
 
-/// Returns the value of an option of the command.
 fn option(words: &[String], name: &str) -> Option<String> {
     let mut words = words.iter().take_while(|word| *word != "--");
     let rest =
@@ -85,7 +79,6 @@ fn option(words: &[String], name: &str) -> Option<String> {
     rest.strip_prefix('=').map(str::to_owned).or_else(|| words.next().cloned())
 }
 
-/// Returns the profile that the command names.
 fn profile(words: &[String]) -> Result<Profile> {
     let name = option(words, "--profile");
     let name = name.ok_or_else(|| wrong("the command needs --profile: a graph is for the software fabric"))?;
@@ -101,8 +94,8 @@ fn profile(words: &[String]) -> Result<Profile> {
     Profile::load(&name, factor).map_err(|error| anyhow!("--profile: {error}"))
 }
 
-/// Returns the machine of a profile, at full speed whatever its scale: a Spark, where the profile
-/// has no rates of its own.
+/// Returns the machine of a profile, at full speed at any scale. A profile without rates of its own
+/// counts as a Spark.
 fn machine(profile: &Profile) -> Machine {
     let mut profile = profile.clone();
     for cable in &mut profile.cables {
@@ -131,7 +124,6 @@ fn machine(profile: &Profile) -> Machine {
     }
 }
 
-/// Checks that NCCL chose as many channels over this plugin as on a Spark.
 fn check_channels(log: &Path) -> Result<()> {
     let text = fs::read(log).with_context(|| format!("read {}", log.display()))?;
     let is_of_nccls_own = |line: &&str| {

@@ -1,6 +1,6 @@
-//! A GB10's graph for NCCL (`NCCL_TOPO_FILE`), with this machine's GPUs in the GB10's place and the
-//! software fabric's functions where a Spark has its ConnectX-7: NCCL, its own IB transport too,
-//! then chooses channels and merges functions as on a Spark.
+//! A GB10's graph for NCCL (`NCCL_TOPO_FILE`). This machine's GPUs are in the GB10's place, and the
+//! software fabric's functions where a Spark has its ConnectX-7. So NCCL, and its own IB transport,
+//! choose channels and merge functions as on a Spark.
 //!
 //! The attributes of the CPU, the GPU and the link between them are those of a published dump of a
 //! DGX Spark. NCCL treats the rest as follows (read in 2.28.3 and 2.30.7):
@@ -20,36 +20,31 @@ use std::process::Command;
 /// The network device of this plugin (`DEVICE_NAME` in src/plugin.rs).
 const MERGED_DEVICE: &str = "spark-rails";
 
-/// The RDMA functions of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// The PCIe functions.
     pub functions: Vec<Function>,
-    /// The speed that this plugin announces for all functions, in Mb/s.
+    /// Speed that this plugin announces for all functions.
     pub merged_mbps: u32,
 }
 
 /// A PCIe function of the fabric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
-    /// The RDMA device.
     pub device: String,
     /// Domain, bus and device, as in `0000:01:00`.
     pub slot: String,
-    /// Number of the function within the slot.
+    /// Number within the slot.
     pub number: u32,
     /// Rate of the link in GT/s.
     pub gts: f64,
     /// Width of the link in lanes.
     pub width: u32,
-    /// The speed that the port announces, in Mb/s.
+    /// Speed that the port announces.
     pub speed_mbps: u32,
 }
 
-/// The bus ids of this machine's GPUs, as NCCL writes them.
-///
-/// # Errors
-/// Fails when nvidia-smi, which comes with the driver, does not list them.
+/// Returns the bus ids of this machine's GPUs, as NCCL writes them. Fails when nvidia-smi, which
+/// comes with the driver, does not list them.
 pub fn gpus() -> Result<Vec<String>> {
     const ASKED: &str = "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader";
     let mut words = ASKED.split(' ');

@@ -1,8 +1,7 @@
 //! Metrics, and how the rounds of a measurement are summed up and compared.
 //!
 //! A figure is the median of its rounds, shown with their min..max. Two libraries differ where
-//! those ranges do not overlap. Where they overlap, the ratio of the medians says nothing and is
-//! marked as no difference.
+//! those ranges do not overlap. Otherwise the ratio of the medians is marked as no difference.
 
 use crate::pair::side::Wrong;
 use nccl_tests_harness::output::numbers::{median, spread};
@@ -11,83 +10,74 @@ use serde::Serialize;
 /// A measured quantity. Its name in JSON has the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Metric {
-    /// Payload per second in GB/s (10^9 bytes).
+    /// Payload in 10^9 bytes per second.
     #[serde(rename = "bandwidth_gb_s")]
     Bandwidth,
-    /// Messages per second.
     #[serde(rename = "messages_per_s")]
     Rate,
-    /// Half a round trip, median of the messages, in microseconds.
+    /// Half a round trip, median of the messages.
     #[serde(rename = "latency_p50_us")]
     P50,
-    /// Half a round trip, 99th percentile of the messages, in microseconds.
+    /// Half a round trip, 99th percentile of the messages.
     #[serde(rename = "latency_p99_us")]
     P99,
-    /// The shortest half round trip, in microseconds.
+    /// Shortest half round trip.
     #[serde(rename = "latency_min_us")]
     Least,
-    /// Time to connect one connection, in milliseconds.
+    /// Time to connect one connection.
     #[serde(rename = "connect_ms")]
     Connect,
-    /// Resident memory of one connection in the rank that sends, in KiB.
+    /// Resident memory of one connection in the rank that sends.
     #[serde(rename = "sender_rss_kib")]
     SenderMemory,
-    /// Resident memory of one connection in the rank that receives, in KiB.
+    /// Resident memory of one connection in the rank that receives.
     #[serde(rename = "receiver_rss_kib")]
     ReceiverMemory,
 }
 
-/// With fewer rounds, ranges that do not overlap prove nothing: with five each it happens by chance
-/// once in 126 times, with three once in ten.
+/// With fewer rounds, ranges that do not overlap prove nothing: with three each it happens by
+/// chance once in ten times, with five once in 126.
 const COMPARABLE_ROUNDS: usize = 5;
 
 /// One value per round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Series {
-    /// The metric.
     pub metric: Metric,
-    /// Values in the order of the rounds (1 or more).
+    /// In the order of the rounds (1 or more).
     pub rounds: Vec<f64>,
 }
 
-/// A place in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// Message size in bytes.
     SizeBytes(usize),
-    /// Number of connections.
     Connections(usize),
     /// A part of a run during which a rail is slowed.
     Phase(String),
 }
 
-/// The results at one place.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
-    /// The place.
     #[serde(flatten)]
     pub place: Place,
-    /// The limit of the links for the first metric, in its unit; none if no limit is known.
+    /// Limit of the links for the first metric, in its unit, if known.
     pub limit: Option<f64>,
-    /// The series of each library, ours first. All libraries have the same metrics.
+    /// Series of each library, ours first. All libraries have the same metrics.
     pub sides: Vec<Vec<Series>>,
-    /// Wrong bytes of each library; none where this place was not checked.
+    /// Wrong bytes of each library; none if this place was not checked.
     pub wrong: Option<Vec<Wrong>>,
 }
 
-/// One metric of two libraries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
-    /// Our median over the other library's.
+    /// Our median divided by the other library's.
     pub ratio: f64,
-    /// True where the ranges of the rounds overlap; none where they do not, but there are too few
-    /// rounds to call that a difference.
+    /// True if the ranges of the rounds overlap; none if they do not, but the rounds are too few.
     pub no_difference: Option<bool>,
 }
 
 impl Metric {
-    /// Name and unit, the two lines above a column; no name where the unit says it.
+    /// Returns name and unit, the two lines above a column. No name where the unit suffices.
     pub fn head(self) -> [&'static str; 2] {
         match self {
             Self::Bandwidth => ["", "GB/s"],
@@ -101,21 +91,19 @@ impl Metric {
         }
     }
 
-    /// True for a time, whose limit is the shortest possible.
+    /// Returns true for a time, whose limit is the shortest possible.
     pub fn is_time(self) -> bool {
         matches!(self, Self::P50 | Self::P99 | Self::Least | Self::Connect)
     }
 }
 
 impl Series {
-    /// The median of the rounds.
     pub fn median(&self) -> f64 {
         median(&self.rounds)
     }
 }
 
 impl Point {
-    /// Compares the two libraries in one metric.
     pub fn compare(&self, metric: usize) -> Option<Comparison> {
         let [ours, theirs] = self.sides.as_slice() else { return None };
         let (ours, theirs) = (ours.get(metric)?, theirs.get(metric)?);
@@ -165,7 +153,7 @@ mod tests {
         assert_eq!(differs(&[3.0, 4.0, 9.0], &[1.0, 3.5, 3.6]), Some(true));
         assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9, 2.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
         assert_eq!(differs(&[6.0, 7.0, 8.0, 7.0, 7.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
-        // Four rounds that do not overlap come about by chance too often.
+        // Four rounds that do not overlap are too often chance.
         assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9], &[3.0, 4.0, 5.0, 4.0]), None);
         assert_eq!(compare(&[1.0, 1.0, 1.0], &[2.0, 2.0, 2.0]).unwrap().ratio, 0.5);
         assert_eq!(compare(&[1.0], &[]), None);

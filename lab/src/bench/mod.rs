@@ -1,9 +1,9 @@
 //! `spark-lab bench`: measures a plugin with single messages between two ranks, in turns with
 //! another plugin if there is one.
 //!
-//! Each library has a pair of rank processes (`pair`). The pair that is not measured waits on the
-//! socket to the command. Each round has new processes. `scenario` and `slowdown` measure round by
-//! round, `figures` sums the rounds up and compares them, `show` prints the results.
+//! Each library has a pair of rank processes (`pair`), with new processes in each round. The pair
+//! that is not measured waits on the socket to the command. `scenario` and `slowdown` measure round
+//! by round, `figures` sums the rounds up and compares them, `show` prints the results.
 
 pub mod figures;
 pub mod options;
@@ -30,10 +30,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The part of its rate that a slowed rail has.
+/// Fraction of its rate that a slowed rail has.
 const SLOWED: f64 = 0.25;
 
-/// A measurement as JSON, for programs. Every number has its unit in its name.
+/// A measurement as JSON. Every number has its unit in its name.
 #[derive(Debug, Default, Serialize)]
 struct Report<'a> {
     command: &'static str,
@@ -42,32 +42,25 @@ struct Report<'a> {
     /// `soft` or `verbs`.
     fabric: &'static str,
     fabric_text: String,
-    /// The payload that the rails carry together in one direction; null where no limit is known.
+    /// Payload that the rails carry together in one direction; null if unknown.
     limit_gb_s: Option<f64>,
-    /// The same in words, with the source of the limit.
     limit_text: String,
-    /// The libraries, ours first.
     sides: Vec<About>,
-    /// The scenarios in the order of the run.
     scenarios: Vec<Measured>,
 }
 
-/// The results of a scenario.
 #[derive(Debug, Serialize)]
 struct Measured {
     name: Scenario,
     /// One for each size, number of connections, or phase.
     points: Vec<Point>,
-    /// Streams window by window, where a rail was slowed.
+    /// Streams window by window, if a rail was slowed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     courses: Vec<Course>,
 }
 
-/// Measures with ranks of `program`. The tables go to standard output, or to standard error where
-/// the JSON goes to standard output. Returns true when all data was right.
-///
-/// # Errors
-/// A rank that fails or hangs, or an output that cannot be written.
+/// Measures with ranks of `program`. The tables go to standard output, or to standard error if the
+/// JSON goes to standard output. Returns true if all data was right.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     let version = env!("CARGO_PKG_VERSION");
     let report = Report { command: "bench", version, settings: Some(&plan.settings), ..Report::default() };
@@ -111,8 +104,7 @@ fn lead(plan: &Plan, program: &Path, out: impl Write, report: &mut Report<'_>) -
     Ok(points.all(|point| point.wrong.iter().flatten().all(|wrong| wrong.bytes == 0)))
 }
 
-/// Returns the limits with all rails at full rate and with one rail slowed, and the first one in
-/// words with its source.
+/// Returns the limits with all rails at full rate and with one slowed, and the first in words.
 fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], String) {
     let slowed: Vec<(String, f64)> = fabric.rails().take(1).map(|rail| (rail.to_owned(), SLOWED)).collect();
     let whole = fabric.limit(&[]).map(|limit| (limit, "the profile's links and cables".to_owned()));
@@ -130,13 +122,13 @@ fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], Stri
 }
 
 /// Returns the payload limit of this machine's ports and PCIe links if the plugin reports their
-/// speed, or else the limit of the speed that it reports.
+/// speed; otherwise the limit of the speed that the plugin reports.
 fn limit_of_ports(sides: &[Side<'_>]) -> (Limit, String) {
     let network = sides.first().and_then(|side| side.about.networks.first());
     let Some(speed_mbps) = network.map(|network| network.speed_mbps).filter(|mbps| *mbps > 0) else {
         return (Limit::default(), String::new());
     };
-    // Of a machine that cannot be surveyed only the plugin's speed is known.
+    // Without a survey, only the plugin's speed is known.
     let survey = nccl_net_spark::plugin::survey().ok();
     let survey = survey.filter(|survey| i64::from(survey.speed_mbps) == i64::from(speed_mbps));
     let (payload_mbps, source) = match survey {
@@ -180,7 +172,7 @@ fn measure(
     outcome
 }
 
-/// Slows a rail or restores it: by the user's command, else on the software fabric.
+/// Slows or restores a rail, by the user's command or else on the software fabric.
 fn slow(plan: &Plan, fabric: &Fabric, is_slow: bool) -> Result<()> {
     let Settings { fall, restore, .. } = &plan.settings;
     let (option, command) = if is_slow { ("--fall", fall) } else { ("--return", restore) };
@@ -205,7 +197,6 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
     }
 }
 
-/// The title of a scenario's table.
 fn describe(scenario: Scenario, plan: &Plan, fabric: &Fabric) -> String {
     let Settings { in_flight, slowdown_bytes, fall, .. } = &plan.settings;
     let connections = count(plan.settings.channels(), "connection");

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 /// Ranks of each library: rank 0 sends, rank 1 receives.
 pub const RANKS: usize = 2;
-/// Message size of scenario connections.
 pub const CONNECTION_BYTES: usize = 64 << 10;
 /// Largest number of connections of scenario connections, unless `--channels` is given.
 const MAX_CONNECTIONS: usize = 64;
@@ -121,31 +120,23 @@ pub struct Settings {
     rank_env: Vec<RankEnv>,
 }
 
-/// A checked run.
 #[derive(Debug)]
 pub struct Plan {
-    /// The scenarios asked for; empty: all possible ones.
+    /// Empty: all possible ones.
     pub scenarios: Vec<Scenario>,
-    /// The options of the measurement.
     pub settings: Settings,
-    /// Names and files of the libraries: `ours`, then `theirs` if there is another one.
+    /// Names and files: `ours`, then `theirs` if there is another library.
     pub libraries: Vec<(&'static str, PathBuf)>,
     /// Time without progress after which the run counts as hung.
     pub timeout: Duration,
-    /// The fabric asked for.
     pub fabric: Wish,
-    /// The verbs library that the user's environment names.
     pub verbs_library: Option<String>,
-    /// The place of the JSON.
     pub json: Option<Target>,
 }
 
 impl Bench {
-    /// Returns the run that these options ask for; `verbs_library` is the one that the user's
-    /// environment names.
-    ///
-    /// # Errors
-    /// Options that contradict each other, or a library that is not there.
+    /// Checks the options. `verbs_library` is from the user's environment. Fails if options
+    /// contradict each other or a library is missing.
     pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         let Settings { min_bytes, max_bytes, rank_env, .. } = &self.settings;
         if let (Some(least), Some(most)) = (min_bytes, max_bytes)
@@ -173,29 +164,26 @@ impl Bench {
 }
 
 impl Settings {
-    /// Messages of a size.
     pub fn layout(&self, bytes: usize) -> Layout {
         Layout { bytes, in_flight: self.in_flight, rest_us: self.rest_us }
     }
 
-    /// The number of connections of a stream.
     pub fn channels(&self) -> usize {
         self.channels.unwrap_or(1)
     }
 
-    /// The numbers of connections of scenario connections.
     pub fn connections(&self) -> Vec<usize> {
         sizes::sweep(1, self.channels.unwrap_or(MAX_CONNECTIONS), Step::Factor(2)).collect()
     }
 
-    /// The sizes of a scenario, in bytes.
+    /// Returns the sizes of a scenario, in bytes.
     pub fn sizes(&self, scenario: Scenario) -> Vec<usize> {
         let (least, most, factor) = match scenario {
             Scenario::Latency => (8, 1 << 20, 8),
             Scenario::Rate => return vec![8, 512, 4096],
             _ => (4 << 10, 16 << 20, 4),
         };
-        // If one end alone is given, the other moves only as far as it must.
+        // If only one end is given, the other moves only as far as it must.
         let (least, most) = match (self.min_bytes, self.max_bytes) {
             (Some(least), Some(most)) => (least, most),
             (Some(given), None) => (given, most.max(given)),
@@ -210,8 +198,7 @@ impl Settings {
         sizes
     }
 
-    /// Environment of the ranks of the library `name`. Of two values of a variable the last one
-    /// counts.
+    /// Returns the environment of the ranks of library `name`. The last value of a variable counts.
     pub fn environment(&self, name: &str) -> Vec<RankEnv> {
         let own = if name == "theirs" { self.against_env.as_slice() } else { &[] };
         let of = |rank| own.iter().map(move |(name, value)| RankEnv { rank, name: name.clone(), value: value.clone() });
@@ -220,7 +207,7 @@ impl Settings {
 }
 
 impl Scenario {
-    /// The metrics at each place. The limit is for the first one.
+    /// Returns the metrics at each place. The scenario's limit is for the first metric.
     pub fn metrics(self) -> &'static [Metric] {
         match self {
             Self::Bandwidth | Self::Unequal | Self::Slowdown => &[Metric::Bandwidth],
@@ -232,10 +219,7 @@ impl Scenario {
 }
 
 impl Plan {
-    /// The scenarios to measure on a fabric of `kind`.
-    ///
-    /// # Errors
-    /// A scenario was asked for without the options that it needs.
+    /// Returns the scenarios to measure on a fabric of `kind`. Fails if one lacks its options.
     pub fn scenarios(&self, kind: Kind) -> Result<Vec<Scenario>, clap::Error> {
         let can_slow = kind == Kind::Soft || self.settings.fall.is_some();
         if self.scenarios.contains(&Scenario::Slowdown) && !can_slow {

@@ -1,9 +1,10 @@
 //! The scenarios: at each place the libraries take turns, round by round.
 //!
-//! Every byte of some messages is checked first. Pilot runs, which also warm up, find how many
-//! messages fill the time of a run ([`calibrate`]). The pilot runs become longer, and with them the
-//! runs, until two in a row agree, up to four times the time asked for. Each round is one run in
-//! new processes ([`Side::renew`]). The median of the rounds counts, shown with their min..max.
+//! Every byte of some messages is checked first. Pilot runs, which also warm up, find the number of
+//! messages that fills the time of a run ([`calibrate`]). The pilot runs, and with them the runs,
+//! become longer until two in a row agree, up to four times the time asked for. Each round is one
+//! run in new processes ([`Side::renew`]). The median of the rounds counts, shown with their
+//! min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::options::{CONNECTION_BYTES, Plan, Scenario};
@@ -12,28 +13,25 @@ use crate::pair::side::{Side, Wrong};
 use anyhow::Result;
 use nccl_tests_harness::fabric::limit::Limit;
 
-/// Memory of one rank for the messages of all its connections, unless one message per connection
-/// needs more.
+/// Memory of one rank for all messages, unless one message per connection needs more.
 const BUFFER_BYTES: usize = 128 << 20;
-/// The smallest buffer.
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// A run's messages divided by this are sent before it, because its processes are new.
+/// A run's new processes first send the run's messages divided by this.
 const WARM_UP: u64 = 10;
-/// The fewest messages of a run.
 const MIN_MESSAGES: u64 = 3;
-/// The shortest pilot run that counts, as a part of the time of a run.
+/// Minimum length of a pilot run that counts, as a fraction of a run's time.
 const ENOUGH: f64 = 0.2;
-/// Two pilot runs whose rates are within this part of each other agree.
+/// Two pilot runs agree if their rates differ by at most this fraction.
 const STEADY: f64 = 0.05;
-/// The longest run where pilot runs do not agree, as a multiple of the time asked for.
+/// Maximum length of a run if pilot runs do not agree, in multiples of the time asked for.
 const MAX_STRETCH: f64 = 4.0;
-/// A run is not made longer than this in seconds, unless the user asked for it.
+/// No run is made longer than this in seconds, unless the user asked for it.
 const LONG_S: f64 = 2.0;
 
 /// Receives the points as they come.
 pub type Tell<'a> = dyn FnMut(Point) -> Result<()> + 'a;
 
-/// Measures bandwidth, message rate or latency by size, over connections that are opened for it.
+/// Measures bandwidth, message rate or latency by size, over new connections.
 pub fn by_size(
     plan: &Plan,
     scenario: Scenario,
@@ -74,7 +72,7 @@ pub fn by_size(
     sides.iter_mut().try_for_each(Side::close)
 }
 
-/// Messages per second, or else GB/s.
+/// Returns messages per second for scenario rate, otherwise GB/s.
 fn of_stream(scenario: Scenario, messages: u64, bytes: usize, seconds: f64) -> f64 {
     match scenario {
         Scenario::Rate => messages as f64 / seconds,
@@ -83,7 +81,7 @@ fn of_stream(scenario: Scenario, messages: u64, bytes: usize, seconds: f64) -> f
 }
 
 /// Measures growing numbers of connections, all driven by one thread: their bandwidth together, the
-/// time that one takes to connect, and the resident memory of each (without that of messages).
+/// time to connect one, and the resident memory of each (without messages).
 pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut Tell<'_>) -> Result<()> {
     let layout = plan.settings.layout(CONNECTION_BYTES);
     let counts = plan.settings.connections();
@@ -118,8 +116,8 @@ pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut
     Ok(())
 }
 
-/// Measures all rounds of one place: a series for each metric, by library. `once` gets the
-/// library's ranks in new processes, its number, and the round.
+/// Measures all rounds of one place. Returns a series for each metric, by library. `once` gets the
+/// library's ranks in new processes, the library's number, and the round.
 pub fn rounds(
     plan: &Plan,
     sides: &mut [Side<'_>],
@@ -138,7 +136,7 @@ pub fn rounds(
     Ok(measured)
 }
 
-/// The order of the libraries in a round: they take turns at being first.
+/// Returns the order of the libraries in a round: they take turns at being first.
 fn order(round: u32, sides: usize) -> Vec<usize> {
     match round % 2 {
         0 => (0..sides).collect(),
@@ -152,7 +150,7 @@ pub fn check(sides: &mut [Side<'_>], layout: Layout) -> Result<Vec<Wrong>> {
     sides.iter_mut().map(|side| side.check(layout)).collect()
 }
 
-/// Finds the number of messages of a run by pilot runs, which are also the warm-up.
+/// Finds the number of messages of a run by pilot runs.
 fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Result<u64> {
     let mut pilot = Pilot { messages: MIN_MESSAGES.max(plan.settings.in_flight as u64), earlier_rate: None };
     loop {
@@ -163,23 +161,20 @@ fn calibrate(plan: &Plan, mut seconds_of: impl FnMut(u64) -> Result<f64>) -> Res
     }
 }
 
-/// The pilot runs of one measurement.
 #[derive(Debug)]
 struct Pilot {
-    /// Messages of the next pilot run.
     messages: u64,
     /// Messages per second of the last pilot run that was long enough.
     earlier_rate: Option<f64>,
 }
 
 impl Pilot {
-    /// Takes the seconds of a pilot run. Returns the number of messages of a run, where `wanted` is
-    /// the run's time in seconds as asked for, or prepares the next pilot run.
+    /// Takes the seconds of a pilot run. Returns the number of messages of a run, or prepares the
+    /// next pilot run. `wanted` is the time of a run in seconds.
     fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
         let rate = self.messages as f64 / seconds.max(1e-9);
         if seconds < wanted * ENOUGH {
-            // A very short run says little about the rate: at most 64 times as many messages the
-            // next time.
+            // A very short run says little about the rate: the next has at most 64 times as many.
             let more = (rate * wanted * ENOUGH * 1.5) as u64;
             self.messages = more.clamp(self.messages * 2, self.messages * 64);
             return None;
@@ -190,7 +185,7 @@ impl Pilot {
             // The run gets the length at which the pilot runs agreed.
             return Some(((rate * seconds.clamp(wanted, longest)) as u64).max(MIN_MESSAGES));
         }
-        // The second one is as long as the first; further ones are twice as long each.
+        // The second is as long as the first; each further one is twice as long.
         if self.earlier_rate.replace(rate).is_some() {
             self.messages *= 2;
         }
@@ -198,7 +193,7 @@ impl Pilot {
     }
 }
 
-/// Memory for each connection: all messages in flight side by side, as far as there is room.
+/// Returns the memory for each connection: all messages in flight side by side, if there is room.
 fn buffer_bytes(sizes: &[usize], in_flight: usize, connections: usize) -> usize {
     let greatest = sizes.iter().copied().max().unwrap_or(1);
     let share = BUFFER_BYTES / connections.max(1);
@@ -215,8 +210,8 @@ mod tests {
         assert_eq!(order(1, 1), [0]);
     }
 
-    /// Pilot runs at these rates (messages a second), one after the other, the last of them for
-    /// ever: their messages, and those of a run.
+    /// Runs pilots at these rates (messages a second); the last rate repeats. Returns the messages
+    /// of the pilots and of a run.
     fn pilots(rates: &[f64], wanted: f64) -> (Vec<u64>, u64) {
         let (mut pilot, mut asked) = (Pilot { messages: 8, earlier_rate: None }, Vec::new());
         loop {
@@ -233,21 +228,19 @@ mod tests {
         assert_eq!(pilots(&[1000.0], 1.0), (vec![8, 300, 300], 1000));
         // 8 messages in 8 us: the next pilot run has at most 64 times as many.
         assert_eq!(pilots(&[1e6], 0.01).0, [8, 512, 3000, 3000]);
-        // Slow messages: never fewer than the minimum, and a pilot run beyond the longest run is
-        // the last.
+        // Slow messages: at least the minimum, and a pilot run beyond the longest run is the last.
         assert_eq!(pilots(&[0.1], 1.0), (vec![8], MIN_MESSAGES));
     }
 
     #[test]
     fn runs_become_longer_until_two_pilot_runs_agree() {
-        // 30 % faster, then within 5 %: the run is as long as the pilots, if that is more than
-        // asked for.
+        // 30 % faster, then within 5 %: the run is as long as the pilots, if longer than asked for.
         let (asked, messages) = pilots(&[1000.0, 1000.0, 1300.0, 1310.0], 1.0);
         assert_eq!((asked, messages), (vec![8, 300, 300, 600], 1310));
         let restless = [1000.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0];
         // They never agree: four times as long.
         assert_eq!(pilots(&restless, 0.25), (vec![8, 75, 75, 150, 300, 600, 1200, 2400], 1000));
-        // But no longer than two seconds.
+        // But at most two seconds.
         assert_eq!(pilots(&restless, 1.5).1, 2000);
     }
 

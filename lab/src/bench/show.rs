@@ -1,8 +1,7 @@
 //! The tables of a measurement, written line by line as it goes, within 80 columns.
 //!
 //! With one library a place (a size, a number of connections, a phase) is one line. With two it is
-//! three: a line for each library and one for their ratios, because side by side they would not
-//! fit.
+//! three: one for each library and one for their ratios. They do not fit side by side.
 
 use super::figures::{Comparison, Metric, Place, Point};
 use super::options::Scenario;
@@ -10,7 +9,6 @@ use nccl_tests_harness::output::numbers::{range, significant, size};
 use nccl_tests_harness::output::table::{Table, right};
 use std::io::{self, Write};
 
-/// The table of one scenario: one place after another.
 pub struct PointTable<'a, W> {
     table: Table<&'a mut W>,
     metrics: &'static [Metric],
@@ -24,7 +22,6 @@ const LIMIT: usize = 7;
 const PART: usize = 6;
 
 impl<'a, W: Write> PointTable<'a, W> {
-    /// Writes the title and the heads of the columns.
     pub fn start(out: &'a mut W, title: &str, scenario: Scenario, names: &'a [&'static str]) -> io::Result<Self> {
         let (place, place_width) = match scenario {
             Scenario::Connections => ("count", 5),
@@ -58,7 +55,6 @@ impl<'a, W: Write> PointTable<'a, W> {
         Ok(Self { table, metrics, names })
     }
 
-    /// Writes the lines of one place.
     pub fn row(&mut self, point: &Point) -> io::Result<()> {
         let place = match &point.place {
             Place::SizeBytes(bytes) => size(*bytes),
@@ -71,7 +67,7 @@ impl<'a, W: Write> PointTable<'a, W> {
             for at in 0..self.metrics.len() {
                 cells.extend(figures(at, point, number));
             }
-            // The limit is held against our library alone.
+            // The limit is compared with our library only.
             if number == 0 {
                 cells.extend(limit(point));
             }
@@ -100,7 +96,7 @@ impl<'a, W: Write> PointTable<'a, W> {
     }
 }
 
-/// The median of a library, and for the first metric its range.
+/// Returns the median of a library, and for the first metric its range.
 fn figures(at: usize, point: &Point, number: usize) -> Vec<String> {
     let series = point.sides.get(number).and_then(|side| side.get(at));
     let median = series.map_or_else(|| "-".to_owned(), |series| significant(series.median()));
@@ -108,7 +104,7 @@ fn figures(at: usize, point: &Point, number: usize) -> Vec<String> {
     std::iter::once(median).chain(range).collect()
 }
 
-/// The ratio of the two libraries in a metric, and for the first one what it is worth.
+/// Returns the ratio of the two libraries in a metric, and for the first metric a judgement.
 fn ratio(at: usize, comparison: Option<Comparison>) -> Vec<String> {
     let found = comparison.map(|one| one.no_difference);
     let mark = if found == Some(Some(true)) { "~" } else { "" };
@@ -125,8 +121,7 @@ fn width(metric: Metric) -> usize {
     metric.head().iter().map(|text| text.len()).fold(VALUE, usize::max)
 }
 
-/// The limit, and how near our library comes to it: a rate in percent of it, a time as a multiple
-/// of it.
+/// Returns the limit, and our library's part: a rate in percent of it, a time as a multiple of it.
 fn limit(point: &Point) -> [String; 2] {
     let first = point.sides.first().and_then(|ours| ours.first());
     let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {
@@ -188,7 +183,7 @@ mod tests {
         assert!(text.ends_with("\n      64K    1.00       1.00..1.00    2.50   40.0\n"), "{text}");
     }
 
-    /// The widest of each scenario.
+    /// Tests the widest row of each scenario.
     #[test]
     fn every_table_fits_80_columns() {
         for scenario in Scenario::value_variants() {

@@ -10,22 +10,20 @@ use nccl_tests_harness::fabric::limit::Limit;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Time of each of a run's three parts (all rails at full rate, one rail slowed, all at full rate
-/// again), in multiples of `--seconds`.
+/// Length of each of a run's three parts, in multiples of `--seconds`: all rails at full rate, one
+/// rail slowed, all at full rate again.
 const PART: f64 = 3.0;
-/// Windows of counted bytes in the time of `--seconds`.
+/// Windows of counted bytes per `--seconds`.
 const WINDOWS: f64 = 10.0;
 
-/// The bandwidth of one run, window by window.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Course {
     /// `ours` or `theirs`.
     pub side: &'static str,
-    /// The round, from 0.
+    /// From 0.
     pub round: u32,
-    /// Length of a window.
     pub window_ms: u64,
-    /// Bandwidth at the receiver in each window.
+    /// At the receiver, in each window.
     pub bandwidth_gb_s: Vec<f64>,
     /// Seconds from the start until the rail was slowed.
     pub fall_s: f64,
@@ -33,11 +31,8 @@ pub struct Course {
     pub return_s: f64,
 }
 
-/// Runs it with each library, round by round. `limits` are those with the rail at full rate and
-/// slowed; `slow` slows the rail, or restores it if its argument is false.
-///
-/// # Errors
-/// Errors of the ranks, of `slow` and of `tell`.
+/// Runs the scenario with each library, round by round. `limits` are those with the rail at full
+/// rate and slowed; `slow` slows the rail, or restores it if its argument is false.
 pub fn run(
     plan: &Plan,
     sides: &mut [Side<'_>],
@@ -76,15 +71,14 @@ fn course(side: &'static str, round: u32, window_ms: u64, flowed: &Flowed) -> Co
     Course { side, round, window_ms, bandwidth_gb_s, fall_s: mark(0), return_s: mark(2) }
 }
 
-/// The phases of a run, in order; the first moment after a change is `moment_s` long.
+/// Names the phases of a run, in order. The first moment after a change is `moment_s` long.
 fn phase_names(moment_s: f64) -> [String; 5] {
     let moment = if moment_s == 1.0 { "second".to_owned() } else { format!("{moment_s} s") };
     let [slow, back] = ["slow", "back"].map(|state| format!("first {moment} {state}"));
     ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
 }
 
-/// The mean bandwidth of each phase in GB/s. The first half moment is left out, because the stream
-/// is starting.
+/// Returns the mean bandwidth of each phase in GB/s, without the first half moment (the start).
 fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     let [fall, fallen, back, returned] = flowed.marks_s[..] else {
         anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());
@@ -105,7 +99,7 @@ fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     Ok(means)
 }
 
-/// The mean over the windows that are entirely between two times.
+/// Returns the mean over the windows that are entirely between two times.
 fn mean_gb_s(windows_bytes: &[u64], window_ms: u64, from_s: f64, to_s: f64) -> Result<f64> {
     let window_s = window_ms as f64 / 1e3;
     let whole = |at: usize| at as f64 * window_s >= from_s && (at + 1) as f64 * window_s <= to_s;

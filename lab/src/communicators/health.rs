@@ -5,22 +5,19 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The use of a process at one moment.
+/// Resources in use by a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// Anonymous and shared memory in use, without files.
     pub memory_kib: u64,
-    /// Open descriptors.
     pub descriptors: u64,
-    /// Threads.
     pub threads: u64,
 }
 
 impl Health {
-    /// The present use of this process.
     pub fn now() -> Result<Self> {
         let entries = fs::read_dir("/proc/self/fd").context("list /proc/self/fd")?;
-        // Without the one that lists them.
+        // Without the descriptor that lists them.
         let descriptors = (entries.count() as u64).saturating_sub(1);
         Ok(Self { memory_kib: field("RssAnon")? + field("RssShmem")?, descriptors, threads: field("Threads")? })
     }

@@ -1,4 +1,4 @@
-//! The result of a scenario, from what its ranks report and how they ended.
+//! Judges a scenario by the reports and exit statuses of its ranks.
 
 use super::health::Health;
 use super::options::{Plan, Scenario};
@@ -9,30 +9,25 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a destroyed communicator may leave behind. NCCL 2.28.3 on two H200, two ranks, over
-/// the last 900 of 1,000: 0.23 and 0.08 KiB each over the plugin on the software fabric; over the
-/// last 54 of 60 NCCL's own Socket network left 0.44 to 1.19.
+/// Memory that a destroyed communicator may leave behind. Measured with NCCL 2.28.3 on two H200,
+/// two ranks: over the last 900 of 1,000, 0.23 and 0.08 KiB each over the plugin on the software
+/// fabric; over the last 54 of 60, 0.44 to 1.19 KiB each over NCCL's own Socket network.
 const LEFT_KIB: u64 = 8;
-/// Memory that may be taken once and kept, for any number of communicators: the allocators of NCCL
-/// and CUDA grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more within
-/// the 900 after them.
+/// Memory that may be taken once, for any number of communicators: the allocators of NCCL and CUDA
+/// grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more in the next 900.
 const STEP_KIB: u64 = 4096;
 
-/// The report of a rank at its end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// All-reduces whose every value was checked.
+    /// Number of all-reduces whose every value was checked.
     pub checked: u64,
-    /// Values that were wrong.
     pub wrong: u64,
-    /// A text that the command prints.
+    /// Text that the command prints.
     pub words: String,
-    /// The use of the process after a tenth of the communicators, and after all; and the number of
-    /// communicators between.
+    /// Resources after a tenth of the communicators and after all, and their number between.
     pub held: Option<(Health, Health, u32)>,
 }
 
-/// The end of a rank.
 #[derive(Debug)]
 pub struct End {
     pub status: ExitStatus,
@@ -46,10 +41,7 @@ impl End {
     }
 }
 
-/// Returns the result in words if the scenario went as it should.
-///
-/// # Errors
-/// The fault of the scenario.
+/// Returns the result in words, or the fault as an error.
 pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
     let (last, others) = ends.split_last().map_or((None, ends), |(last, others)| (Some(last), others));
     match scenario {

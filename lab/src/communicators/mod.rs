@@ -2,9 +2,9 @@
 //! with NCCL itself on real GPUs: several together, split, created many times, aborted, with a rank
 //! that dies, and over two networks in one job.
 //!
-//! Promises: every rank is a process that uses NCCL as any program does, every value of every
-//! all-reduce is checked, NCCL's own log shows which network was used, and no scenario exceeds its
-//! time. It knows nothing of the plugin but its file.
+//! Every rank is a process that uses NCCL as any program does. Every value of every all-reduce is
+//! checked, NCCL's own log shows which network was used, and no scenario exceeds its time. The
+//! command knows nothing of the plugin but its file.
 
 mod health;
 mod judge;
@@ -30,19 +30,15 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Conditions under which devices can be taken away.
 const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
 
-/// The words before a rank's error message.
+/// Prefix of a rank's error message.
 const COMPLAINT: &str = "spark-lab: ";
 
-/// Runs the scenarios, and returns false when one failed. `own` is this program's file, `lookup`
-/// gives the value of an environment variable.
-///
-/// # Errors
-/// No scenario could be run.
+/// Runs the scenarios. Returns false when one failed, or an error if none could be run. `own` is
+/// this program's file; `lookup` reads an environment variable.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
-    // Checked once before any rank starts: each rank would fail alike in every scenario.
+    // Checked here, because each rank would fail alike in every scenario.
     rank::check_machine()?;
     let scene = Scene::set(&plan.setting, plan.tests.ranks, lookup)?;
     let can_return = scene.fabric.kind == Kind::Soft && plan.tests.network.is_plugin();
@@ -100,7 +96,7 @@ fn play(
         Ok(())
     })?;
     let Heard { complaints, used } = heard;
-    // An error of the director is the reason for all other errors.
+    // The director's error is the reason for all other errors.
     let directed = directed.transpose()?;
     let Some(statuses) = ends else {
         let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
@@ -121,8 +117,7 @@ fn play(
     if scenario == Scenario::Mixed { Ok(words) } else { Ok(format!("{words}; {}", used.judge(plan.tests.network)?)) }
 }
 
-/// The exit statuses of the ranks if they ended in time, and the result of the director if there is
-/// one.
+/// Exit statuses of the ranks if they ended in time, and the director's result if there is one.
 type Followed = (Option<Vec<ExitStatus>>, Option<Result<Option<String>>>);
 
 fn follow(
@@ -147,11 +142,8 @@ fn follow(
     })
 }
 
-/// The output of the ranks.
 struct Heard {
-    /// Each rank's error message.
     complaints: Vec<Option<String>>,
-    /// NCCL's log.
     used: Used,
 }
 
@@ -167,9 +159,9 @@ impl Heard {
     }
 }
 
-/// Returns the variables of all ranks over `network`. NCCL 2.28.3 forgets the name in
-/// `NCCL_NET_PLUGIN` when the last communicator is destroyed and looks for libnccl-net.so for the
-/// next one (github.com/NVIDIA/nccl issue 1978), so the plugin is there by that name too.
+/// Returns the variables of all ranks over `network`. When the last communicator is destroyed, NCCL
+/// 2.28.3 forgets the name in `NCCL_NET_PLUGIN` and then looks for libnccl-net.so
+/// (github.com/NVIDIA/nccl issue 1978). So the plugin is there by that name too.
 fn environment(
     plan: &Plan,
     scene: &Scene,
@@ -184,7 +176,6 @@ fn environment(
     Ok(environment)
 }
 
-/// Reads the report of a rank, if it wrote one.
 fn report(scene: &Scene, scenario: Scenario, rank: usize) -> Result<Option<Report>> {
     match fs::read(rank::report_file(scene.folder(), scenario, rank)) {
         Ok(text) => serde_json::from_slice(&text).map(Some).with_context(|| format!("the report of rank {rank}")),
@@ -210,7 +201,7 @@ fn start(
     command.envs(environment(plan, scene, network, lookup)?);
     command.envs(scene.fabric.environment(rank).into_iter().filter(|_| network != Network::Socket));
     command.env("NCCL_HOSTID", format!("spark-lab-{}-{rank}", std::process::id()));
-    // With it the log would not go to standard output.
+    // NCCL would write its log to that file and not to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().with_context(|| format!("start rank {rank}"))

@@ -1,9 +1,9 @@
-//! NCCL's communicators as safe owners: the part of its C interface (nccl.h) that makes, uses and
-//! ends them.
+//! Safe owners of NCCL's communicators, over the part of its C interface (nccl.h) that makes, uses
+//! and ends them.
 //!
-//! libnccl is loaded by its soname. Results are read as plain numbers, because a newer NCCL may
-//! return one that this program does not have. cudarc's NCCL module does not serve: it does not
-//! look for `libnccl.so.2`, and its communicators can neither be split nor destroyed.
+//! libnccl is loaded by its soname. Results are plain numbers, because a newer NCCL may return
+//! results that this program does not know. cudarc's NCCL module is not used: it does not look for
+//! `libnccl.so.2`, and cannot split or destroy communicators.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
@@ -18,20 +18,19 @@ pub const ID_BYTES: usize = 128;
 /// `ncclFloat32` and `ncclSum` of nccl.h.
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
-/// `ncclInProgress`: no error yet, of a communicator that does not block.
+/// `ncclInProgress`: no error yet, from a non-blocking communicator.
 const IN_PROGRESS: c_int = 7;
 
 type Code = c_int;
 type Raw = *mut c_void;
 
-/// `ncclUniqueId`. Ranks find each other by it.
+/// `ncclUniqueId`, by which ranks find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Id {
     internal: [u8; ID_BYTES],
 }
 
-/// The loaded library.
 pub struct Nccl {
     get_unique_id: unsafe extern "C" fn(*mut Id) -> Code,
     init_rank: unsafe extern "C" fn(*mut Raw, c_int, Id, c_int) -> Code,
@@ -42,34 +41,29 @@ pub struct Nccl {
     destroy: unsafe extern "C" fn(Raw) -> Code,
     error_string: unsafe extern "C" fn(Code) -> *const c_char,
     last_error: unsafe extern "C" fn(Raw) -> *const c_char,
-    /// Never unloaded: its threads may outlive the last communicator.
+    /// Never unloaded, because NCCL's threads may outlive the last communicator.
     _library: ManuallyDrop<Library>,
 }
 
-/// A communicator; dropping it aborts it.
+/// A communicator, aborted when dropped.
 pub struct Communicator {
     nccl: Rc<Nccl>,
-    /// From NCCL, neither destroyed nor aborted: both take this owner.
+    /// From NCCL, neither destroyed nor aborted: both consume this owner.
     raw: NonNull<c_void>,
 }
 
 impl Id {
-    /// From another rank.
     pub fn from_bytes(internal: [u8; ID_BYTES]) -> Self {
         Self { internal }
     }
 
-    /// For other ranks.
     pub fn bytes(&self) -> &[u8; ID_BYTES] {
         &self.internal
     }
 }
 
 impl Nccl {
-    /// Loads `libnccl.so.2`.
-    ///
-    /// # Errors
-    /// When it is not there, or too old to split communicators (before 2.18).
+    /// Loads `libnccl.so.2`. Fails if it is missing or cannot split communicators (before 2.18).
     pub fn load() -> Result<Rc<Self>> {
         // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
         let library =
@@ -93,7 +87,6 @@ impl Nccl {
         Ok(Rc::new(nccl))
     }
 
-    /// A new id, for one communicator.
     pub fn unique_id(&self) -> Result<Id> {
         let mut id = Id { internal: [0; ID_BYTES] };
         // SAFETY: `id` is valid for writes for the length of the call.
@@ -102,7 +95,7 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Makes a communicator of `ranks` ranks as rank number `rank`, on CUDA's current device.
+    /// Joins a new communicator of `ranks` ranks as rank number `rank`, on CUDA's current device.
     /// Returns when all ranks have called it.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
@@ -127,8 +120,8 @@ impl Nccl {
 }
 
 impl Communicator {
-    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none for
-    /// a rank without a colour. Returns when all ranks have called it.
+    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none
+    /// without a colour. Returns when all ranks have called it.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
@@ -140,10 +133,8 @@ impl Communicator {
         Ok(NonNull::new(raw).map(|raw| Self { nccl: Rc::clone(&self.nccl), raw }))
     }
 
-    /// Starts to add up `from` of all ranks into `into`, in the order of `stream`.
-    ///
-    /// # Errors
-    /// NCCL's, or buffers of different lengths.
+    /// Starts to sum up `from` of all ranks into `into`, in the order of `stream`. Fails with
+    /// NCCL's error, or if the buffers' lengths differ.
     pub fn all_reduce(&self, from: &CudaSlice<f32>, into: &mut CudaSlice<f32>, stream: &CudaStream) -> Result<()> {
         let count = from.len();
         ensure!(count == into.len(), "{count} elements into {}", into.len());
@@ -168,7 +159,7 @@ impl Communicator {
         self.nccl.check("ncclAllReduce", code)
     }
 
-    /// Returns an error that the communicator had since it was made.
+    /// Returns the communicator's asynchronous error, if any.
     pub fn health(&self) -> Result<()> {
         let mut code = 0;
         // SAFETY: the communicator is alive, `code` is valid for writes for the length of the call.
@@ -177,19 +168,19 @@ impl Communicator {
         if code == IN_PROGRESS { Ok(()) } else { self.nccl.check("the communicator", code) }
     }
 
-    /// Ends it after all started operations. All ranks must call it.
+    /// Ends the communicator after all started operations. All ranks must call it.
     pub fn destroy(self) -> Result<()> {
         // SAFETY: alive until here, and not used after this: `end` took the owner.
         self.end("ncclCommDestroy", |nccl, raw| unsafe { (nccl.destroy)(raw) })
     }
 
-    /// Ends it during started operations.
+    /// Ends the communicator during started operations.
     pub fn abort(self) -> Result<()> {
         // SAFETY: as in `destroy`.
         self.end("ncclCommAbort", |nccl, raw| unsafe { (nccl.abort)(raw) })
     }
 
-    /// Ends it by `call`, in place of what `drop` does.
+    /// Ends the communicator by `call` instead of by `drop`.
     fn end(self, call: &str, work: impl FnOnce(&Nccl, Raw) -> Code) -> Result<()> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so the field is taken once.

@@ -31,7 +31,6 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -63,7 +62,6 @@ pub struct Tests {
     pub network: Network,
 }
 
-/// A checked run: the tests, and the surroundings of NCCL.
 #[derive(Debug)]
 pub struct Plan {
     pub tests: Tests,
@@ -71,10 +69,8 @@ pub struct Plan {
 }
 
 impl Options {
-    /// Returns the run that these options ask for; `program` is this program's file.
-    ///
-    /// # Errors
-    /// Options that contradict each other, or a plugin that is not there.
+    /// Checks the options, of which `program` is this program's file. Fails if options contradict
+    /// each other or the plugin is missing.
     pub fn plan(self, program: &Path) -> Result<Plan> {
         Ok(Plan { tests: self.tests, setting: self.scene.setting(program)? })
     }

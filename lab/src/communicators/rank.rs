@@ -15,15 +15,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that a rank waits for rank 0's id of a communicator, and for the error that another rank
-/// has died.
+/// Limit on waiting for rank 0's communicator id, and for the error that another rank has died.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Floats of a message that one rail carries whole, and of one that is split.
+/// Floats of an unsplit message, and of a message split over the rails.
 const SMALL: usize = 2 << 10;
 const LARGE: usize = 1 << 20;
 /// Floats and number of the all-reduces that keep the network busy for seconds (256 MiB each).
 const ENDLESS: (usize, usize) = (64 << 20, 64);
-/// A moment long after the first of these all-reduces begins, and long before the last ends.
+/// A moment long after the first of these all-reduces begins and long before the last ends.
 const MIDST: Duration = Duration::from_millis(100);
 
 /// The arguments of the hidden command.
@@ -44,8 +43,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Runs the scenario, and reports to [`report_file`]: standard output has NCCL's log, whose
-    /// lines may be cut.
+    /// Runs the scenario and writes the report to [`report_file`]. Standard output has NCCL's log,
+    /// whose lines may be cut.
     pub fn run(self) -> Result<()> {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;
@@ -56,15 +55,11 @@ impl Task {
     }
 }
 
-/// The file of a rank's report.
 pub fn report_file(folder: &Path, scenario: Scenario, rank: usize) -> PathBuf {
     folder.join(format!("report-{}-{rank}.json", scenario.name()))
 }
 
-/// Finds what every scenario needs: a GPU, and NCCL.
-///
-/// # Errors
-/// Says what is missing.
+/// Loads the GPU driver and NCCL, which every scenario needs. The error says which is missing.
 pub fn check_machine() -> Result<Rc<Nccl>> {
     Driver::load().map_err(|why| anyhow!("communicators needs an NVIDIA GPU and its driver: {why}"))?;
     Nccl::load().context("communicators needs NCCL: install libnccl2, or name its folder in LD_LIBRARY_PATH")
@@ -75,9 +70,9 @@ struct Rank {
     nccl: Rc<Nccl>,
     gpu: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// Ids asked for so far.
+    /// Number of ids taken so far.
     ids: u32,
-    /// Steps so far, on which all ranks agree: not all take part in each check.
+    /// Number of checks so far. Checks without this rank count too, so that salts agree.
     steps: u32,
     checked: u64,
     wrong: u64,
@@ -88,7 +83,7 @@ impl Rank {
     fn new(task: Task) -> Result<Self> {
         let nccl = check_machine()?;
         let gpus = CudaContext::device_count().map_err(|error| anyhow!("count GPUs: {error}"))?;
-        // Fewer GPUs than ranks: they share.
+        // With fewer GPUs than ranks, ranks share.
         let gpu = CudaContext::new(task.rank % gpus.max(1) as usize).map_err(|error| anyhow!("open a GPU: {error}"))?;
         let stream = gpu.new_stream()?;
         Ok(Self { task, nccl, gpu, stream, ids: 0, steps: 0, checked: 0, wrong: 0, held: None })
@@ -113,8 +108,7 @@ impl Rank {
         let streams = (0..COMMUNICATORS).map(|_| Ok(self.gpu.new_stream()?)).collect::<Result<Vec<_>>>()?;
         for round in 0..ROUNDS {
             let mut sums = Vec::new();
-            // The order of starts is the same on all ranks, as NCCL demands of communicators on one
-            // GPU.
+            // All ranks start in the same order, as NCCL demands of communicators on one GPU.
             for (number, (communicator, stream)) in communicators.iter().zip(&streams).enumerate() {
                 let salt = round * 100 + number as u32;
                 sums.push((salt, self.start(communicator, self.task.rank, LARGE, salt, stream)?));
@@ -142,7 +136,6 @@ impl Rank {
         let alone = world.split(Some(rank as u16), 0)?.context("a colour gave no communicator")?;
         self.check(&alone, 0, 1, SMALL)?;
         alone.destroy()?;
-        // All but rank 0.
         let rest = world.split((rank > 0).then_some(0), rank)?;
         ensure!(rest.is_some() == (rank > 0), "no colour gave a communicator");
         match rest {
@@ -185,7 +178,7 @@ impl Rank {
             let communicator = self.join()?;
             self.check(&communicator, rank, ranks, LARGE)?;
             let stream = self.occupy(&communicator)?;
-            // Not all at the same moment: the later ones lose their peers first.
+            // At different moments: the later ranks lose their peers first.
             std::thread::sleep(MIDST * (rank as u32 + 1));
             self.ensure_busy(&stream)?;
             let start = Instant::now();
@@ -237,7 +230,7 @@ impl Rank {
         let (rank, ranks, folder) = (*rank, *ranks, folder.clone());
         let first = self.join()?;
         let mut longest = Duration::ZERO;
-        // Rank 0 alone looks for the mark: all have to stop after the same all-reduce.
+        // Only rank 0 looks for the mark, because all ranks have to stop after the same all-reduce.
         loop {
             let start = Instant::now();
             self.check(&first, rank, ranks, LARGE)?;
@@ -270,13 +263,12 @@ impl Rank {
         ))
     }
 
-    /// A new communicator of all ranks.
     fn join(&mut self) -> Result<Communicator> {
         let id = self.next_id()?;
         self.nccl.join(&id, self.task.rank, self.task.ranks)
     }
 
-    /// Returns the next id. Rank 0 makes it, and writes it into the folder for the others.
+    /// Returns the next id. Rank 0 makes it, and shares it through the folder.
     fn next_id(&mut self) -> Result<Id> {
         let file = self.task.folder.join(format!("id-{}-{}", self.task.scenario.name(), self.ids));
         self.ids += 1;
@@ -299,8 +291,7 @@ impl Rank {
         }
     }
 
-    /// Runs an all-reduce and checks every value. `index` is this rank among the `size` of the
-    /// communicator.
+    /// Runs an all-reduce and checks every value. `index` is this rank's place among `size` ranks.
     fn check(&mut self, communicator: &Communicator, index: usize, size: usize, count: usize) -> Result<()> {
         let (stream, salt) = (Arc::clone(&self.stream), self.steps);
         self.steps += 1;
@@ -362,7 +353,7 @@ impl Rank {
     }
 }
 
-/// Small whole numbers: their sums over ranks are exact.
+/// Small whole numbers, whose sums over ranks are exact.
 fn value(at: usize, salt: u32) -> f32 {
     ((at as u32).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503)) >> 22) as f32
 }

@@ -1,9 +1,9 @@
 //! The scenario in which devices leave the bus while a communicator is in use, and return.
 //!
 //! The ranks run all-reduces until a mark says that the devices are back, and then make another
-//! communicator. [`Director`] runs in the process that started them: it takes the devices of rank 0
-//! away and brings them back. Both sides communicate by files in the run's folder ([`Mark`]),
-//! because the ranks' standard output is NCCL's log.
+//! communicator. [`Director`] runs in the process that started the ranks: it removes the devices of
+//! rank 0 and returns them. Both sides communicate by files in the run's folder ([`Mark`]), because
+//! the ranks' standard output is NCCL's log.
 
 use anyhow::{Context, Result, bail, ensure};
 use nccl_tests_harness::fabric::Fabric;
@@ -12,27 +12,26 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that either side waits for the other, and the director for queue pairs.
+/// Limit on waiting for the other side, and for queue pairs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Interval at which a file, or the number of queue pairs, is read.
+/// Interval between reads of a mark, or of the number of queue pairs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Time that devices are away: longer than the plugin needs to see it (it looks twice a second).
+/// Time that devices are away, long enough for the plugin, which looks twice a second.
 const AWAY: Duration = Duration::from_secs(1);
-/// The node whose devices leave.
 const NODE: usize = 0;
 
-/// A message from one side to the other.
+/// A message between rank 0 and the director.
 #[derive(Debug, Clone, Copy)]
 pub enum Mark {
-    /// Rank 0: the first communicator has carried an all-reduce.
+    /// From rank 0: the first communicator has carried an all-reduce.
     InUse,
-    /// The director: the devices are back, and so are the rails.
+    /// From the director: the devices and the rails are back.
     Returned,
-    /// Rank 0: the second communicator has carried an all-reduce; the first one is open still.
+    /// From rank 0: the second communicator has carried an all-reduce; the first is still open.
     SecondInUse,
-    /// The director: it has counted the queue pairs.
+    /// From the director: the queue pairs have been counted.
     Counted,
-    /// The director: it found a fault, and the ranks have to end.
+    /// From the director: there was a fault, and the ranks have to end.
     GaveUp,
 }
 
@@ -41,24 +40,16 @@ impl Mark {
         folder.join(format!("returns-{self:?}"))
     }
 
-    /// Sets the mark.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn set(self, folder: &Path) -> Result<()> {
         let file = self.file(folder);
         fs::write(&file, "").with_context(|| format!("write {}", file.display()))
     }
 
-    /// True once the mark is set.
     pub fn is_set(self, folder: &Path) -> bool {
         self.file(folder).exists()
     }
 
-    /// Waits for the mark. Returns false if `is_over` comes first.
-    ///
-    /// # Errors
-    /// Neither comes in time.
+    /// Waits for the mark. Returns false if `is_over` comes first, and fails after [`PATIENCE`].
     pub fn wait(self, folder: &Path, is_over: impl Fn() -> bool) -> Result<bool> {
         let start = Instant::now();
         while !self.is_set(folder) {
@@ -72,23 +63,19 @@ impl Mark {
     }
 }
 
-/// Takes devices away and brings them back.
 pub struct Director<'a> {
-    /// The software fabric of the ranks.
     pub fabric: &'a Fabric,
-    /// The folder of the marks.
     pub folder: &'a Path,
-    /// True once the ranks have ended.
+    /// Set once the ranks have ended.
     pub is_over: &'a AtomicBool,
 }
 
 impl Director<'_> {
-    /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words;
-    /// none if the ranks end before that: their errors have the reason.
+    /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words,
+    /// or none if the ranks end first: their errors have the reason.
     ///
     /// # Errors
-    /// A rail does not return, or the next communicator does not use all of them. The ranks end
-    /// then.
+    /// A rail does not return, or the next communicator does not use all rails. The ranks then end.
     pub fn direct(&self, ranks: usize) -> Result<Option<String>> {
         let directed = self.take_away_and_compare(ranks);
         if directed.is_err() {
@@ -130,7 +117,7 @@ impl Director<'_> {
     }
 
     /// Lets devices leave and return. Returns the time until each rank has the queue pairs of
-    /// `before` again; none if the ranks end first.
+    /// `before` again, or none if the ranks end first.
     fn away(&self, leaving: &[&str], before: &[usize]) -> Result<Option<Duration>> {
         for rail in leaving {
             self.fabric.plug(NODE, rail, false)?;

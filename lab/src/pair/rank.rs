@@ -15,7 +15,6 @@ use std::rc::Rc;
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// The work of a pair of ranks.
 pub struct Pair;
 
 impl Work for Pair {
@@ -36,8 +35,7 @@ impl Work for Pair {
             match rank.obey(order, orders, answer) {
                 Ok(told) => answer(told)?,
                 Err(error) => {
-                    // Nothing is closed: the other rank would fail too, and its error would hide
-                    // this one.
+                    // Nothing is closed, or the other rank would fail too and hide this error.
                     std::mem::forget(rank);
                     return Err(error);
                 }
@@ -114,7 +112,7 @@ impl Rank {
         Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })
     }
 
-    /// Checks every slot of every lane. Each has data of its own.
+    /// Checks every slot of every lane. Each slot has its own data.
     fn check(&mut self, layout: Layout, iteration: u64) -> Result<Answer> {
         activity::stage(format!("checking messages of {} bytes", layout.bytes));
         let Some(slots) = self.lanes.first().map(|lane| lane.slots(layout)) else { bail!("nothing is connected") };
@@ -159,7 +157,6 @@ impl Rank {
     }
 }
 
-/// The resident memory of this process.
 fn rss_bytes() -> Result<u64> {
     Ok(proc_status::field("VmRSS")? << 10)
 }

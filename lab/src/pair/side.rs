@@ -1,4 +1,4 @@
-//! A library in measurement: its two ranks, and the orders that they get.
+//! A measured library: its two ranks, and the orders that they get.
 
 use super::messages::{Answer, Flowed, Layout, Opened, Order};
 use super::rank::Pair;
@@ -14,56 +14,44 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The rank that sends.
 const SENDER: usize = 0;
-/// The rank that receives.
 const RECEIVER: usize = 1;
 
-/// Facts about a library and its ranks.
 #[derive(Debug, Clone, Serialize)]
 pub struct About {
     /// `ours` or `theirs`.
     pub name: &'static str,
-    /// The library.
     pub library: PathBuf,
-    /// The version of the plugin interface asked for; in use once the ranks run.
+    /// Version of the plugin interface asked for, or in use once the ranks run.
     #[serde(rename = "plugin_interface")]
     pub abi: Option<u32>,
-    /// The network as NCCL would see it, by rank.
+    /// By rank, as NCCL would see it.
     pub networks: Vec<Network>,
-    /// The PIDs of the ranks.
+    /// PIDs of the ranks.
     #[serde(skip)]
     pub whereabouts: Vec<String>,
     /// The plugin's log lines about its connections, by rank, each line once.
     pub connections: Vec<Vec<String>>,
 }
 
-/// A library in measurement: its two ranks.
 pub struct Side<'a> {
-    /// Facts about it.
     pub about: About,
     job: Job<Pair>,
     checks: u64,
-    /// The open connections: forward, back, bytes of memory for each.
+    /// Open connections: forward, back, bytes of memory for each.
     open: Vec<(usize, usize, usize)>,
     start: Start<'a>,
 }
 
-/// The start of a side's ranks.
 pub struct Start<'a> {
-    /// This program's file.
     pub program: &'a Path,
-    /// The fabric of all ranks.
     pub fabric: &'a Fabric,
-    /// Environment of single ranks.
     pub rank_env: Vec<RankEnv>,
     /// Time without progress after which the ranks count as hung.
     pub timeout: Duration,
-    /// The progress line.
     pub watch: Watch,
 }
 
-/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Wrong {
     /// Wrong bytes of both ranks.
@@ -73,7 +61,6 @@ pub struct Wrong {
 }
 
 impl<'a> Side<'a> {
-    /// Starts the ranks, and the plugin in them.
     pub fn start(name: &'static str, library: PathBuf, abi: Option<u32>, start: Start<'a>) -> Result<Self> {
         let (networks, whereabouts, connections) = (Vec::new(), Vec::new(), vec![Vec::new(); 2]);
         let mut about = About { name, library, abi, networks, whereabouts, connections };
@@ -82,9 +69,9 @@ impl<'a> Side<'a> {
         Ok(Self { about, job, checks: 0, open: Vec::new(), start })
     }
 
-    /// Replaces the ranks by new processes with the same connections. A process's speed depends for
-    /// its whole life on where the kernel placed its threads and memory: two processes of the same
-    /// library can differ by a factor of three, round after round.
+    /// Replaces the ranks by new processes with the same connections. The kernel's placement of
+    /// threads and memory determines a process's speed for its whole life. Two processes of the
+    /// same library can differ by a factor of three, round after round.
     pub fn renew(&mut self) -> Result<()> {
         let (job, _, _) = self.start.job(&self.about)?;
         let old = std::mem::replace(&mut self.job, job);
@@ -148,9 +135,6 @@ impl<'a> Side<'a> {
 
     /// Streams in three parts while a rail is slowed and restored by `slow`. Returns the receiver's
     /// counts. The four marks are the times before and after each call of `slow`.
-    ///
-    /// # Errors
-    /// Errors of the ranks and of `slow`.
     pub fn flow(
         &mut self,
         layout: Layout,
@@ -161,7 +145,7 @@ impl<'a> Side<'a> {
         let done = answer!(Answer::Done => ());
         self.ask(|_| Order::Flow { layout, window_ms }, done)?;
         for is_slow in [true, false] {
-            // A part begins when the receiver has noted the time of the one before, so none is too
+            // A part begins once the receiver has noted the end of the part before: none is too
             // short.
             self.wait_until(Instant::now() + part)?;
             self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
@@ -170,8 +154,8 @@ impl<'a> Side<'a> {
         }
         self.wait_until(Instant::now() + part)?;
         let stopped = answer!(Answer::Stopped(messages) => messages);
-        // Neither rank may wait for the other without end. First the sender stops, then the
-        // receiver ends at the number that it has posted, or at the number sent if that is larger.
+        // Neither rank may wait for the other forever. The sender stops first. Then the receiver
+        // ends at the number that it has posted, or at the number sent if larger.
         let sent = self.ask_some(SENDER..SENDER + 1, |_| Some(Order::Stop), stopped)?;
         let messages = sent.into_iter().max().unwrap_or_default();
         let posted = self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Until { messages }), stopped)?;
@@ -182,13 +166,11 @@ impl<'a> Side<'a> {
         flowed.pop().context("rank 1 did not answer")
     }
 
-    /// Closes all connections.
     pub fn close(&mut self) -> Result<()> {
         self.open.clear();
         self.ask(|_| Order::Close, answer!(Answer::Done => ())).map(|_| ())
     }
 
-    /// Ends the ranks.
     pub fn finish(self) -> Result<()> {
         let name = self.about.name;
         self.job.finish().map_err(|error| of(name, &error))
@@ -213,8 +195,7 @@ impl<'a> Side<'a> {
 }
 
 impl Start<'_> {
-    /// Starts new ranks, and the plugin in them. Returns also the network as each sees it, and the
-    /// version of the plugin interface in use.
+    /// Starts new ranks. Also returns each rank's network, and the plugin interface's version.
     fn job(&self, about: &About) -> Result<(Job<Pair>, Vec<Network>, Option<u32>)> {
         let seats = seats::all_here(2, self.fabric, &self.rank_env);
         let mut job = Job::start(self.program, seats, self.timeout, self.watch.clone())?;
@@ -226,7 +207,7 @@ impl Start<'_> {
     }
 }
 
-/// Puts the library's name before each line of an error of the ranks.
+/// Prefixes each line of an error of the ranks with the library's name.
 fn of(name: &str, error: &anyhow::Error) -> anyhow::Error {
     let lines = format!("{error:#}");
     let lines: Vec<_> = lines.lines().map(|line| format!("{name}: {line}")).collect();

@@ -1,6 +1,6 @@
 //! Messages over the connections of one rank, driven by one thread as NCCL's proxy drives them.
-//! Each pass posts as much as may be posted, then tests the oldest request of each connection. It
-//! never waits in one place.
+//! Each pass posts as much as possible, then tests the oldest request of each connection. No pass
+//! waits.
 
 use super::messages::{Answer, Flowed, Layout, Order};
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// One direction of a rank's traffic on one connection.
 pub struct Lane {
-    // In the order in which NCCL gives them back: requests, registration, comm.
+    // Dropped in the order in which NCCL gives them back: requests, registration, comm.
     requests: VecDeque<Request>,
     memory: Rc<Registration>,
     buffer: Rc<Buffer>,
@@ -26,7 +26,7 @@ enum End {
     Recv(RecvComm),
 }
 
-/// The places of messages in a lane's memory.
+/// Places of messages in a lane's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slots {
     count: u64,
@@ -52,13 +52,11 @@ impl Slots {
 }
 
 impl Lane {
-    /// A lane that sends from memory of its own.
     pub fn sending(comm: SendComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
         Ok(Self::new(comm.register(&buffer)?, buffer, End::Send(comm)))
     }
 
-    /// A lane that receives into memory of its own.
     pub fn receiving(comm: RecvComm, buffer_bytes: usize) -> Result<Self> {
         let buffer = Buffer::new(buffer_bytes)?;
         Ok(Self::new(comm.register(&buffer)?, buffer, End::Recv(comm)))
@@ -68,20 +66,16 @@ impl Lane {
         Self { requests: VecDeque::new(), memory, buffer, end, posted: 0, done: 0 }
     }
 
-    /// True for a lane that sends.
     pub fn sends(&self) -> bool {
         matches!(self.end, End::Send(_))
     }
 
-    /// The number of message buffers that fit into the memory.
+    /// Returns the number of message buffers that fit into the memory.
     pub fn slots(&self, layout: Layout) -> u64 {
         Slots::of(layout, self.buffer.bytes()).count
     }
 
-    /// Lets `work` fill or read the memory of each slot; it gets the slot's number.
-    ///
-    /// # Errors
-    /// While requests are in flight.
+    /// Calls `work` with the number and memory of each slot. Fails while requests are in flight.
     pub fn with_slots(&self, layout: Layout, mut work: impl FnMut(u64, &mut [u8])) -> Result<()> {
         let slots = Slots::of(layout, self.buffer.bytes());
         self.buffer.with_bytes(|bytes| {
@@ -93,7 +87,7 @@ impl Lane {
         })
     }
 
-    /// Posts the next message, unless the plugin cannot take it yet.
+    /// Posts the next message. Returns false if the plugin cannot take it yet.
     fn post(&mut self, layout: Layout) -> Result<bool> {
         let offset = Slots::of(layout, self.buffer.bytes()).offset(self.posted);
         let request = match &self.end {
@@ -106,7 +100,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Tests the oldest message. Returns true if it is done now.
+    /// Tests the oldest message. Returns true if it is done.
     fn complete(&mut self, layout: Layout) -> Result<bool> {
         let Some(request) = self.requests.front_mut() else { return Ok(false) };
         let Some(bytes) = request.test()? else { return Ok(false) };
@@ -117,8 +111,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Posts and tests once, up to message `end`. Returns the number of completed messages, and
-    /// true if any was posted.
+    /// Posts and tests once, up to message `end`. Returns the number completed, and true if any was
+    /// posted.
     fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
         let mut begun = false;
         while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
@@ -134,7 +128,7 @@ impl Lane {
     }
 }
 
-/// Sends or receives `messages` on each lane, and returns the time that it took.
+/// Sends or receives `messages` on each lane. Returns the time taken.
 pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Duration> {
     start(lanes);
     activity::start_messages(lanes.len() * usize::try_from(messages)?);
@@ -147,7 +141,7 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     Ok(begin.elapsed())
 }
 
-/// Yields as NCCL's proxy does when nothing moved: ranks that share cores would otherwise use up
+/// Yields when nothing moved, as NCCL's proxy does: ranks that share cores would otherwise use up
 /// each other's time slices.
 fn rest(layout: Layout) {
     match layout.rest_us {
@@ -160,8 +154,7 @@ fn start(lanes: &mut [Lane]) {
     lanes.iter_mut().for_each(|lane| (lane.posted, lane.done) = (0, 0));
 }
 
-/// Posts and tests once on all lanes. Returns the number of completed messages, and true if nothing
-/// moved.
+/// Posts and tests once on all lanes. Returns the number completed, and true if nothing moved.
 fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     let (mut completed, mut begun) = (0, false);
     for (number, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| lane.done < end) {
@@ -173,9 +166,9 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     Ok((completed, completed == 0 && !begun))
 }
 
-/// Runs a ping-pong of `messages` over one lane of each direction. As many receives as may be in
-/// flight are posted ahead, as NCCL posts its own. `leads`: this rank sends first. Returns also
-/// half a round trip in microseconds: median, 99th percentile, shortest.
+/// Runs a ping-pong of `messages` over one lane of each direction. Posts as many receives ahead as
+/// may be in flight, as NCCL does. `leads`: this rank sends first. Also returns half a round trip
+/// in microseconds: median, 99th percentile, shortest.
 pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, Vec<f64>)> {
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);
@@ -189,8 +182,8 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
             turn_to(send, layout)?;
         }
         while !recv.complete(layout).context("receive")? {
-            // Receives that the plugin could not take before are posted now, or the peer would wait
-            // without end. And some plugins move a message only while it is tested.
+            // Receives that the plugin refused before are posted now, or the peer would wait
+            // forever. Some plugins move a message only while it is tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
             rest(layout);
@@ -209,7 +202,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
     }
     let seconds = begin.elapsed();
     half_us.sort_unstable_by(f64::total_cmp);
-    // The rank that does not lead has no times.
+    // Only the leading rank has times.
     let place = |part: f64| ((half_us.len() as f64 * part).ceil() as usize).saturating_sub(1);
     let quantile = |part: f64| half_us.get(place(part)).copied();
     Ok((seconds, [0.50, 0.99, 0.0].into_iter().filter_map(quantile).collect()))
@@ -226,8 +219,7 @@ fn ahead(recv: &mut Lane, layout: Layout, messages: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends one message. Retries while the plugin cannot take it: until the peer has posted a receive,
-/// which it does while it waits for this message.
+/// Sends one message. Retries until the peer, which waits for the message, has posted a receive.
 fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     while !send.post(layout).context("send")? {
         rest(layout);
@@ -236,10 +228,7 @@ fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
 }
 
 /// Sends or receives on all lanes until ordered to stop. Times count from `begin`. `listen` returns
-/// the next order if there is one; `answer` gets its answer.
-///
-/// # Errors
-/// Errors of the plugin and of the two functions, and unexpected orders.
+/// the next order, if any; `answer` gets its answer. Unexpected orders are errors.
 pub fn flow(
     begin: Instant,
     lanes: &mut [Lane],
@@ -288,7 +277,7 @@ mod tests {
         assert_eq!(Slots::of(layout(8), 8 << 10), Slots { count: 8, stride_bytes: 1024 });
         assert_eq!(Slots::of(layout(1 << 20), 3 << 20), Slots { count: 3, stride_bytes: 1 << 20 });
         assert_eq!(Slots::of(layout(1 << 20), 1 << 20), Slots { count: 1, stride_bytes: 1 << 20 });
-        // 1000 bytes: aligned would be too little.
+        // 1000 bytes: an aligned stride would be too small.
         assert_eq!(Slots::of(layout(1000), 8000), Slots { count: 8, stride_bytes: 1000 });
         let slots = Slots::of(layout(8), 8 << 10);
         assert_eq!((slots.offset(7), slots.offset(8), slots.offset(17)), (7168, 0, 1024));

@@ -14,12 +14,11 @@ use std::process::Command;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_spark-lab");
 
-/// The program under test, without an environment that could change what it does.
+/// The program under test, without environment variables that could change its behaviour.
 pub fn spark_lab() -> Command {
     programs::clean(PROGRAM)
 }
 
-/// Runs it to its end.
 pub fn say(arguments: &[&str]) -> Said {
     spark_lab().args(arguments).output().unwrap().into()
 }

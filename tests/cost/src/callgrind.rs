@@ -5,7 +5,6 @@ use crate::profile::Dump;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The first word of a command line for the driving half.
 pub const DRIVE: &str = "drive";
 
 /// The rails of the fabric's machine, `spark-2cable`, in the order of `--rails`.
@@ -22,16 +21,13 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it. Returns each phase and its counts.
-    ///
-    /// # Errors
-    /// valgrind is not installed, the plugin fails, or the two do not agree on the phases.
+    /// Returns each phase with its counts. Fails if valgrind is missing, the plugin fails, or the
+    /// dumps do not match the phases.
     pub fn start(&self) -> Result<Vec<(Phase, Dump)>, String> {
         let said = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         std::fs::create_dir_all(&self.folder).map_err(said)?;
         let fabric = self.folder.join("fabric");
         let output = self.command(&fabric)?.output().map_err(|error| format!("valgrind: {error}"))?;
-        // The fabric's files have no use after the run.
         let _ = std::fs::remove_dir_all(&fabric);
         if !output.status.success() {
             return Err(format!("{} under valgrind: {}", self.plugin.display(), output.status));
@@ -66,8 +62,7 @@ impl Run<'_> {
             .env("LD_BIND_NOW", "1")
             .env("NCCL_IBVERBS_LIB", self.softverbs)
             .env("NCCL_IB_HCA", format!("={}", RAILS[..self.rails].join(",")))
-            // The fabric has no sysfs for plugins that only read /sys; its RoCE v2 address has this
-            // index on every rail.
+            // The RoCE v2 index of every rail, for plugins that look in /sys: the fabric has none.
             .env("NCCL_IB_GID_INDEX", "1")
             .env("NCCL_SOCKET_IFNAME", "lo")
             .env("NCCL_SPARK_SYSFS", fabric.join("cost/sys"))

@@ -1,5 +1,5 @@
-//! The half that runs under valgrind: messages from this process to itself, one phase after
-//! another. A line on standard output describes each phase, in the order of valgrind's dumps.
+//! Messages from this process to itself under valgrind, in phases. Prints a line for each phase, in
+//! the order of valgrind's dumps.
 
 use crate::net::{Pair, Request, cost_phase_ends};
 use std::fmt;
@@ -8,10 +8,9 @@ use std::str::FromStr;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// The calls that are counted in a phase; the other calls are made too.
+/// Calls that are counted in a phase. The other calls are made too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counted {
-    /// `irecv`, `isend` and `test`.
     All,
     Receive,
     Send,
@@ -26,34 +25,27 @@ pub enum Counted {
 pub struct Phase {
     pub counted: Counted,
     pub bytes: usize,
-    /// Messages under way together.
     pub window: usize,
     /// Number of messages, or of calls where one call is repeated.
     pub messages: usize,
     pub tests: usize,
-    /// Number of `isend` calls that came too early on a busy machine, although the receive was
-    /// given time. Their cost is subtracted.
+    /// `isend` calls that came too early on a busy machine. Their cost is subtracted.
     pub early: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub sizes: Vec<usize>,
-    /// Numbers of messages under way together.
     pub windows: Vec<usize>,
     pub messages: usize,
 }
 
-/// Time after which all posted requests were carried and confirmed, so no counted call waits for
-/// the fabric.
+/// Time in which the fabric carries and confirms all posted requests, so no counted call waits.
 const SETTLED: Duration = Duration::from_millis(2);
 /// Most waits for one transfer, [`SETTLED`] each.
 const PATIENCE: usize = 5000;
 
-/// Connects the plugin with itself and runs the plan.
-///
-/// # Errors
-/// An error of the plugin, or missing bytes.
+/// Runs the plan. Fails if the plugin fails or bytes are missing.
 pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     let most = |numbers: &[usize]| numbers.iter().copied().max().unwrap_or(1);
     let mut pair = Pair::connect(library, most(&plan.sizes) * most(&plan.windows))?;
@@ -75,8 +67,8 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     pair.close()
 }
 
-/// Sends messages in batches of the phase's window: all receives, all sends, then tests of each
-/// side's oldest, as NCCL's proxy does.
+/// Sends messages in batches of the phase's window, like NCCL's proxy: all receives, all sends,
+/// then tests of each side's oldest.
 fn messages(pair: &mut Pair, mut phase: Phase, counting: bool) -> Result<Phase, String> {
     let counts = |what| counting && (phase.counted == Counted::All || phase.counted == what);
     let (bytes, window) = (phase.bytes, phase.window);
@@ -126,8 +118,7 @@ fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
     Err(format!("{bytes} bytes did not come"))
 }
 
-/// Tests until all are done, the receiving and the sending side in turn. Returns the number of
-/// tests.
+/// Tests receives and sends in turn until all are done. Returns the number of tests.
 fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool) -> Result<usize, String> {
     let mut waiting = [receives.iter().peekable(), sends.iter().peekable()];
     let mut tests = 0;

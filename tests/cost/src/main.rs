@@ -5,18 +5,16 @@
 //! ```
 //!
 //! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
-//! the software fabric, and runs messages under callgrind. Collection is on only inside the calls
-//! of `irecv`, `isend` and `test`, so set-up, the fabric's threads and the plugin's own are not
-//! counted. Between posting and testing it waits until the fabric has carried everything: no poll
-//! finds nothing because a transfer is late, and two runs give the same numbers. The cost of a poll
-//! that finds nothing is counted separately. Instructions are summed by library file: *plugin* is
-//! its own code, *verbs* is work of the verbs library on its behalf (the software fabric's, so
-//! without meaning for hardware), *libc* is work of all others.
+//! the software fabric, and runs messages under callgrind. It counts only calls of `irecv`, `isend`
+//! and `test`, not set-up or other threads. Before testing, it waits until the fabric has carried
+//! everything, so two runs give the same numbers. It counts polls that find nothing separately.
+//! Instructions are summed by library file: *plugin* is its own code, *verbs* is work of the verbs
+//! library for it (the software fabric's, so without meaning for hardware), *libc* is work of all
+//! others.
 //!
-//! This runs callgrind itself, not gungraun, a benchmark harness for the same tool. That counts a
-//! function with everything that it calls, so mostly the software fabric, and it links the measured
-//! code into the benchmark. This program compares two library files, and one of them may come from
-//! any source.
+//! It does not use gungraun, a benchmark harness for callgrind. That counts a function with
+//! everything that it calls, so mostly the software fabric, and links the measured code into the
+//! benchmark. This program compares two library files from any source.
 
 mod callgrind;
 mod drive;
@@ -84,7 +82,6 @@ fn measure(words: Vec<String>) -> Result<bool, String> {
         }
     }
     if options.keep.is_none() {
-        // The folder is temporary, so a failure to remove it loses nothing.
         let _ = std::fs::remove_dir_all(&folder);
     }
     Ok(kept)

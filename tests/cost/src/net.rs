@@ -1,5 +1,4 @@
-//! A plugin library, and one connection of it from this process to itself. The only file of this
-//! crate with `unsafe`.
+//! A plugin library with one connection from this process to itself. The crate's only `unsafe`.
 
 use crate::types::functions::Close;
 use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};
@@ -14,7 +13,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 type Raw = *mut c_void;
 
-/// One connection with both of its ends in this thread, and registered memory at each.
 pub struct Pair {
     /// Used for version 12 too: the two versions agree in the functions used here.
     table: *const NetV11,
@@ -40,8 +38,7 @@ pub struct Request(Raw);
 #[inline(never)]
 fn cost_counted(call: &mut dyn FnMut()) {
     call();
-    // Work after the call, so that the compiler does not make the call a jump, which would never
-    // return here.
+    // Keeps the compiler from making the call a jump, which would never return here.
     black_box(());
 }
 
@@ -62,17 +59,13 @@ fn counted<T>(counts: bool, mut call: impl FnMut() -> T) -> T {
 }
 
 impl Pair {
-    /// Loads a plugin, and connects its first device with itself; `bytes` of memory at each end.
-    ///
-    /// # Errors
-    /// Names the call that failed.
+    /// Connects a plugin's first device with itself, with `bytes` of memory at each end.
     pub fn connect(library: &Path, bytes: usize) -> Result<Self, String> {
         // SAFETY: loading runs the initialisers of a library that the user named as a plugin, as
         // NCCL would run them.
         let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())?;
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"].into_iter().find_map(|name| {
-            // SAFETY: only the symbol's address is taken; it is the address of a table of either
-            // version.
+            // SAFETY: only the symbol's address is taken, that of a table of either version.
             let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
             symbol.ok().map(|symbol| *symbol)
         });
@@ -86,7 +79,7 @@ impl Pair {
     }
 
     fn table(&self) -> &NetV11 {
-        // SAFETY: `table` is inside the library, which this owns; a plugin fills it in before it
+        // SAFETY: `table` is inside the library, which `self` owns; a plugin fills it in before it
         // exports it.
         unsafe { &*self.table }
     }
@@ -144,9 +137,7 @@ impl Pair {
         &mut self.source.bytes
     }
 
-    /// True once `range` of the received bytes has this value, checked in each 64 bytes and in the
-    /// last one.
-    /// now.
+    /// True if each 64th byte of `range` of the received bytes and the last one have this value.
     pub fn has_come(&self, range: std::ops::Range<usize>, value: u8) -> bool {
         let bytes = &self.target.bytes[range];
         // SAFETY: `byte` is one of the buffer's; another thread may store to it, so the read is
@@ -155,9 +146,6 @@ impl Pair {
     }
 
     /// Posts a receive of `bytes` at `offset`. Returns `None` if the plugin refuses for now.
-    ///
-    /// # Errors
-    /// The plugin's error.
     pub fn irecv(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
         let call = has("irecv", self.table().irecv)?;
         let (comm, mut handle) = (self.recv, self.target.handle);
@@ -173,9 +161,6 @@ impl Pair {
     }
 
     /// Sends `bytes` from `offset`. Returns `None` if the plugin refuses for now.
-    ///
-    /// # Errors
-    /// The plugin's error.
     pub fn isend(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
         let call = has("isend", self.table().isend)?;
         let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
@@ -187,9 +172,6 @@ impl Pair {
     }
 
     /// Tests a request. A request that is done is invalid afterwards.
-    ///
-    /// # Errors
-    /// The plugin's error.
     pub fn test(&mut self, request: Request, counts: bool) -> Result<bool, String> {
         let call = has("test", self.table().test)?;
         let (mut done, mut size) = (0, 0);
@@ -198,10 +180,6 @@ impl Pair {
         Ok(done != 0)
     }
 
-    /// Closes both ends.
-    ///
-    /// # Errors
-    /// The plugin's error.
     pub fn close(self) -> Result<(), String> {
         let table = self.table();
         let deregister = has("deregMr", table.dereg_mr)?;
@@ -232,8 +210,8 @@ fn logger() -> DebugLogger {
     unsafe { std::mem::transmute::<Fixed, DebugLogger>(log) }
 }
 
-/// Prints warnings. The interface's logger takes any number of arguments; plugins pass "%s" and one
-/// string. Any other format is printed unexpanded.
+/// Prints warnings. The interface's logger takes any number of arguments, but plugins pass "%s" and
+/// one string. Any other format is printed unexpanded.
 extern "C" fn log(level: c_int, _: c_ulong, _: *const c_char, _: c_int, format: *const c_char, first: *const c_char) {
     const WARN: c_int = 2;
     if level != WARN || format.is_null() {

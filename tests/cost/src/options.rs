@@ -24,24 +24,19 @@ fabric, under valgrind's callgrind.
 pub struct Options {
     pub plugin: PathBuf,
     pub softverbs: PathBuf,
-    /// The library to compare with.
     pub against: Option<PathBuf>,
-    /// The greatest ratio that is allowed.
+    /// Greatest allowed ratio.
     pub at_most: Option<f64>,
-    /// The greatest number of instructions that is allowed.
+    /// Greatest allowed number of instructions.
     pub limit: Option<f64>,
     pub rails: Vec<usize>,
     pub plan: Plan,
     pub functions: usize,
-    /// Folder that keeps callgrind's files.
     pub keep: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads the command line.
-    ///
-    /// # Errors
-    /// Names the option that is not usable.
+    /// Reads the command line. An error names the unusable option.
     pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let plan = Plan { sizes: vec![8, 128, 4096, 65536, 524_288], windows: vec![1, 8], messages: 128 };
         let plugin = PathBuf::from("target/release/libnccl_net_spark.so");
@@ -81,10 +76,7 @@ fn file(path: &Path) -> Result<PathBuf, String> {
     path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Numbers with commas between them.
-///
-/// # Errors
-/// One is not a number, or out of range.
+/// Reads numbers within `range`, with commas between them.
 pub fn numbers(name: &str, text: &str, range: std::ops::RangeInclusive<usize>) -> Result<Vec<usize>, String> {
     let number = |word: &str| word.parse().ok().filter(|number| range.contains(number));
     let numbers: Option<Vec<usize>> = text.split(',').map(number).collect();

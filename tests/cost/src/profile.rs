@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-/// Counts of instructions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dump {
     /// Cost of own code, without that of calls.
@@ -23,15 +22,11 @@ pub struct Place {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Calls {
     pub count: u64,
-    /// Their cost, including everything that they called in turn.
+    /// Instructions including those of nested calls.
     pub instructions: u64,
 }
 
 impl Dump {
-    /// Reads a dump.
-    ///
-    /// # Errors
-    /// Names the line that is not understood.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut dump = Self::default();
         let mut place = Place::default();

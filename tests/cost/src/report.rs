@@ -12,12 +12,11 @@ pub struct Costs {
     phases: Vec<(Phase, Dump)>,
 }
 
-/// Largest difference between the sum of the calls counted separately and the count of all
-/// together; above it the line is marked as noise.
+/// Largest relative difference between the separately counted calls' sum and the common count. A
+/// line above it is marked as noise.
 const NOISE: f64 = 0.01;
 
 impl Costs {
-    /// Creates the costs of a plugin's library over a verbs library.
     pub fn of(plugin: &Path, verbs: &Path, phases: Vec<(Phase, Dump)>) -> Self {
         Self { plugin: plugin.display().to_string(), verbs: verbs.display().to_string(), phases }
     }
@@ -72,8 +71,7 @@ pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
     )
 }
 
-/// Prints a line for each size and window. Returns false if the required ratio or number was
-/// exceeded.
+/// Prints a line per size and window. Returns false if the allowed ratio or number was exceeded.
 pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     let mut kept = true;
     println!(
@@ -125,8 +123,8 @@ fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     if (sum - all).abs() > NOISE * all { format!(" [{who}: noise, one by one {sum:.1}]") } else { String::new() }
 }
 
-/// Prints, for each size and window, the `most` most expensive functions, the source files of their
-/// code (much of it is inlined), and the plugin's calls into libraries other than verbs.
+/// Prints the `most` most expensive functions for each size and window, the source files of their
+/// code (much is inlined), and the plugin's calls into libraries other than verbs.
 pub fn functions(costs: &Costs, most: usize) {
     if most == 0 {
         return;

@@ -1,5 +1,4 @@
-//! The plugin's sources that two threads use, with loom's atomics, cells, locks and threads in
-//! place of the standard library's.
+//! The plugin's sources that two threads use, with loom's atomics, cells, locks and threads.
 //!
 //! The files are the shipped ones, unchanged: here `std` and `nix` are the names of other crates.
 //! `comm` replaces the other parts of the service thread (a peer's channel, a recovery driver,

@@ -1,6 +1,6 @@
-//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes: a thread stores
-//! the words of an entry in any order, each relaxed, so the reader may see any mix of old and new.
-//! The digest tells a complete entry from a torn one.
+//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes. A thread stores
+//! an entry's words in any order, relaxed, so the reader may see any mix of old and new. The digest
+//! tells complete entries from torn ones.
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +16,7 @@ type Ring = Arc<Vec<AtomicU64>>;
 
 const TAG: i32 = 5;
 const KEYS: PackedKeys = [0x11, 0x22, 0x33, 0x44];
-/// Sequence of the lap before the first receive. In the model an entry's place begins with that
-/// entry.
+/// Sequence of the entry that each place contains before the first receive.
 const LAP_BEFORE: u64 = 0u64.wrapping_sub(SLOTS as u64);
 
 fn words(terms: &Terms, keys: &PackedKeys, sequence: u64) -> [u64; ENTRY_WORDS] {
@@ -36,7 +35,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// A NIC that stores the changed words, in this order.
+/// Stores the changed words in this order, like a NIC.
 fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>) -> thread::JoinHandle<()> {
     let ring = Arc::clone(ring);
     let stores: Vec<_> = order.filter(|at| old[*at] != new[*at]).map(|at| (at, new[at])).collect();
@@ -47,8 +46,7 @@ fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>
     })
 }
 
-/// Made in a thread of the system: the model's own threads have small stacks, and this value is
-/// large.
+/// Made in a system thread: this value is large, and the model's threads have small stacks.
 fn sends() -> Sends {
     std::thread::spawn(Sends::new).join().unwrap()
 }
@@ -68,7 +66,7 @@ fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 
-/// One receive, whose every word differs from the old one.
+/// One receive whose every word differs from the old one.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
     let old = words(
         &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },
@@ -106,7 +104,6 @@ fn an_entry_is_not_taken_when_both_ends_arrive_first_or_last() {
     one_receive([3, 1, 6, 4, 2, 5, 0, 7]);
 }
 
-/// The sender takes part of a group only once all its entries are complete, in any arrival order.
 #[test]
 fn a_group_is_taken_once_all_its_entries_have_arrived() {
     let terms =
@@ -134,8 +131,8 @@ fn a_group_is_taken_once_all_its_entries_have_arrived() {
     }
 }
 
-/// A rail was lost, and its grant may or may not have arrived. The grant is repeated on another
-/// rail, and its words are stored again while its send runs.
+/// A rail was lost, and its grant may have arrived. The grant is repeated on another rail, and its
+/// words are stored again while its send runs.
 #[test]
 fn a_repeated_grant_counts_once() {
     let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };

@@ -1,7 +1,7 @@
 //! The service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's threads use
-//! them: no order is lost, whether the thread works, waits, or ends for lack of work. The pipe's
-//! wait has no time-out here, so an order that only a time-out would save shows as a deadlock. So
-//! does one that is never obeyed, because each model ends when its connections have ended.
+//! them: no order is lost, whether the thread works, waits, or ends for lack of work. An order that
+//! only a time-out would save is a deadlock here, because the pipe's wait has none. So is an order
+//! that is never executed, because each model ends with its connections.
 
 use loom::model::Builder;
 use loom::thread;

@@ -1,6 +1,5 @@
 //! The ownership word of a data path (`comm/datapath/try_cell.rs`): one user at a time, who sees
-//! the changes of the one before. Also the flag by which the service thread leaves a data path
-//! alone.
+//! the previous user's changes; and the flag by which the service thread leaves a data path alone.
 
 use loom::model;
 use loom::thread;
@@ -43,8 +42,7 @@ fn users_are_exclusive_and_see_earlier_changes() {
     });
 }
 
-/// NCCL's thread comes and goes. The service thread asks if the path was used, and enters in either
-/// case, as it does for news.
+/// The service thread asks if the path was used, and enters in either case, as it does for news.
 #[test]
 fn a_query_for_use_does_not_admit_a_second_user() {
     model(|| {
@@ -96,8 +94,8 @@ fn peeking_does_not_count_as_a_use() {
     });
 }
 
-/// Two threads find at the same time that a third one panicked: neither gets in, and neither makes
-/// the others believe that the path is only taken.
+/// Two threads find at the same time that a third one panicked. Neither gets in, and neither makes
+/// the path look merely taken.
 #[test]
 fn a_data_path_that_panicked_stays_unusable() {
     model(|| {

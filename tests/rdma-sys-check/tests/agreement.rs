@@ -1,13 +1,12 @@
-//! Checks that this project's bindings of libibverbs agree with those of `rdma-sys`, whose structs
-//! with unions were written by hand: sizes, alignments and offsets of every used struct, and the
-//! values of the constants.
+//! This project's bindings of libibverbs agree with those of `rdma-sys`, whose structs with unions
+//! were written by hand: sizes, alignments and offsets of every used struct, and constants.
 
 use std::mem::{align_of, offset_of, size_of};
 
 use rdma_sys as theirs;
 use verbs_sys as ours;
 
-/// `our_struct as their_struct { field, our_field = their_field }`; names that are the same are
+/// `our_struct as their_struct { field, our_field = their_field }`. Names that are the same are
 /// given once. A missing field does not compile.
 macro_rules! layouts {
     ($($ours:ident $(as $theirs:ident)? { $($field:ident $(= $their_field:ident)?),* $(,)? })*) => {

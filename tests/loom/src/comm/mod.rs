@@ -1,5 +1,4 @@
-//! The modelled part of the plugin's `comm`: four of its files, and replacements for the service
-//! thread's other parts.
+//! Four files of the plugin's `comm`, and replacements for the service thread's other parts.
 
 pub mod channel;
 pub mod datapath;

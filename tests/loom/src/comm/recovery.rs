@@ -1,5 +1,4 @@
-//! The service thread, and replacements for devices, the recovery driver, a connection's TCP, and
-//! the listener for redialling peers.
+//! The service thread, and replacements for the parts that it drives.
 
 #[path = "devices.rs"]
 pub mod devices;

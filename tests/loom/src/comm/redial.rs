@@ -1,5 +1,4 @@
-//! Replaces the plugin's `comm/recovery/redial.rs`: a listener that no peer dials, and that records
-//! if it is open.
+//! Replaces the plugin's `comm/recovery/redial.rs`: a listener that no peer dials.
 
 use super::tcp::Redialling;
 use crate::comm::channel::Channel;

@@ -1,5 +1,4 @@
-//! Replaces the plugin's `comm/streams/farewell.rs`: a closed connection's streams, which end after
-//! a number of rounds.
+//! Replaces the plugin's `comm/streams/farewell.rs`: streams that end after a number of rounds.
 
 pub mod farewell {
     use crate::comm::recovery::driver::Notes;

@@ -1,5 +1,4 @@
-//! Replaces the plugin's `comm/recovery/tcp.rs`: a TCP connection on which nothing arrives, and
-//! which checks that its listener is open.
+//! Replaces the plugin's `comm/recovery/tcp.rs`: a TCP connection that checks its listener.
 
 use super::driver::Driver;
 use crate::comm::channel::Channel;

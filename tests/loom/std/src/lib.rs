@@ -4,47 +4,40 @@
 #[doc(no_inline)]
 pub use ::std::*;
 
-/// Loom's locks and atomics.
 pub mod sync {
     pub use ::std::sync::*;
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
 
-    /// Loom's atomics.
     pub mod atomic {
         pub use loom::sync::atomic::*;
 
-        /// Loom's atomic with another `store`.
+        /// Loom's atomic, except that `store` is a swap with an unused result.
         ///
-        /// A swap puts its value directly behind the one that it read. So the next store of the
-        /// thread that wrote that value comes behind the swap's. Loom (0.7) does not know that (its
-        /// issue 254): it lets a swap that found `TAKEN` come after the owner's `USED`, and the
-        /// word stay taken without end. A store that is a swap with an unused result has a place in
-        /// that order, and otherwise gives other threads no more ordering than a store does.
+        /// A swap puts its value directly behind the value that it read. So the next store of that
+        /// value's writer comes behind the swap's. Loom 0.7 does not know this (its issue 254): a
+        /// swap that found `TAKEN` may come after the owner's `USED`, and the word stays taken. A
+        /// store by a swap has a place in that order. Otherwise it orders other threads no more
+        /// than a store does.
         #[derive(Debug)]
         pub struct AtomicU8(loom::sync::atomic::AtomicU8);
 
         impl AtomicU8 {
-            /// Creates an atomic.
             pub fn new(value: u8) -> Self {
                 Self(loom::sync::atomic::AtomicU8::new(value))
             }
 
-            /// Stores as a swap, see the type.
             pub fn store(&self, value: u8, order: Ordering) {
                 self.0.swap(value, order);
             }
 
-            /// See [`AtomicU8::store`].
             pub fn load(&self, order: Ordering) -> u8 {
                 self.0.load(order)
             }
 
-            /// See [`AtomicU8::store`].
             pub fn swap(&self, value: u8, order: Ordering) -> u8 {
                 self.0.swap(value, order)
             }
 
-            /// See [`AtomicU8::store`].
             pub fn compare_exchange(&self, from: u8, to: u8, then: Ordering, other: Ordering) -> Result<u8, u8> {
                 self.0.compare_exchange(from, to, then, other)
             }
@@ -52,7 +45,6 @@ pub mod sync {
     }
 }
 
-/// Loom's threads.
 pub mod thread {
     use ::std::cell::Cell;
     pub use loom::thread::*;
@@ -67,7 +59,6 @@ pub mod thread {
         ::std::thread::panicking() || PRETENDS.with(Cell::get)
     }
 
-    /// Runs `act` as if this thread panicked.
     pub fn as_if_panicking(act: impl FnOnce()) {
         PRETENDS.with(|pretends| pretends.set(true));
         act();
@@ -80,23 +71,19 @@ pub mod thread {
     }
 }
 
-/// Loom's hint, which lets another thread run.
 pub mod hint {
     pub use ::std::hint::*;
     pub use loom::hint::spin_loop;
 }
 
-/// Loom's cell, with the interface of the standard library's.
 pub mod cell {
     pub use ::std::cell::*;
 
-    /// Loom checks that each access is ordered after every other thread's access, by their
-    /// synchronisation.
+    /// Loom checks that the threads' synchronisation orders all accesses.
     #[derive(Debug)]
     pub struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
-        /// Wraps a value.
         pub fn new(value: T) -> Self {
             Self(loom::cell::UnsafeCell::new(value))
         }
@@ -108,35 +95,27 @@ pub mod cell {
     }
 }
 
-/// A pipe in place of a socket.
 pub mod os {
     pub use ::std::os::*;
 
-    /// Descriptors.
     pub mod fd {
         use super::unix::net::Pipe;
 
-        /// A descriptor to wait for.
         pub struct BorrowedFd<'a>(pub Option<&'a Pipe>);
 
-        /// Objects with a descriptor.
         pub trait AsFd {
-            /// The descriptor.
             fn as_fd(&self) -> BorrowedFd<'_>;
         }
     }
 
-    /// Unix-specific parts.
     pub mod unix {
         pub use ::std::os::unix::*;
 
-        /// Sockets.
         pub mod net {
             use super::super::fd::{AsFd, BorrowedFd};
             use crate::sync::{Arc, Condvar, Mutex};
             use ::std::io::{self, ErrorKind, Read, Write};
 
-            /// Number of bytes under way in one direction.
             #[derive(Default)]
             pub struct Pipe {
                 state: Mutex<State>,
@@ -150,8 +129,7 @@ pub mod os {
             }
 
             impl Pipe {
-                /// Waits until there is a byte. Nothing else ends the wait, because time does not
-                /// pass in a model.
+                /// Waits for a byte. Nothing else ends the wait: time does not pass in a model.
                 pub fn wait(&self) {
                     let mut state = self.state.lock().unwrap();
                     while state.bytes == 0 {
@@ -160,21 +138,18 @@ pub mod os {
                 }
             }
 
-            /// One end of a pair.
             pub struct UnixStream {
                 to_me: Arc<Pipe>,
                 to_other: Arc<Pipe>,
             }
 
             impl UnixStream {
-                /// Creates two connected ends.
                 pub fn pair() -> io::Result<(Self, Self)> {
                     let (one, other) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
                     let first = Self { to_me: Arc::clone(&one), to_other: Arc::clone(&other) };
                     Ok((first, Self { to_me: other, to_other: one }))
                 }
 
-                /// Does nothing, because it never blocks.
                 pub fn set_nonblocking(&self, _: bool) -> io::Result<()> {
                     Ok(())
                 }
