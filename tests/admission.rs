@@ -70,7 +70,7 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         old[3].clone(),
         Message::Control(ControlFrame {
             number: 1,
-            heard: 0,
+            received: 0,
             asks: true,
             message: ControlMessage::Bye { delivered: 0 }.encode(),
         })
@@ -254,14 +254,14 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
-    let heard = std::sync::Arc::clone(&listened);
+    let seen = std::sync::Arc::clone(&listened);
     // An eavesdropper replays the HELLO as soon as the honest one is answered.
     let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
-            *heard.lock().unwrap() = frame.clone();
+            *seen.lock().unwrap() = frame.clone();
         }
         if place == 1 {
-            let hello = heard.lock().unwrap().clone();
+            let hello = seen.lock().unwrap().clone();
             for _ in 0..3 {
                 dial(real).write_all(&hello).unwrap();
             }
@@ -367,8 +367,8 @@ fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_
     }
 }
 
-fn say(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
-    let frame = ControlFrame { number, heard: 0, asks: true, message };
+fn send(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
+    let frame = ControlFrame { number, received: 0, asks: true, message };
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
@@ -382,7 +382,8 @@ fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
-    let mut huge = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![6; 2000] }).encode();
+    let mut huge =
+        Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![6; 2000] }).encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
     huge[4..8].copy_from_slice(&20_000_u32.to_le_bytes());
@@ -447,24 +448,24 @@ fn meaningless_frames_are_ignored() {
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         // Numbers far ahead and behind, messages of the handshake, then `unknown` in order.
-        say(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
-        say(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
-        say(stream, u64::MAX, vec![1; 1000]);
+        send(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
+        send(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
+        send(stream, u64::MAX, vec![1; 1000]);
         for frame in &taken.frames {
             stream.write_all(frame).unwrap();
         }
         stream.write_all(&Message::Refuse("go away".to_owned()).encode()).unwrap();
         for (number, message) in unknown.iter().enumerate() {
-            say(stream, number as u64 + 1, message.clone());
-            say(stream, number as u64 + 1, message.clone());
+            send(stream, number as u64 + 1, message.clone());
+            send(stream, number as u64 + 1, message.clone());
         }
     }
     // The answers acknowledge the last control message.
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         until(|| {
             let frame = read_frame(stream).expect("the channel is open");
-            let heard = u64::from_le_bytes(frame[HEADER_BYTES + 8..HEADER_BYTES + 16].try_into().unwrap());
-            (heard == unknown.len() as u64).then_some(())
+            let acknowledged = u64::from_le_bytes(frame[HEADER_BYTES + 8..HEADER_BYTES + 16].try_into().unwrap());
+            (acknowledged == unknown.len() as u64).then_some(())
         });
     }
     (0..20).for_each(|round| met.check(round));
@@ -480,7 +481,7 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         let received = Received { granted: CHECKED.len() as u64, open: Vec::new() };
         let received = if side == 0 { received } else { Received::default() };
-        say(stream, 1, ControlMessage::Fenced { lane: LaneId::default(), received: received.clone() }.encode());
+        send(stream, 1, ControlMessage::Fenced { lane: LaneId::default(), received: received.clone() }.encode());
         let begun = std::time::Instant::now();
         while begun.elapsed() < Duration::from_secs(2) {
             met.check(10);
@@ -495,10 +496,10 @@ fn a_repeated_bye_counts_once_and_an_impossible_one_is_reported() {
     let (met, mut taken) = tapped(&hosts);
     met.check(11);
     let sent = CHECKED.len() as u64;
-    say(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
-    say(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: sent }.encode());
-    say(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
-    say(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
+    send(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
+    send(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: sent }.encode());
+    send(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
+    send(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
     for error in [met.sender_error(), met.receiver_error()] {
         assert!(matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())), "{error:?}");
     }
@@ -506,7 +507,7 @@ fn a_repeated_bye_counts_once_and_an_impossible_one_is_reported() {
         let (met, mut taken): (Ends, Taken) = tapped(&hosts);
         met.check(12);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
-        say(stream, 1, ControlMessage::Bye { delivered }.encode());
+        send(stream, 1, ControlMessage::Bye { delivered }.encode());
         let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
         let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
         let text = &violation.to_string();

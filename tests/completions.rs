@@ -71,7 +71,7 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
                 frames.push(frame);
                 true
             });
-            frames.iter().for_each(|frame| pair.drivers[1 - side].hear(frame, now));
+            frames.iter().for_each(|frame| pair.drivers[1 - side].receive_frame(frame, now));
         }
         if pair.drivers.iter().all(|driver| driver.is_whole()) {
             return;

@@ -54,8 +54,8 @@ fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
         let host = host(0, settings);
         let process = host.process();
-        let look = process.rails[0].look(&interfaces::all().unwrap()).unwrap();
-        look.addresses.iter().map(|address| look.gid_index(&address.gid).unwrap()).collect()
+        let snapshot = process.rails[0].snapshot(&interfaces::all().unwrap()).unwrap();
+        snapshot.addresses.iter().map(|address| snapshot.gid_index(&address.gid).unwrap()).collect()
     };
     let all = indices(&[]);
     assert!(!all.is_empty());
@@ -259,10 +259,10 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
         let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
         // Polls for longer than a closing peer's grace period, an even or odd number of times.
         let begun = Instant::now();
-        let mut looks = 0;
-        while begun.elapsed() < Duration::from_millis(2500) || looks % 2 != parity {
+        let mut snapshots = 0;
+        while begun.elapsed() < Duration::from_millis(2500) || snapshots % 2 != parity {
             assert!(sizes(&ends.recv, receive).is_none());
-            looks += 1;
+            snapshots += 1;
         }
         let send = until(|| isend(&ends.send, &from, 0, 8, 0, &out));
         until(|| ends.send.test(send).unwrap());

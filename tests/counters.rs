@@ -35,7 +35,7 @@ fn limit_files(bytes: u64) {
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_job() {
-    common::heard::show();
+    common::captured_log::show();
     let (words, word) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -79,8 +79,8 @@ fn a_jobs_counters_match_the_fabrics() {
     let mut job = Job::start(&[]);
     // Waits for enough bytes that the handshake's test writes are below the allowed difference.
     until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
-    job.say("pause");
-    let done: u64 = job.hear("paused ").parse().unwrap();
+    job.write_line("pause");
+    let done: u64 = job.wait_for_line("paused ").parse().unwrap();
     let (records, fabric) = (job.records(), job.sent_by_fabric());
     assert_eq!(records.len(), 4, "two rails, sent and received: {records:#?}");
     for (rail, carried) in RAILS.iter().zip(fabric) {
@@ -108,10 +108,10 @@ fn a_jobs_counters_match_the_fabrics() {
             Direction::Receive => assert_eq!(counts.timed_writes, 0, "{record:?}"),
         }
     }
-    job.say("go");
+    job.write_line("go");
     let files = job.files();
-    job.say("close");
-    job.hear("closed");
+    job.write_line("close");
+    job.wait_for_line("closed");
     let said = job.end();
     assert_eq!(files.len(), 2, "one for each host of the process: {files:?}");
     let block = |start: &str| said.iter().filter(|line| line.starts_with(start)).count();
@@ -167,8 +167,8 @@ fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
         let lost_for = Duration::from_nanos(record.counts.lost_ns);
         assert!(lost_for >= Duration::from_millis(300) && lost_for < LIMIT, "{record:?}");
     }
-    job.say("close");
-    job.hear("closed");
+    job.write_line("close");
+    job.wait_for_line("closed");
     let said = job.end();
     let block = said.iter().filter(|line| line.contains("; lost 1 x, recovered 1 x, away ")).count();
     assert_eq!(block, 2, "{said:#?}");
@@ -233,7 +233,7 @@ fn readers_that_come_leave_or_are_killed_do_not_affect_the_job() {
             .spawn()
             .unwrap();
         let lines = job::lines(reader.stdout.take().unwrap());
-        job::hear(&lines, "reading");
+        job::wait_for_line(&lines, "reading");
         std::thread::sleep(Duration::from_millis(20));
         reader.kill().unwrap();
         assert!(!reader.wait().unwrap().success(), "the reader was killed while reading");
@@ -280,7 +280,7 @@ fn a_job_without_counters_passes() {
 
 #[test]
 fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
-    let heard = common::heard::Heard::default();
+    let log = common::captured_log::CapturedLog::default();
     let counting = nccl_net_spark::counters::Counting::new(true);
     let lane = || nccl_net_spark::counters::CountedLane {
         rail: "a:1".to_owned(),
@@ -290,8 +290,8 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
         carries: true,
     };
     let connection =
-        heard.by(|| common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()])));
-    let said = heard.take();
+        log.capture(|| common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()])));
+    let said = log.take();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].1.starts_with("no counters for other processes, the job runs without: "), "{said:?}");
     use nccl_net_spark::counters::layout::Word;

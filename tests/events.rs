@@ -3,8 +3,8 @@
 
 mod common;
 
+use common::captured_log::{self, CapturedLog};
 use common::comms::{Receiving, Sending};
-use common::heard::{self, Heard};
 use common::until;
 use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};
 use nccl_net_spark::comm::log::outages::{ConnectionOutages, RailOutages, SETTLED};
@@ -34,79 +34,79 @@ fn members(outages: &Arc<RailOutages>, count: usize) -> Vec<ConnectionOutages> {
 }
 
 /// Returns the warnings since the last call. All other lines must be DEBUG lines.
-fn warnings(heard: &Heard) -> Vec<String> {
-    let (warnings, rest): (Vec<_>, Vec<_>) = heard.take().into_iter().partition(|(level, _)| *level == Level::WARN);
+fn warnings(log: &CapturedLog) -> Vec<String> {
+    let (warnings, rest): (Vec<_>, Vec<_>) = log.take().into_iter().partition(|(level, _)| *level == Level::WARN);
     assert!(rest.iter().all(|(level, _)| *level == Level::DEBUG), "{rest:?}");
     warnings.into_iter().map(|(_, words)| words).collect()
 }
 
 #[test]
 fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
-    let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |ms: u64| begun + Duration::from_millis(ms);
-    heard.by(|| {
+    log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
         all.iter_mut().for_each(|one| one.lost(lane(0), "local port down", "retrying in 0.5 s", at(0)));
         let lost = "rail a:1 to spark-2:470 lost: local port down (peer rail x:1); 1 of 2 rails remains; retrying in 0.5 s";
-        assert_eq!(warnings(&heard), [lost]);
+        assert_eq!(warnings(&log), [lost]);
         all.iter_mut().for_each(|one| one.lost(lane(1), "local port down", "retrying in 0.5 s", at(1000)));
         let none = "rail b:1 to spark-2:470 lost: local port down (peer rail y:1); no rail remains, connections fail in 30 s; retrying in 0.5 s";
-        assert_eq!(warnings(&heard), [none]);
+        assert_eq!(warnings(&log), [none]);
         // All recover the rail except the first, which loses it again meanwhile.
         all.iter_mut().rev().for_each(|one| one.recovered(lane(1), at(2000)));
-        assert_eq!(warnings(&heard), ["rail b:1 to spark-2:470 recovered after 1.0 s (peer rail y:1); 1 of 2 rails in use"]);
+        assert_eq!(warnings(&log), ["rail b:1 to spark-2:470 recovered after 1.0 s (peer rail y:1); 1 of 2 rails in use"]);
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(3000)));
         all[1].lost(lane(0), "local port down", "retrying in 1.0 s", at(3100));
-        assert_eq!(warnings(&heard), [""; 0], "one connection is without it");
+        assert_eq!(warnings(&log), [""; 0], "one connection is without it");
         all[..2].iter_mut().for_each(|one| one.recovered(lane(0), at(3200)));
-        assert_eq!(warnings(&heard), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
+        assert_eq!(warnings(&log), ["rail a:1 to spark-2:470 recovered after 3.2 s (peer rail x:1); 2 of 2 rails in use"]);
         // The next loss is a new outage.
         all[2].lost(lane(0), "the peer reports it lost", "the peer retries", at(9000));
-        assert_eq!(warnings(&heard).len(), 1);
+        assert_eq!(warnings(&log).len(), 1);
     });
 }
 
 #[test]
 fn rails_that_only_other_connections_lost_still_count() {
-    let (heard, outages, now) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
-    heard.by(|| {
+    let (log, outages, now) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    log.capture(|| {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
         all[1].lost(lane(1), "no answer", "retrying", now);
-        let said = warnings(&heard);
+        let said = warnings(&log);
         assert!(said.len() == 2 && said.iter().all(|line| line.contains("1 of 2 rails remains")), "{said:?}");
     });
 }
 
 #[test]
 fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
-    let (heard, outages, begun) = (Heard::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
-    heard.by(|| {
+    log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
         all.iter_mut().for_each(|one| one.lost(lane(0), "no answer", "retrying", at(0)));
         outages.tick(at(1000));
-        assert_eq!(warnings(&heard).len(), 1, "no connection has recovered: no new line");
+        assert_eq!(warnings(&log).len(), 1, "no connection has recovered: no new line");
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(1000)));
         outages.tick(at(1000 + settled - 1));
-        assert_eq!(warnings(&heard), [""; 0]);
+        assert_eq!(warnings(&log), [""; 0]);
         (0..3).for_each(|_| outages.tick(at(1000 + settled)));
         let some = "rail a:1 to spark-2:470 recovered for 4 of 5 connections (peer rail x:1); 1 still retrying";
-        assert_eq!(warnings(&heard), [some]);
+        assert_eq!(warnings(&log), [some]);
         all[1..].iter_mut().for_each(|one| one.lost(lane(0), "local port down", "retrying", at(2000)));
-        assert_eq!(warnings(&heard).len(), 1, "a new outage");
+        assert_eq!(warnings(&log).len(), 1, "a new outage");
         all[1..].iter_mut().for_each(|one| one.recovered(lane(0), at(2004)));
-        assert_eq!(warnings(&heard), [""; 0]);
+        assert_eq!(warnings(&log), [""; 0]);
         drop(all.remove(0));
         let over = "recovered after 4.0 s (peer rail x:1); the connections still without it are closed";
-        assert!(matches!(&warnings(&heard)[..], [line] if line.ends_with(over)));
+        assert!(matches!(&warnings(&log)[..], [line] if line.ends_with(over)));
         // All connections close during an outage, so no line reports its end.
         all[0].lost(lane(0), "no answer", "retrying", at(3000));
         all.clear();
-        assert_eq!(warnings(&heard).len(), 1);
+        assert_eq!(warnings(&log).len(), 1);
         members(&outages, 1)[0].lost(lane(0), "no answer", "retrying", at(4000));
-        assert_eq!(warnings(&heard).len(), 1, "the next connections' outage is theirs");
+        assert_eq!(warnings(&log).len(), 1, "the next connections' outage is theirs");
     });
 }
 
@@ -160,10 +160,10 @@ fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
 
 #[test]
 fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
-    let heard = heard::everywhere();
+    let log = captured_log::everywhere();
     let hosts = [host(0), host(1)];
     let connections: Vec<_> = (0..CONNECTIONS).map(|_| connected(&hosts)).collect();
-    let said = heard.take();
+    let said = log.take();
     let count = |words: &str| {
         said.iter().filter(|(_, line)| line.starts_with("connected with") && line.ends_with(words)).count()
     };
@@ -177,17 +177,17 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
     // All connections log the loss meanwhile. The first line must come before the others could.
     let mut lines = Vec::new();
     until(|| {
-        lines.extend(warnings(&heard));
+        lines.extend(warnings(&log));
         (lines.len() >= 2).then_some(())
     });
     std::thread::sleep(Duration::from_millis(500));
     set(Action::Up);
     until(|| {
-        lines.extend(warnings(&heard));
+        lines.extend(warnings(&log));
         (lines.iter().filter(|line| line.contains(" recovered after ")).count() >= 2).then_some(())
     });
     std::thread::sleep(Duration::from_millis(500));
-    lines.extend(warnings(&heard));
+    lines.extend(warnings(&log));
     let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
     assert_eq!((count(" lost: "), count("; retrying in "), count("; the peer retries")), (2, 1, 1), "{lines:?}");
     assert_eq!((count("; 2 of 2 rails in use"), lines.len()), (2, 4), "{lines:?}");

@@ -31,7 +31,7 @@ fn talk(fabric: &mut Fabric, pair: &mut Pair) {
             });
         }
         for (driver, frames) in pair.drivers.iter_mut().zip(frames) {
-            frames.iter().for_each(|frame| driver.hear(frame, now));
+            frames.iter().for_each(|frame| driver.receive_frame(frame, now));
         }
     }
 }
@@ -83,7 +83,7 @@ fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
         );
         pair.drivers[broken].close();
         talk(fabric, &mut pair);
-        let heard = pair.contexts[1 - broken].peer.presence();
-        assert_eq!(heard, PeerState::Closed { delivered: 0 }, "its BYE has arrived");
+        let presence = pair.contexts[1 - broken].peer.presence();
+        assert_eq!(presence, PeerState::Closed { delivered: 0 }, "its BYE has arrived");
     }
 }

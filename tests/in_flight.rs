@@ -96,7 +96,7 @@ impl Stage {
             let came = std::mem::take(&mut self.frames[at][side]);
             let sent = &mut self.frames[at][1 - side];
             let driver = &mut self.pairs[at].as_mut().unwrap().drivers[side];
-            came.iter().for_each(|frame| driver.hear(frame, now));
+            came.iter().for_each(|frame| driver.receive_frame(frame, now));
             driver.poll(now, true, &mut |frame| {
                 sent.push(frame);
                 true

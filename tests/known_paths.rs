@@ -8,8 +8,8 @@
 
 mod common;
 
+use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
-use common::heard::Heard;
 use common::until;
 use nccl_net_spark::comm::rail::backoff::{Advice, PathId, Requirement};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
@@ -72,24 +72,24 @@ impl Bed {
             let process = self.hosts[side].process();
             Arc::clone(process.rails.iter().find(|rail| rail.info.device == DEAD).unwrap())
         });
-        let look = there.look(&[]).unwrap();
+        let snapshot = there.snapshot(&[]).unwrap();
         let mapped = |gid: &[u8; 16]| !gid.starts_with(&[0xfe, 0x80]);
-        let gid = look.addresses.iter().map(|address| address.gid).find(mapped).unwrap();
+        let gid = snapshot.addresses.iter().map(|address| address.gid).find(mapped).unwrap();
         PathId { rail: here.id, peer_gid: gid }
     }
 
     /// Makes `count` connections concurrently on one thread, like NCCL.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
-        let (heard, begun) = (Heard::default(), Instant::now());
+        let (log, begun) = (CapturedLog::default(), Instant::now());
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
-        heard.by(|| {
+        log.capture(|| {
             until(|| {
                 pending.iter_mut().for_each(|each| each.step(&self.hosts[0]));
                 pending.iter().all(|each| each.ends.0.is_some() && each.ends.1.is_some()).then_some(())
             })
         });
         let took = begun.elapsed();
-        (heard.take().into_iter().map(|(_, words)| words).collect(), took)
+        (log.take().into_iter().map(|(_, words)| words).collect(), took)
     }
 }
 
@@ -155,8 +155,8 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
         let now = Instant::now();
         for (here, there) in [(0, 1), (1, 0)] {
             let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
-            let looks = there.rails.iter().map(|rail| rail.look(&[]).unwrap());
-            for gid in looks.flat_map(|look| look.addresses).map(|address| address.gid) {
+            let snapshots = there.rails.iter().map(|rail| rail.snapshot(&[]).unwrap());
+            for gid in snapshots.flat_map(|snapshot| snapshot.addresses).map(|address| address.gid) {
                 for rail in &here.rails {
                     let path = PathId { rail: rail.id, peer_gid: gid };
                     match is_silent {

@@ -12,7 +12,7 @@ mod messages;
 mod sent;
 mod sim;
 
-use common::heard::Heard;
+use common::captured_log::CapturedLog;
 use messages::{QPS, advert, end, join, joined, lane, not_now};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
@@ -148,7 +148,7 @@ impl Stage {
     /// Passes a control message to a side's driver, in its peer's control frame `number`.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
-        self.pair.drivers[side].hear(&ControlFrame { number, heard: 0, asks: true, message }, now);
+        self.pair.drivers[side].receive_frame(&ControlFrame { number, received: 0, asks: true, message }, now);
     }
 
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
@@ -171,7 +171,7 @@ impl Stage {
                     frames.push(frame);
                     true
                 });
-                frames.iter().for_each(|frame| self.pair.drivers[1 - side].hear(frame, now));
+                frames.iter().for_each(|frame| self.pair.drivers[1 - side].receive_frame(frame, now));
             }
         }
     }
@@ -480,7 +480,7 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
         stage.again();
         stage.check();
         stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
-        let (mut told, heard) = (0, Heard::default());
+        let (mut told, log) = (0, CapturedLog::default());
         let lied = |frame: &mut ControlFrame| {
             if let Ok(ControlMessage::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch }) =
                 ControlMessage::decode(&frame.message)
@@ -492,7 +492,7 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
                 told += 1;
             }
         };
-        heard.by(|| stage.talk_by(1000, lied));
+        log.capture(|| stage.talk_by(1000, lied));
         assert!(told > 0, "there was nothing to lie about");
         let line = match lie {
             2048 | 4096 => {
@@ -502,7 +502,7 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
                 "end 1 sent a malformed control message, ignored: path MTU {lie} is not 256, 512, 1024, 2048 or 4096"
             ),
         };
-        assert!(heard.take().iter().any(|(_, said)| said.contains(&line)), "no end logs: {line}");
+        assert!(log.take().iter().any(|(_, said)| said.contains(&line)), "no end logs: {line}");
         let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.drivers[side].text());
         let [text, _] = states(&stage);
         assert!(text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"), "{lie}: {text}");
@@ -557,7 +557,7 @@ fn no_content_of_mailbox_or_control_queue_crashes_a_side() {
                 stage.tell(side, number, message);
             } else {
                 // In the form of the mailbox, sometimes with a damaged word.
-                let mut words = ControlFrame { number, heard: dice.below(3), asks: true, message }.to_words();
+                let mut words = ControlFrame { number, received: dice.below(3), asks: true, message }.to_words();
                 if dice.one_in(3) {
                     let at = dice.below(words.len() as u64) as usize;
                     words[at] = dice.below(u64::MAX);

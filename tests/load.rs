@@ -62,7 +62,7 @@ fn stream(name: &str, count: u64, seconds: u64) {
     flaps.stop();
     bed.tell("stop", "closed");
     expect_nothing(name, bed.settle());
-    let ((before, carried_before), made_before) = (bed.look(), bed.made());
+    let ((before, carried_before), made_before) = (bed.sample(), bed.made());
     let opened = bed.tell(&order(0), "opened");
     let flaps = Flaps::start(bed.switches.clone(), seed);
     let (begun, mut during) = (Instant::now(), [Vec::new(), Vec::new()]);
@@ -70,7 +70,7 @@ fn stream(name: &str, count: u64, seconds: u64) {
     let mut last = carried_before;
     while begun.elapsed() < Duration::from_secs(seconds) {
         std::thread::sleep(Duration::from_secs(1));
-        let (samples, carried) = bed.look();
+        let (samples, carried) = bed.sample();
         least_of_a_second = least_of_a_second.min(carried.bytes - last.bytes);
         last = carried;
         keep(&mut during, samples);
@@ -79,7 +79,7 @@ fn stream(name: &str, count: u64, seconds: u64) {
     let flapped = flaps.stop();
     bed.tell("stop", "closed");
     let mut off = bed.settle();
-    let (after, carried) = bed.look();
+    let (after, carried) = bed.sample();
     let Flapped { flaps, in_pairs, refusals } = flapped;
     println!(
         "  {flaps} flaps, {in_pairs} of them of both rails together; {refusals} requests refused as invalid; {} queue pairs made",
@@ -100,7 +100,7 @@ fn connections() {
     println!("connections: {count}, one after the other, each opened, used for one message and closed");
     bed.tell(&format!("churn 0 {WARM_UP}"), "churned");
     expect_nothing("connections", bed.settle());
-    let ((before, carried_before), begun) = (bed.look(), Instant::now());
+    let ((before, carried_before), begun) = (bed.sample(), Instant::now());
     let (mut during, mut took) = ([Vec::new(), Vec::new()], [Duration::ZERO; 3]);
     let at_a_time = count.div_ceil(SAMPLES).max(1);
     let mut first = 0;
@@ -111,11 +111,11 @@ fn connections() {
             *sum += Duration::from_micros(*us);
         }
         first += next;
-        keep(&mut during, bed.look().0);
+        keep(&mut during, bed.sample().0);
     }
     let whole = begun.elapsed();
     let mut off = bed.settle();
-    let (after, carried) = bed.look();
+    let (after, carried) = bed.sample();
     let each = took.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
     println!("  each: {:.2} ms to open, {:.2} ms for its message, {:.2} ms to close", each[0], each[1], each[2]);
     print_carried(carried_before, carried, whole);

@@ -16,7 +16,7 @@ mod network;
 use attack::{decoded, dial, read_frame};
 use bed::{Bed, RAILS, Stream, set};
 use common::comms::{Receiving, Sending};
-use common::{heard, until};
+use common::{captured_log, until};
 use frozen::Frozen;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::channel::Channel;
@@ -33,9 +33,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-fn heard_everywhere() -> &'static heard::Heard {
-    static HEARD: OnceLock<heard::Heard> = OnceLock::new();
-    HEARD.get_or_init(heard::everywhere)
+fn log_of_all_threads() -> &'static captured_log::CapturedLog {
+    static LOG: OnceLock<captured_log::CapturedLog> = OnceLock::new();
+    LOG.get_or_init(captured_log::everywhere)
 }
 
 /// Maps a listener's handle to the handle given to the connecting side.
@@ -62,7 +62,7 @@ impl Scene {
 
     /// Creates a scene. `connect` makes its connection with the handle that leads to the network.
     fn over(connect: impl FnOnce(&mut Lead<'_>) -> Bed) -> Self {
-        heard_everywhere();
+        log_of_all_threads();
         let mut network = None;
         let bed = connect(&mut |handle| {
             let (new, handle) = Network::new(handle);
@@ -127,12 +127,12 @@ impl Scene {
 
     /// Takes down both rails, and waits until both ends know it.
     fn lose_rails(&mut self) {
-        let heard = heard_everywhere();
-        heard.take();
+        let log = log_of_all_threads();
+        log.take();
         RAILS.iter().for_each(|rail| set(rail, Action::Down));
         let mut count = 0;
         self.until(|_| {
-            count += heard.take().iter().filter(|(_, line)| line.contains("no rail remains")).count();
+            count += log.take().iter().filter(|(_, line)| line.contains("no rail remains")).count();
             count >= 2
         });
     }
@@ -214,13 +214,13 @@ fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
 
 #[test]
 fn lost_tcp_is_one_line_and_its_return_is_another() {
-    let heard = heard_everywhere();
+    let log = log_of_all_threads();
     let first = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
     let hosts = first.bed.hosts.clone();
     let mut scenes = vec![first];
     (1..6).for_each(|_| scenes.push(Scene::over(|lead| Bed::by(hosts.clone(), lead))));
     let name = scenes[0].bed.hosts[0].process().name.clone();
-    heard.take();
+    log.take();
     // One after another, each redialled before the next one breaks.
     for scene in &mut scenes {
         scene.network.cut();
@@ -233,17 +233,17 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     });
     let mut lines = Vec::new();
     until(|| {
-        lines.extend(heard.take());
+        lines.extend(log.take());
         (of_tcp(&lines)[0].len() == 2).then_some(())
     });
     scenes.iter().for_each(|scene| scene.network.set(Mode::Carries));
     scenes.iter_mut().for_each(|scene| scene.until_resumed(2));
     until(|| {
-        lines.extend(heard.take());
+        lines.extend(log.take());
         (of_tcp(&lines)[1].len() == 2).then_some(())
     });
     drop(scenes);
-    lines.extend(heard.take());
+    lines.extend(log.take());
     let [lost, back] = of_tcp(&lines);
     let continues = format!("; connections with {name} continue over the rails");
     let returned = format!("INFO bootstrap connections with {name} are back after ");
@@ -320,17 +320,17 @@ fn dialling_without_the_token_or_late_changes_nothing() {
 
 #[test]
 fn a_client_that_floods_the_port_produces_one_log_line() {
-    let heard = heard_everywhere();
+    let log = log_of_all_threads();
     let scene = Scene::new(&[]);
     let address = scene.network.redial_at().unwrap().0;
-    heard.take();
+    log.take();
     let words = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), Message::Resumed.encode()];
     for at in 0..40 {
         let mut client = dial(address);
         client.write_all(&words[at % 2]).unwrap();
         until(|| is_closed(&mut client).then_some(()));
     }
-    let lines: Vec<_> = heard.take().into_iter().filter(|(_, line)| line.contains("rejected")).collect();
+    let lines: Vec<_> = log.take().into_iter().filter(|(_, line)| line.contains("rejected")).collect();
     assert!(matches!(&lines[..], [(level, _)] if *level == tracing::Level::INFO), "{lines:?}");
 }
 
@@ -424,14 +424,14 @@ fn an_attempt_abandoned_before_it_was_read_changes_nothing() {
 
 #[test]
 fn without_free_descriptors_a_warning_says_that_redials_fail() {
-    let heard = heard_everywhere();
+    let log = log_of_all_threads();
     let mut scene = Scene::new(&[]);
     common::without_files(|| {
-        heard.take();
+        log.take();
         scene.network.cut();
         let mut lines = Vec::new();
         until(|| {
-            lines.extend(heard.take());
+            lines.extend(log.take());
             lines
                 .iter()
                 .any(|(level, line)| {
@@ -460,20 +460,20 @@ enum Death {
 /// silent for both ends, which share them.
 #[test]
 fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
-    let heard = heard_everywhere();
+    let log = log_of_all_threads();
     for (death, side) in [(Death::Open, 0), (Death::New, 0), (Death::Away, 0), (Death::Away, 1)] {
         let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "5")]);
         let frozen = Frozen::new(&scene.bed.hosts[side]);
         scene.finish();
         let waiting = scene.wait_on(1 - side);
         if matches!(death, Death::Away) {
-            heard.take();
+            log.take();
             scene.network.set(Mode::Silent);
             scene.network.cut();
             // Each end has answered the other, so each now considers the other alive.
             let (mut answers, is_answer) = (0, |line: &str| line.contains("answers after its TCP was closed"));
             until(|| {
-                answers += heard.take().iter().filter(|(_, line)| is_answer(line)).count();
+                answers += log.take().iter().filter(|(_, line)| is_answer(line)).count();
                 (answers == 2).then_some(())
             });
         }
@@ -517,12 +517,12 @@ fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();
-    let (mut standing, warning, heard) =
-        (RedialHandle::default(), Arc::new(DescriptorWarning::default()), heard::Heard::default());
+    let (mut standing, warning, log) =
+        (RedialHandle::default(), Arc::new(DescriptorWarning::default()), captured_log::CapturedLog::default());
     let _turn = bed::TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let refused = common::without_files(|| heard.by(|| [0, 1].map(|_| standing.invite(&channel, &warning).1)));
+    let refused = common::without_files(|| log.capture(|| [0, 1].map(|_| standing.invite(&channel, &warning).1)));
     assert_eq!(refused, [None, None]);
-    let warnings: Vec<_> = heard.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
+    let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
     assert!(
         matches!(&warnings[..], [(_, line)] if line.contains("continue over the rails alone: cannot listen on 127.0.0.1:0")),
         "{warnings:?}"

@@ -5,7 +5,7 @@
 mod common;
 mod sim;
 
-use common::heard::Heard;
+use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use nccl_net_spark::verbs::HostMemory;
 use sim::fabric::{Fabric, RAILS};
@@ -17,13 +17,13 @@ const BYTES: usize = 4096;
 #[test]
 fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     let mut fabric = Fabric::new();
-    let heard = Heard::default();
+    let log = CapturedLog::default();
     let buffers = [0, 1, 2].map(|seed| vec![seed + 1_u8; BYTES]);
     // SAFETY: the buffers live until the end of the test, after their registrations.
     let memory = |at: usize| unsafe { HostMemory::from_caller(buffers[at].as_ptr() as usize, BYTES) };
     let process = fabric.hosts[0].process().clone();
-    let register = |at: usize| heard.by(|| process.register(memory(at), Purpose::Send));
-    let infos = || heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).collect::<Vec<_>>();
+    let register = |at: usize| log.capture(|| process.register(memory(at), Purpose::Send));
+    let infos = || log.take().into_iter().filter(|(level, _)| *level <= Level::INFO).collect::<Vec<_>>();
 
     register(0).unwrap();
     assert!(infos().is_empty(), "without need there is nothing to say");

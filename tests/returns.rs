@@ -6,7 +6,7 @@
 mod common;
 mod sim;
 
-use common::heard::Heard;
+use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::datapath::lane::Stopped;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
@@ -67,7 +67,7 @@ impl Stage {
                     });
                     for frame in &mut frames {
                         on_its_way(frame);
-                        pair.drivers[1 - side].hear(frame, now);
+                        pair.drivers[1 - side].receive_frame(frame, now);
                     }
                 }
             }
@@ -133,16 +133,16 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     stage.fabric().silence(1, 1000);
     stage.set(&[1], true);
     let mut words = Vec::new();
-    let mut hear = |frame: &mut ControlFrame| {
+    let mut on_frame = |frame: &mut ControlFrame| {
         if let Ok(ControlMessage::NotNow { why, .. }) = ControlMessage::decode(&frame.message) {
             words.push(why);
         }
     };
-    stage.talk(9_000, &mut hear);
+    stage.talk(9_000, &mut on_frame);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
     // One connection tries both addresses for all: immediately and after 2, 4, 8 and then 15 s.
     assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
-    stage.talk(60_000, &mut hear);
+    stage.talk(60_000, &mut on_frame);
     assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     let (first, later) = words.split_first().expect("it is refused");
     assert!(first.contains("to RTR: Connection timed out"), "{first}");
@@ -162,22 +162,22 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     stage.fabric().set_path(1, PathFault::Silent, true);
     stage.set(&[1], true);
     let (mut asked, mut lost) = (0, 0);
-    let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
+    let mut on_frame = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
         Ok(ControlMessage::Join { .. }) => asked += 1,
         Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
         _ => {}
     };
-    stage.talk(1_500, &mut hear);
+    stage.talk(1_500, &mut on_frame);
     // No path was known to be dead, so all connections try both addresses, the IPv4 and the
     // link-local one. A working rail thus returns to all of them together.
     assert_eq!((asked, lost), (8, 8));
     (asked, lost) = (0, 0);
-    let mut hear = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
+    let mut on_frame = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
         Ok(ControlMessage::Join { .. }) => asked += 1,
         Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
         _ => {}
     };
-    stage.talk(60_000, &mut hear);
+    stage.talk(60_000, &mut on_frame);
     // One connection tests each of the two addresses, after pauses of 2, 4, 8 and then 15 s. The
     // others do not even ask during the pauses.
     assert!((8..=28).contains(&lost) && asked <= 2 * lost, "asked {asked} times, {lost} test writes lost");
@@ -190,7 +190,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
 #[test]
 fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_device() {
     for step in [0, 1, 2] {
-        let (mut stage, heard) = (Stage::new(2, 2), Heard::default());
+        let (mut stage, log) = (Stage::new(2, 2), CapturedLog::default());
         let lose_and_return = |stage: &mut Stage| {
             stage.set(&[1], false);
             stage.talk(200, |_| {});
@@ -202,13 +202,13 @@ fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_
         let (up, lost) = ("x0:1 to x0:1: up, x1:1 to x1:1: up", "x0:1 to x0:1: up, x1:1 to x1:1: lost");
         assert_eq!(stage.text()[1], [up; 2], "another connection does not wait");
         assert_ne!(stage.text()[0], [up; 2], "step {step} hangs");
-        heard.by(|| stage.talk(20_000, |_| {}));
+        log.capture(|| stage.talk(20_000, |_| {}));
         assert_eq!(stage.text(), [[lost; 2], [up; 2]]);
-        heard.by(|| lose_and_return(&mut stage));
-        heard.by(|| stage.talk(5_000, |_| {}));
+        log.capture(|| lose_and_return(&mut stage));
+        log.capture(|| stage.talk(5_000, |_| {}));
         assert_eq!(stage.text(), [[lost; 2]; 2], "the device gets no second thread");
         assert_eq!(threads::hung(), 1);
-        let warnings = heard.take().into_iter().filter(|(_, line)| line.contains("has not finished a call")).count();
+        let warnings = log.take().into_iter().filter(|(_, line)| line.contains("has not finished a call")).count();
         assert_eq!(warnings, 1);
         threads::let_return();
         stage.talk(5_000, |_| {});
@@ -218,12 +218,12 @@ fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_
 
 #[test]
 fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
-    let (mut stage, heard, lane) = (Stage::new(1, 2), Heard::default(), LaneId::new(1).unwrap());
+    let (mut stage, log, lane) = (Stage::new(1, 2), CapturedLog::default(), LaneId::new(1).unwrap());
     stage.fabric().move_to(1, Phase::Cut);
     let pair = &stage.pairs[0];
     pair.send.enter().unwrap().lose_by(&pair.contexts[0], lane, "a write failed".to_owned());
-    heard.by(|| stage.talk(20, |_| {}));
-    let lines = heard.take();
+    log.capture(|| stage.talk(20, |_| {}));
+    let lines = log.take();
     let expected = "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";
     assert!(lines.iter().any(|(_, line)| line.starts_with(expected)), "{lines:?}");
     stage.fabric().move_to(1, Phase::Gone);

@@ -6,8 +6,8 @@
 
 mod common;
 
+use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
-use common::heard::Heard;
 use common::{LIMIT, fabric_folder, fabric_name, until};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::config::Config;
@@ -29,7 +29,7 @@ const TWINS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 /// Two hosts without knowledge of each other's paths, and a fabric with both ports up.
 struct Bed {
     hosts: [Arc<Host>; 2],
-    heard: Heard,
+    log: CapturedLog,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -41,9 +41,9 @@ impl Bed {
     /// Like `new`. If no port is up, one comes up while the hosts wait for it.
     fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
-        static HEARD: Mutex<Option<Heard>> = Mutex::new(None);
+        static LOG: Mutex<Option<CapturedLog>> = Mutex::new(None);
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = HEARD.lock().unwrap().get_or_insert_with(common::heard::everywhere).clone();
+        let log = LOG.lock().unwrap().get_or_insert_with(common::captured_log::everywhere).clone();
         let _turn = turn;
         let host = |side: usize| host(side, settings);
         let hosts = if are_up {
@@ -55,14 +55,14 @@ impl Bed {
                     std::thread::sleep(Duration::from_secs(1));
                     set_both(Action::Up);
                 });
-                heard.take();
+                log.take();
                 [0, 1].map(host)
             })
         };
-        let bed = Self { hosts, heard, _turn };
+        let bed = Self { hosts, log, _turn };
         if are_up {
             bed.repair();
-            bed.heard.take();
+            bed.log.take();
         }
         bed
     }
@@ -85,7 +85,7 @@ impl Bed {
     }
 
     fn lines(&self, of: Level) -> Vec<String> {
-        self.heard.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
+        self.log.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
     }
 }
 

@@ -27,7 +27,7 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
     let mut fabric = Fabric::new();
     let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));
     if first.is_some() && runs.is_none() {
-        common::heard::show();
+        common::captured_log::show();
     }
     let (first, runs) = (first.unwrap_or(0), runs.unwrap_or(if first.is_some() { 1 } else { 2000 }));
     let seeds = first..first + runs;

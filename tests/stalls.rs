@@ -6,7 +6,7 @@
 mod common;
 mod sim;
 
-use common::heard::Heard;
+use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::error::{Quick, StallCause, TimedOut};
 use nccl_net_spark::wire::control::ControlFrame;
@@ -18,7 +18,7 @@ const ROUND_NS: u64 = 50_000_000;
 
 struct Bed {
     fabric: Fabric,
-    heard: Heard,
+    log: CapturedLog,
     pairs: Vec<Pair>,
     /// True while the receivers' service thread does not run.
     is_stopped: bool,
@@ -32,7 +32,7 @@ type Lines = Vec<(u64, String)>;
 fn the_warning_says_who_is_stuck() {
     // The longest scenario without an end by this limit takes 80 s.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
-    let mut bed = Bed { fabric, heard: Heard::default(), pairs: Vec::new(), is_stopped: false };
+    let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_stopped: false };
     bed.nothing_posted();
     bed.no_receive_posted();
     bed.no_send_posted();
@@ -54,15 +54,15 @@ impl Bed {
 
     /// Lets this time pass. `caller` acts in each round. Returns the lines about stalls.
     fn pass(&mut self, seconds: u64, mut caller: impl FnMut(&Self)) -> Lines {
-        let (heard, begun) = (self.heard.clone(), self.fabric.now_ns());
+        let (log, begun) = (self.log.clone(), self.fabric.now_ns());
         let mut lines = Vec::new();
         while self.fabric.now_ns() - begun < seconds * 1_000_000_000 {
-            heard.by(|| {
+            log.capture(|| {
                 caller(self);
                 self.round();
             });
             let at = (self.fabric.now_ns() - begun) / 1_000_000_000;
-            let said = heard.take().into_iter().map(|(_, line)| line);
+            let said = log.take().into_iter().map(|(_, line)| line);
             lines.extend(said.filter(|line| line.starts_with("no progress with ")).map(|line| (at, line)));
         }
         lines
@@ -82,7 +82,7 @@ impl Bed {
             }
             for ((side, driver), frames) in pair.drivers.iter_mut().enumerate().zip(frames) {
                 if side == 0 || !self.is_stopped {
-                    frames.iter().for_each(|frame| driver.hear(frame, now));
+                    frames.iter().for_each(|frame| driver.receive_frame(frame, now));
                 }
             }
         }

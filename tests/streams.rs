@@ -17,9 +17,9 @@ use bed::{
     Buffer, FAR, NEAR, RING_TCP, apart, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes, transfer,
     turn,
 };
+use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
 use common::ends::{every_size, full_window};
-use common::heard::Heard;
 use common::{fill, is_filled, until};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::error::Error;
@@ -145,12 +145,12 @@ fn many_connections_both_ways() {
 fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     let _turn = turn();
     let (here, near, far) = (host(NEAR, &[RING_TCP]), host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
-    let heard = Heard::default();
+    let log = CapturedLog::default();
     let (by_rails, by_tcp, again) =
-        heard.by(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
+        log.capture(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
     // Both hosts are in this process and share a name. Each logs its line once.
-    let said = heard.take();
+    let said = log.take();
     let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
     let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
     assert!(infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"), "{said:?}");
@@ -158,14 +158,14 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
         ends.check(seed);
     }
     let total = 2 * (1 + 100 + 5000 + 300_000 + 3_000_001);
-    let closing = heard.clone();
-    closing.by(|| {
+    let closing = log.clone();
+    closing.capture(|| {
         for ends in [by_rails, by_tcp, again] {
             ends.send.close();
             ends.recv.close();
         }
     });
-    let said = heard.take();
+    let said = log.take();
     let words = format!(
         "connections closed: {total} bytes sent and 0 received by rails, {total} bytes sent by TCP in 12 messages (NCCL_SPARK_RING_TCP)"
     );
@@ -317,14 +317,14 @@ fn a_long_wait_is_logged_once() {
     let to = Buffer::blank(100);
     let into = ends.recv.register(to.memory()).unwrap();
     let receive = irecv(&ends.recv, &to, 100, 0, &into);
-    let heard = Heard::default();
-    heard.by(|| {
+    let log = CapturedLog::default();
+    log.capture(|| {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(1500) {
             assert!(sizes(&ends.recv, receive).is_none());
         }
     });
-    let warnings: Vec<_> = heard.take().into_iter().filter(|(level, _)| *level == Level::WARN).collect();
+    let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == Level::WARN).collect();
     assert!(warnings.len() == 1 && warnings[0].1.contains("a receive by TCP with"), "{warnings:?}");
 }
 

@@ -146,7 +146,7 @@ fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
 /// Clients with the token, in one piece and in many, and several kinds of clients without it.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
-    let frame = Message::Control(ControlFrame { number: 1, heard: 0, asks: true, message: vec![7] }).encode();
+    let frame = Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![7] }).encode();
     let mut at_once = Writer::default();
     at_once.u8(1).u8(hello.len() as u8).bytes(&hello);
     let mut by_bytes = Writer::default();

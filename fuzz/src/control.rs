@@ -87,13 +87,14 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
         sign(&mut words);
     }
     let Some(frame) = memory::bounded(FRAME_WORDS * 8, || ControlFrame::from_words(&words)) else {
-        let (number, heard, sizes) = (words[0], words[1], words[2]);
-        let possible = (number, heard) != (0, 0) && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64 && sizes >> 33 == 0;
+        let (number, received, sizes) = (words[0], words[1], words[2]);
+        let possible =
+            (number, received) != (0, 0) && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64 && sizes >> 33 == 0;
         assert!(!signed || !possible, "a whole frame is refused");
         return false;
     };
     assert!(frame.message.len() <= MAX_CONTROL_BYTES);
-    assert_eq!((frame.number, frame.heard), (words[0], words[1]));
+    assert_eq!((frame.number, frame.received), (words[0], words[1]));
     let bytes: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(frame.message, bytes[..frame.message.len()]);
     assert_eq!(ControlFrame::from_words(&padded(&frame)), Some(frame.clone()));
@@ -106,7 +107,7 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
 fn check_mix(tape: &mut Tape<'_>) -> bool {
     let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
-        heard: u64::from(tape.u8()),
+        received: u64::from(tape.u8()),
         asks: tape.u8() & 1 == 1,
         message: {
             let count = usize::from(tape.u8());
@@ -200,8 +201,8 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();
-    let frame = ControlFrame { number: 4, heard: 9, asks: true, message: messages()[0].1.encode() };
-    let echo = ControlFrame { number: 4, heard: 10, asks: false, message: Vec::new() };
+    let frame = ControlFrame { number: 4, received: 9, asks: true, message: messages()[0].1.encode() };
+    let echo = ControlFrame { number: 4, received: 10, asks: false, message: Vec::new() };
     let words =
         |frame: &ControlFrame| -> Vec<u8> { frame.to_words().iter().flat_map(|word| word.to_le_bytes()).collect() };
     seeds.push(("frame", [&[1][..], &words(&frame)].concat()));

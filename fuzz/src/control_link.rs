@@ -16,34 +16,34 @@ struct Model {
     said: Vec<ControlMessage>,
     sent: u64,
     confirmed: u64,
-    heard: u64,
-    news: bool,
+    received: u64,
+    is_due: bool,
 }
 
 impl Model {
     fn go_on(&mut self) {
         if self.sent == self.confirmed && self.sent < self.said.len() as u64 {
             self.sent += 1;
-            self.news = true;
+            self.is_due = true;
         }
     }
 
     fn frame(&self) -> ControlFrame {
         let asks = self.sent > self.confirmed;
         let message = if asks { self.said[self.sent as usize - 1].encode() } else { Vec::new() };
-        ControlFrame { number: self.sent, heard: self.heard, asks, message }
+        ControlFrame { number: self.sent, received: self.received, asks, message }
     }
 
     /// Takes a frame. Returns true if its message is new.
-    fn hears(&mut self, frame: &ControlFrame) -> bool {
-        if frame.heard == self.sent {
+    fn receive(&mut self, frame: &ControlFrame) -> bool {
+        if frame.received == self.sent {
             self.confirmed = self.sent;
             self.go_on();
         }
-        let is_next = frame.asks && frame.number.checked_sub(1) == Some(self.heard);
-        let is_old = frame.asks && frame.number <= self.heard;
-        self.news |= is_next || is_old;
-        self.heard += u64::from(is_next);
+        let is_next = frame.asks && frame.number.checked_sub(1) == Some(self.received);
+        let is_old = frame.asks && frame.number <= self.received;
+        self.is_due |= is_next || is_old;
+        self.received += u64::from(is_next);
         is_next
     }
 }
@@ -57,20 +57,20 @@ pub fn check(data: &[u8]) -> bool {
         match step % 4 {
             0 => {
                 let (_, message) = &known[tape.below(known.len())];
-                control_link.say(message.clone());
+                control_link.queue(message.clone());
                 model.said.push(message.clone());
                 model.go_on();
             }
             1 => {
-                let expected = std::mem::take(&mut model.news).then(|| model.frame());
-                assert_eq!(control_link.news(), expected);
+                let expected = std::mem::take(&mut model.is_due).then(|| model.frame());
+                assert_eq!(control_link.next_frame(), expected);
             }
             _ => {
                 let frame = frame(&mut tape, &model);
-                let is_new = model.hears(&frame);
+                let is_new = model.receive(&frame);
                 // This side's memory grows with its own messages, never with the peer's.
                 let room = frame.message.len() + model.frame().message.len() + 256;
-                let told = memory::bounded(room, || control_link.hear(&frame));
+                let told = memory::bounded(room, || control_link.receive_frame(&frame));
                 match (&told, is_new) {
                     (Ok(None), false) => {}
                     (told, true) => assert_eq!(told, &ControlMessage::decode(&frame.message).map(Some)),
@@ -91,29 +91,29 @@ fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     let mut number = |near: u64, is_any: bool| {
         if is_any { tape.u64() } else { near.wrapping_add(tape.u8() as i8 as u64) }
     };
-    let (number, heard) = (number(model.heard + 1, kind & 1 == 1), number(model.sent, kind & 2 == 2));
+    let (number, received) = (number(model.received + 1, kind & 1 == 1), number(model.sent, kind & 2 == 2));
     let count = if kind & 4 == 4 { usize::from(tape.u16()) } else { usize::from(tape.u8() % 32) };
-    ControlFrame { number, heard, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
+    ControlFrame { number, received, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
 }
 
 /// A valid exchange, and an invalid one.
 pub fn seeds() -> Seeds {
-    let heard = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
+    let received = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
         w.u8(2).u8(kind).u8(near.0 as u8).u8(near.1 as u8).u8(message.len() as u8).bytes(message);
     };
     let mut talk = Writer::default();
     talk.u8(0).u8(4).u8(0).u8(6).u8(1);
-    heard(&mut talk, 0, (0, 0), &[5, 1]);
+    received(&mut talk, 0, (0, 0), &[5, 1]);
     talk.u8(1);
-    heard(&mut talk, 0, (-1, -1), &[5, 1]);
-    heard(&mut talk, 0, (0, 0), &[6, 9, 0, 0, 0, 0, 0, 0, 0]);
-    heard(&mut talk, 8, (0, 0), &[]);
+    received(&mut talk, 0, (-1, -1), &[5, 1]);
+    received(&mut talk, 0, (0, 0), &[6, 9, 0, 0, 0, 0, 0, 0, 0]);
+    received(&mut talk, 8, (0, 0), &[]);
     talk.u8(1);
     let mut nonsense = Writer::default();
     nonsense.u8(0).u8(2);
-    heard(&mut nonsense, 0, (0, 5), &[99]);
-    heard(&mut nonsense, 0, (7, 1), &[7]);
+    received(&mut nonsense, 0, (0, 5), &[99]);
+    received(&mut nonsense, 0, (7, 1), &[7]);
     nonsense.u8(2).u8(3).u64(u64::MAX).u64(u64::MAX).u8(1).u8(7);
-    heard(&mut nonsense, 0, (0, 0), &[7]);
+    received(&mut nonsense, 0, (0, 0), &[7]);
     vec![("talk", talk.into_bytes()), ("nonsense", nonsense.into_bytes())]
 }

@@ -42,7 +42,7 @@ pub fn check(data: &[u8]) -> bool {
                 let frame = frame(&mut tape);
                 write(&mailbox, &padded(&frame), u64::MAX);
                 // A control frame with number 0 that confirms nothing counts as none.
-                inbox = if frame.number == 0 && frame.heard == 0 { Inbox::Other } else { Inbox::Whole(frame) };
+                inbox = if frame.number == 0 && frame.received == 0 { Inbox::Other } else { Inbox::Whole(frame) };
             }
             1 => {
                 let frame = frame(&mut tape);
@@ -69,9 +69,9 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn frame(tape: &mut Tape<'_>) -> ControlFrame {
-    let (number, heard, asks) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
+    let (number, received, asks) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
     let count = usize::from(tape.u16() % 2100);
-    ControlFrame { number, heard, asks, message: tape.bytes(count).to_vec() }
+    ControlFrame { number, received, asks, message: tape.bytes(count).to_vec() }
 }
 
 fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {

@@ -46,7 +46,7 @@ struct Caller {
     losses: [bool; RAILS],
     /// The peer's FENCED for each rail since it was last in use.
     fenced_by_peer: [Vec<Received>; RAILS],
-    heard: Option<ControlMessage>,
+    received: Option<ControlMessage>,
     failed: u32,
     /// The connection has failed, or the peer has left. Earlier actions are still executed.
     has_ended: bool,
@@ -68,7 +68,7 @@ pub fn check(data: &[u8]) -> bool {
             0 | 1 => {
                 let (_, message) = &known[tape.below(known.len())];
                 number += 1;
-                caller.hear(number, &on_rail(message.clone(), lane), tape.u64() % 64);
+                caller.receive(number, &on_rail(message.clone(), lane), tape.u64() % 64);
             }
             2 => caller.lose(lane, Rail::Stopped { by_peer: false }),
             3 => caller.recovery.port_up(lane, caller.now),
@@ -117,7 +117,7 @@ impl Caller {
             rails: [Rail::Used; RAILS],
             losses: [false; RAILS],
             fenced_by_peer: Default::default(),
-            heard: None,
+            received: None,
             failed: 0,
             has_ended: false,
             has_closed: false,
@@ -133,15 +133,15 @@ impl Caller {
         caller
     }
 
-    fn hear(&mut self, number: u64, message: &ControlMessage, begun: u64) {
-        self.heard = Some(message.clone());
+    fn receive(&mut self, number: u64, message: &ControlMessage, begun: u64) {
+        self.received = Some(message.clone());
         if let ControlMessage::Fenced { lane, received } = message {
             self.fenced_by_peer[lane.index()].push(received.clone());
         }
         // Confirms this side's messages, so that none pile up.
-        let heard = self.recovery.frame().number;
-        let frame = ControlFrame { number, heard, asks: true, message: message.encode() };
-        self.recovery.heard(&frame, begun, self.now);
+        let received = self.recovery.frame().number;
+        let frame = ControlFrame { number, received, asks: true, message: message.encode() };
+        self.recovery.receive_frame(&frame, begun, self.now);
     }
 
     /// Loses a rail on the data path. Recovery learns of it by `report`.
@@ -237,7 +237,7 @@ impl Caller {
                 Action::Activate(lane) => {
                     assert!(!self.has_ended, "a connection that has ended takes no rail into use");
                     assert_eq!(self.rails[lane.index()], Rail::Connected, "only what is connected is used");
-                    let says_live = matches!(self.heard, Some(ControlMessage::Live { lane: of }) if of == lane);
+                    let says_live = matches!(self.received, Some(ControlMessage::Live { lane: of }) if of == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
                     self.rails[lane.index()] = Rail::Used;
                     self.losses[lane.index()] = false;
@@ -370,38 +370,38 @@ fn advert() -> RailAdvert {
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
-    let hear = |w: &mut Writer, which: u8| {
+    let receive = |w: &mut Writer, which: u8| {
         w.u8(0).u8(0).u8(which).u64(40);
     };
     let mut sender = Writer::default();
     sender.u8(0).u8(2).u8(0).u8(10).u8(0);
-    hear(&mut sender, at("fenced"));
+    receive(&mut sender, at("fenced"));
     sender.u8(7).u8(0).u8(2);
     sender.u8(0);
-    hear(&mut sender, at("joined"));
+    receive(&mut sender, at("joined"));
     sender.u8(0).u8(6).u8(0).u8(0).u8(7).u8(0).u8(0);
     let mut receiver = Writer::default();
     receiver.u8(1);
-    hear(&mut receiver, at("fenced"));
-    hear(&mut receiver, at("join"));
+    receive(&mut receiver, at("fenced"));
+    receive(&mut receiver, at("join"));
     receiver.u8(0);
-    hear(&mut receiver, at("live"));
+    receive(&mut receiver, at("live"));
     receiver.u8(4).u8(0).u8(5).u8(0).u8(7).u8(0).u8(3);
     let mut dark = Writer::default();
     dark.u8(0).u8(2).u8(0).u8(2).u8(1).u8(10).u8(0);
-    hear(&mut dark, at("fenced"));
+    receive(&mut dark, at("fenced"));
     // The first attempt finds no path. When the second is due, no rail has been up for too long.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
     let mut cut_off = Writer::default();
     cut_off.u8(0).u8(8).u8(0).u8(10).u8(0);
-    hear(&mut cut_off, at("fenced"));
+    receive(&mut cut_off, at("fenced"));
     cut_off.u8(9).u8(0).u8(12).u8(1);
     let mut closed = Writer::default();
     closed.u8(1 + 2);
-    hear(&mut closed, at("join"));
+    receive(&mut closed, at("join"));
     closed.u8(0).u8(11).u8(0);
-    hear(&mut closed, at("bye"));
+    receive(&mut closed, at("bye"));
     closed.u8(5).u8(0);
     vec![
         ("sender", sender.into_bytes()),

@@ -63,8 +63,8 @@ fn receive(tape: &mut Tape<'_>) {
     while let Some(step) = tape.step() {
         match step % 6 {
             0 => model.grant(tape),
-            1 => model.hears(tape.bytes(FRAME_BYTES)),
-            2 | 3 => model.hears_nearly(tape),
+            1 => model.receive(tape.bytes(FRAME_BYTES)),
+            2 | 3 => model.receive_nearly(tape),
             4 => model.lands(tape),
             _ => model.test(tape.below(SLOTS)),
         }
@@ -97,7 +97,7 @@ impl Receiver {
         self.granted += 1;
     }
 
-    fn hears(&mut self, bytes: &[u8]) {
+    fn receive(&mut self, bytes: &[u8]) {
         let Some(frame) = bytes.first_chunk::<FRAME_BYTES>() else { return };
         let Ok(read) = StreamFrame::decode(frame) else { return };
         assert_eq!(read.encode(), *frame, "a frame has only one encoding");
@@ -107,7 +107,7 @@ impl Receiver {
     }
 
     /// Delivers a frame of an honest sender, or one close to it.
-    fn hears_nearly(&mut self, tape: &mut Tape<'_>) {
+    fn receive_nearly(&mut self, tape: &mut Tape<'_>) {
         let sequence = self.granted.wrapping_sub(1 + tape.below(SLOTS + 2) as u64);
         let part = tape.below(PARTS) as u8;
         let of_slot = self.slots[Slot::of(sequence).index()].as_ref();
@@ -117,7 +117,7 @@ impl Receiver {
         let left = total.saturating_sub(offset).min(u64::from(MAX_CHUNK_BYTES));
         let bytes = left.saturating_sub(u64::from(tape.u16() >> (tape.u8() % 16))) as u32;
         let frame = StreamFrame::Data(Data { sequence, part, offset, bytes, total }).encode();
-        self.hears(&frame);
+        self.receive(&frame);
     }
 
     fn announced(&mut self, data: Data) {

@@ -34,21 +34,21 @@ impl NamedPipe {
     }
 }
 
-/// Passes every line of the children's standard output and error and of `pipes` to `hear`, with the
+/// Passes every line of the children's standard output and error and of `pipes` to `on_line`, with the
 /// spaces at its end. The number is the child's index, or for a pipe the number of children plus
 /// the pipe's index. Standard output and error must be pipes.
 ///
 /// Returns the children's exit statuses once all have closed both streams and no process writes to
-/// the pipes, or none when `timeout` is over. Ends children that still run then, and when `hear`
+/// the pipes, or none when `timeout` is over. Ends children that still run then, and when `on_line`
 /// fails.
 ///
 /// # Errors
-/// Fails when `hear` fails, and on errors of the system.
+/// Fails when `on_line` fails, and on errors of the system.
 pub fn follow(
     children: &mut [Child],
     pipes: Vec<NamedPipe>,
     timeout: Duration,
-    mut hear: impl FnMut(usize, &str) -> Result<()>,
+    mut on_line: impl FnMut(usize, &str) -> Result<()>,
 ) -> Result<Option<Vec<ExitStatus>>> {
     let (lines_in, lines) = mpsc::channel();
     let (readers, writers): (Vec<File>, Vec<File>) = pipes.into_iter().map(|pipe| (pipe.reader, pipe.writer)).unzip();
@@ -74,7 +74,7 @@ pub fn follow(
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok((number, line)) => {
-                if let Err(error) = hear(number, &line) {
+                if let Err(error) = on_line(number, &line) {
                     children.iter_mut().for_each(end);
                     return Err(error);
                 }
@@ -131,16 +131,16 @@ mod tests {
 
     #[test]
     fn lines_of_all_children_and_both_streams_are_read() {
-        let mut heard = Vec::new();
+        let mut lines = Vec::new();
         let mut children = [shell("printf 'a  \\r\\n'; echo b >&2"), shell("printf c; exit 3")];
         let ends = follow(&mut children, Vec::new(), Duration::from_secs(60), |number, line| {
-            heard.push((number, line.to_owned()));
+            lines.push((number, line.to_owned()));
             Ok(())
         });
         let codes: Vec<_> = ends.unwrap().unwrap().iter().map(|end| end.code()).collect();
-        heard.sort();
+        lines.sort();
         let expected = [(0, "a  "), (0, "b"), (1, "c")].map(|(number, line)| (number, line.to_owned()));
-        assert_eq!((heard, codes), (expected.to_vec(), vec![Some(0), Some(3)]));
+        assert_eq!((lines, codes), (expected.to_vec(), vec![Some(0), Some(3)]));
     }
 
     #[test]
@@ -150,13 +150,13 @@ mod tests {
         let pipes = vec![NamedPipe::make(&path).unwrap()];
         let script =
             format!("echo a; (sleep 0.2; exec > {}; sleep 0.2; echo b; sleep 0.2; printf c) &", path.display());
-        let mut heard = Vec::new();
+        let mut lines = Vec::new();
         let ends = follow(&mut [shell(&script)], pipes, Duration::from_secs(60), |number, line| {
-            heard.push((number, line.to_owned()));
+            lines.push((number, line.to_owned()));
             Ok(())
         });
-        assert_eq!((heard.len(), ends.unwrap().unwrap().len()), (3, 1));
-        assert_eq!(heard[1..], [(1, "b".to_owned()), (1, "c".to_owned())]);
+        assert_eq!((lines.len(), ends.unwrap().unwrap().len()), (3, 1));
+        assert_eq!(lines[1..], [(1, "b".to_owned()), (1, "c".to_owned())]);
         assert!(NamedPipe::make(&path).unwrap_err().to_string().contains("make the pipe"));
         // A pipe that no process opens causes no delay.
         std::fs::remove_file(&path).unwrap();

@@ -90,7 +90,7 @@ impl Fake {
         command
     }
 
-    fn say(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> Said {
         self.top(arguments).output().unwrap().into()
     }
 }
@@ -170,21 +170,21 @@ fn rates_are_differences_of_two_readings() {
 #[test]
 fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
     let fake = Fake::new();
-    let said = fake.say(&["--count", "2", "--peers", "-q"]);
+    let said = fake.run(&["--count", "2", "--peers", "-q"]);
     let rows: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((said.status, said.err.as_str(), rows.len()), (Some(0), "", 6), "{said:?}");
     let expected = [["all", "all"], ["spark-b", "all"], ["spark-b", "rocep1s0f0:1"]];
     for (row, names) in rows.iter().zip(expected.iter().cycle()) {
         assert_eq!((row[0], row[1], row[2], &row[3..5]), (fake.pid().as_str(), "3", "sleep", &names[..]), "{said:?}");
     }
-    let said = fake.say(&["--count", "1"]);
+    let said = fake.run(&["--count", "1"]);
     assert!(said.out.starts_with("# 20") && said.out.contains(" UTC: 1 job\n#"), "{said:?}");
 }
 
 #[test]
 fn hostile_contents_are_skipped_with_a_message() {
     let word_of = |fake: &Fake| {
-        let said = fake.say(&["--count", "1"]);
+        let said = fake.run(&["--count", "1"]);
         assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
         let prefix = format!("# process {}: ", fake.pid());
         said.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
@@ -281,7 +281,7 @@ fn promtool_takes_the_file_and_it_stays_after_count_alone() {
     let fake = Fake::new();
     fake.set(0, Word::Bytes, 123_456_789);
     fake.text(0, Word::Rail, "r\"\\{}");
-    let said = fake.say(&["--count", "1", "--prometheus", file]);
+    let said = fake.run(&["--count", "1", "--prometheus", file]);
     assert_eq!(said.status, Some(0), "{said:?}");
     let text = fs::read_to_string(&path).unwrap();
     let expected = format!(

@@ -247,7 +247,7 @@ mod tests {
     fn messages_are_read_whole_however_their_bytes_arrive() {
         let (mut channel, mut stream) = pair();
         let sent = [
-            Message::Control(ControlFrame { number: 7, heard: 2, asks: true, message: vec![1, 2, 3] }),
+            Message::Control(ControlFrame { number: 7, received: 2, asks: true, message: vec![1, 2, 3] }),
             Message::Refuse("no".into()),
         ];
         let bytes: Vec<u8> = sent.iter().flat_map(Message::encode).collect();
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_peer_that_reads_nothing_uses_no_memory_here() {
         let (mut channel, _stream) = pair();
-        let frame = ControlFrame { number: 1, heard: 0, asks: true, message: vec![7; 2000] };
+        let frame = ControlFrame { number: 1, received: 0, asks: true, message: vec![7; 2000] };
         // Far more than the kernel buffers for a socket.
         let taken = (0..100_000).filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap()).count();
         assert!(taken < 50_000, "{taken} frames were taken");

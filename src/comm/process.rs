@@ -9,7 +9,7 @@ use super::log::stalls::Stalls;
 use super::log::tcp::TcpOutages;
 use super::rail::backoff::Backoff;
 use super::rail::registration::{Purpose, Registration, Registrations};
-use super::rail::{Look, Rail};
+use super::rail::{Rail, RailSnapshot};
 use super::streams::context::Totals;
 use crate::config::Config;
 use crate::counters::Counting;
@@ -119,19 +119,19 @@ impl Process {
     }
 
     /// Returns the kernel's routes from this host's rails to addresses of the connecting side that
-    /// pair more rails. `look` returns the addresses of a rail of this host. Empty with
+    /// pair more rails. `snapshot` returns the addresses of a rail of this host. Empty with
     /// `NCCL_SPARK_RING_TCP`: a host that forwards IP may not forward RoCE, and TCP works there.
     pub fn routes<'l>(
         &self,
         connector: &[RailAdvert],
         acceptor: &[RailAdvert],
-        look: impl Fn(usize) -> &'l Look,
+        snapshot: impl Fn(usize) -> &'l RailSnapshot,
     ) -> Vec<Route> {
         if self.config.setup.ring_tcp {
             return Vec::new();
         }
         let exists =
-            |route: &Route| look(route.acceptor).has_route(route.acceptor_gid, route.connector_gid) == Some(true);
+            |route: &Route| snapshot(route.acceptor).has_route(route.acceptor_gid, route.connector_gid) == Some(true);
         let mut routes = pairing::possible_routes(connector, acceptor);
         routes.retain(exists);
         routes

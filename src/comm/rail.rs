@@ -53,7 +53,7 @@ pub struct Rail {
     chosen_gid_index: Option<u16>,
     /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
-    last_look: Mutex<Option<Look>>,
+    last_snapshot: Mutex<Option<RailSnapshot>>,
     /// True once a send was registered with local write access, because the device requires it.
     needed_local_write: AtomicBool,
     /// True once a WARN has said that `NCCL_IB_GID_INDEX` selects no address here.
@@ -79,7 +79,7 @@ impl Rail {
         };
         let entry = config.sysfs.join("class/infiniband").join(&info.device);
         let device = Arc::new(RailDevice::new(pd, entry));
-        let (path_qualities, last_look, needed_local_write, was_warned_of_index) = Default::default();
+        let (path_qualities, last_snapshot, needed_local_write, was_warned_of_index) = Default::default();
         let (backlog_bytes, busy_bytes) = Default::default();
         Ok(Self {
             id,
@@ -89,7 +89,7 @@ impl Rail {
             sysfs: config.sysfs.clone(),
             chosen_gid_index: config.gid_index,
             path_qualities,
-            last_look,
+            last_snapshot,
             needed_local_write,
             was_warned_of_index,
             backlog_bytes,
@@ -112,7 +112,7 @@ impl Rail {
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now.
-    pub fn look(&self, interfaces: &[Interface]) -> Result<Look> {
+    pub fn snapshot(&self, interfaces: &[Interface]) -> Result<RailSnapshot> {
         let port = self.port()?;
         if port.state != PortState::Active {
             return Err(Missing::PortState(format!("{:?}", port.state)).into());
@@ -142,9 +142,9 @@ impl Rail {
         if !found.is_empty() {
             found.sort_by_key(|(address, held)| (remoteness(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
-            let look = Look { port, addresses, held };
-            *self.last_look.lock().unwrap_or_else(PoisonError::into_inner) = Some(look.clone());
-            return Ok(look);
+            let snapshot = RailSnapshot { port, addresses, held };
+            *self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot.clone());
+            return Ok(snapshot);
         }
         Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
     }
@@ -171,19 +171,19 @@ impl Rail {
     }
 
     /// Returns the state of the rail when it could last be used; `None` if it never could.
-    pub fn last_look(&self) -> Option<Look> {
-        self.last_look.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn last_snapshot(&self) -> Option<RailSnapshot> {
+        self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the description of the rail for a peer.
-    pub fn advert(&self, look: &Look) -> RailAdvert {
+    pub fn advert(&self, snapshot: &RailSnapshot) -> RailAdvert {
         RailAdvert {
             name: self.name(),
             phys_port: self.info.phys_port.clone().unwrap_or_default(),
             attachment: self.info.attachment,
             speed_mbps: self.info.speed_mbps.max(1),
-            mtu_bytes: look.port.active_mtu_bytes,
-            addresses: look.addresses.clone(),
+            mtu_bytes: snapshot.port.active_mtu_bytes,
+            addresses: snapshot.addresses.clone(),
             is_usable: true,
         }
     }
@@ -220,7 +220,7 @@ impl Rail {
 
 /// State of a rail at one moment.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct RailSnapshot {
     /// The port.
     pub port: PortInfo,
     /// The rail's addresses.
@@ -235,7 +235,7 @@ struct Held {
     interface: Option<u32>,
 }
 
-impl Look {
+impl RailSnapshot {
     /// Returns the GID table index of one of the addresses.
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
         self.held(gid).map(|held| held.gid_index)

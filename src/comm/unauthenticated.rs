@@ -86,7 +86,7 @@ impl Unauthenticated {
 
     /// Accepts connections and reads their messages. Returns those that `judge` admits, in the
     /// order in which they connected, and logs errors of the others.
-    pub fn look(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>) -> Vec<Admitted> {
+    pub fn poll(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         self.accept(descriptors, judge, &mut admitted);
         for connection in std::mem::take(&mut self.connections) {

@@ -16,14 +16,14 @@ pub struct ControlLink {
     sent: u64,
     message: Vec<u8>,
     confirmed: u64,
-    heard: u64,
+    received: u64,
     /// True while a frame is due: a new message, an acknowledgement or a resend.
-    news: bool,
+    is_due: bool,
 }
 
 impl ControlLink {
     /// Queues a control message for the peer.
-    pub fn say(&mut self, message: ControlMessage) {
+    pub fn queue(&mut self, message: ControlMessage) {
         self.waiting.push_back(message);
         self.send_next();
     }
@@ -43,21 +43,21 @@ impl ControlLink {
         (self.sent > self.confirmed).then_some(self.sent)
     }
 
-    /// Makes [`ControlLink::news`] return the current frame again: the path may have lost it.
+    /// Makes [`ControlLink::next_frame`] return the current frame again: the path may have lost it.
     pub fn send_again(&mut self) {
-        self.news = true;
+        self.is_due = true;
     }
 
     /// Returns the control frame to send now, if one is due.
-    pub fn news(&mut self) -> Option<ControlFrame> {
-        std::mem::take(&mut self.news).then(|| self.frame())
+    pub fn next_frame(&mut self) -> Option<ControlFrame> {
+        std::mem::take(&mut self.is_due).then(|| self.frame())
     }
 
     /// Returns the current control frame, with the message under way and an acknowledgement.
     pub fn frame(&self) -> ControlFrame {
         let asks = self.sent > self.confirmed;
         let message = if asks { self.message.clone() } else { Vec::new() };
-        ControlFrame { number: self.sent, heard: self.heard, asks, message }
+        ControlFrame { number: self.sent, received: self.received, asks, message }
     }
 
     /// Accepts a control frame, and returns its control message if the message is new.
@@ -65,20 +65,20 @@ impl ControlLink {
     /// # Errors
     /// [`Malformed`] when the control message cannot be decoded. This end still acknowledges the
     /// message, so that later ones follow.
-    pub fn hear(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
-        if frame.heard == self.sent {
+    pub fn receive_frame(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
+        if frame.received == self.sent {
             self.confirmed = self.sent;
             self.send_next();
         }
-        if !frame.asks || frame.number > self.heard + 1 {
+        if !frame.asks || frame.number > self.received + 1 {
             return Ok(None);
         }
         // The peer lacks this acknowledgement, even if the message is a repetition.
-        self.news = true;
-        if frame.number <= self.heard {
+        self.is_due = true;
+        if frame.number <= self.received {
             return Ok(None);
         }
-        self.heard = frame.number;
+        self.received = frame.number;
         ControlMessage::decode(&frame.message).map(Some)
     }
 
@@ -88,7 +88,7 @@ impl ControlLink {
         {
             self.message = message.encode();
             self.sent += 1;
-            self.news = true;
+            self.is_due = true;
         }
     }
 }
@@ -102,17 +102,17 @@ mod tests {
     #[test]
     fn a_message_is_answered_once_and_then_no_frame_is_sent() {
         let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
-        one.say(ControlMessage::Live { lane: lane(1) });
-        one.say(ControlMessage::Live { lane: lane(2) });
-        let first = one.news().unwrap();
-        assert!(one.news().is_none() && one.is_waiting());
-        assert_eq!(other.hear(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
-        assert_eq!(other.hear(&first), Ok(None), "the same frame again");
-        let echo = other.news().unwrap();
-        assert_eq!(one.hear(&echo), Ok(None));
-        assert_eq!(other.hear(&one.news().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
-        assert_eq!(one.hear(&other.news().unwrap()), Ok(None));
-        assert!(!one.is_waiting() && one.news().is_none() && other.news().is_none());
+        one.queue(ControlMessage::Live { lane: lane(1) });
+        one.queue(ControlMessage::Live { lane: lane(2) });
+        let first = one.next_frame().unwrap();
+        assert!(one.next_frame().is_none() && one.is_waiting());
+        assert_eq!(other.receive_frame(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
+        assert_eq!(other.receive_frame(&first), Ok(None), "the same frame again");
+        let echo = other.next_frame().unwrap();
+        assert_eq!(one.receive_frame(&echo), Ok(None));
+        assert_eq!(other.receive_frame(&one.next_frame().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
+        assert_eq!(one.receive_frame(&other.next_frame().unwrap()), Ok(None));
+        assert!(!one.is_waiting() && one.next_frame().is_none() && other.next_frame().is_none());
     }
 
     proptest! {
@@ -120,7 +120,7 @@ mod tests {
         fn every_message_is_delivered_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
             let mut said = [0, 0];
-            let mut heard = [Vec::new(), Vec::new()];
+            let mut received = [Vec::new(), Vec::new()];
             let mut under_way: [VecDeque<ControlFrame>; 2] = Default::default();
             let calm = (0..200).flat_map(|_| [0, 1, 4, 5]);
             for step in script.into_iter().chain(calm) {
@@ -128,7 +128,7 @@ mod tests {
                 match step {
                     0 | 1 => {
                         if said[at] < counts[at] {
-                            ends[at].say(ControlMessage::Bye { delivered: said[at] });
+                            ends[at].queue(ControlMessage::Bye { delivered: said[at] });
                             said[at] += 1;
                         }
                         let frame = ends[at].frame();
@@ -138,19 +138,19 @@ mod tests {
                     2 => _ = under_way[0].pop_front(),
                     3 => {
                         if let Some(frame) = under_way[1].back().cloned() {
-                            heard[0].extend(ends[0].hear(&frame).unwrap());
+                            received[0].extend(ends[0].receive_frame(&frame).unwrap());
                         }
                     }
                     _ => {
                         if let Some(frame) = under_way[at].pop_front() {
-                            heard[1 - at].extend(ends[1 - at].hear(&frame).unwrap());
+                            received[1 - at].extend(ends[1 - at].receive_frame(&frame).unwrap());
                         }
                     }
                 }
             }
             for at in [0, 1] {
                 let all: Vec<ControlMessage> = (0..counts[1 - at]).map(|delivered| ControlMessage::Bye { delivered }).collect();
-                prop_assert_eq!(&heard[at], &all);
+                prop_assert_eq!(&received[at], &all);
                 prop_assert!(!ends[at].is_waiting());
             }
         }

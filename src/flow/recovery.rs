@@ -69,7 +69,7 @@ pub struct Recovery {
     link: ControlLink,
     sent_at: u64,
     /// The unacknowledged frame, and the time at which it was first sent.
-    unheard: Option<(u64, u64)>,
+    unconfirmed: Option<(u64, u64)>,
     /// Time of the last ARE YOU THERE sent because TCP is away.
     asked_at: Option<u64>,
     dark_since: Option<u64>,
@@ -106,7 +106,7 @@ impl Recovery {
             has_failed: false,
             link: ControlLink::default(),
             sent_at: 0,
-            unheard: None,
+            unconfirmed: None,
             asked_at: None,
             dark_since: None,
             actions: VecDeque::new(),
@@ -143,8 +143,8 @@ impl Recovery {
             // No process reads the frames. A NIC may still acknowledge them: no sign of life.
             return None;
         }
-        self.note_unheard(now);
-        if let Some(frame) = self.link.news() {
+        self.note_unconfirmed(now);
+        if let Some(frame) = self.link.next_frame() {
             self.sent_at = now;
             return Some(Frame::First(frame));
         }
@@ -206,19 +206,19 @@ impl Recovery {
 
     /// Closes this side with a BYE.
     pub fn close(&mut self, delivered: u64) {
-        self.link.say(ControlMessage::Bye { delivered });
+        self.link.queue(ControlMessage::Bye { delivered });
     }
 
     /// Asks the peer for its progress, unless many messages wait: such a peer would not answer.
     pub fn ask_about_stall(&mut self, number: u32) {
         if self.link.backlog() < CROWDED {
-            self.link.say(ControlMessage::StallQuery { number });
+            self.link.queue(ControlMessage::StallQuery { number });
         }
     }
 
     /// Answers [`Action::StallQuery`] with this side's progress.
     pub fn reply_to_stall(&mut self, number: u32, idle_ms: u64, progress: Progress) {
-        self.link.say(ControlMessage::StallReply { number, idle_ms, progress });
+        self.link.queue(ControlMessage::StallReply { number, idle_ms, progress });
     }
 
     /// Reports a loss that the data path has found and fenced.
@@ -235,7 +235,7 @@ impl Recovery {
         let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
         let peer_has = peer_has.clone();
         self.transition(lane, State::Fenced { since: now }, Cause::Stopped, now);
-        self.link.say(ControlMessage::Fenced { lane, received });
+        self.link.queue(ControlMessage::Fenced { lane, received });
         if let Some(peer_has) = peer_has {
             self.resend(lane, peer_has, now);
         }
@@ -270,8 +270,8 @@ impl Recovery {
     }
 
     /// Reports a frame from the peer. `begun` is the number of begun sends; 0 for a receiver.
-    pub fn heard(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
-        match self.link.hear(frame) {
+    pub fn receive_frame(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
+        match self.link.receive_frame(frame) {
             Ok(None) => {}
             Ok(Some(message)) => self.handle(message, begun, now),
             Err(malformed) => self.log(LogEntry::Malformed(malformed.to_string())),
@@ -293,7 +293,7 @@ impl Recovery {
                 let rail = &mut self.rails[lane.index()];
                 rail.request = rail.request.wrapping_add(1);
                 let attempt = rail.request;
-                self.link.say(ControlMessage::Join { lane, attempt, rail: advert, end });
+                self.link.queue(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
             // The peer knows nothing of this attempt, so it needs no NOT NOW.
             Err(why) => self.set_down(lane, Cause::Failed(why), now),
@@ -332,7 +332,7 @@ impl Recovery {
             Ok(()) => {
                 self.transition(lane, State::Up { since: now }, Cause::Done, now);
                 if self.role == Role::Sender {
-                    self.link.say(ControlMessage::Live { lane });
+                    self.link.queue(ControlMessage::Live { lane });
                 }
             }
             Err(why) => self.not_now(lane, Cause::Failed(why), now),
@@ -349,7 +349,7 @@ impl Recovery {
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
                 self.transition(lane, State::AwaitingLive, Cause::Done, now);
                 let attempt = self.rails[lane.index()].request;
-                self.link.say(ControlMessage::Joined {
+                self.link.queue(ControlMessage::Joined {
                     lane,
                     attempt,
                     connector_gid,
@@ -364,7 +364,7 @@ impl Recovery {
     }
 
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
-        self.log(LogEntry::Heard(Box::new(message.clone())));
+        self.log(LogEntry::CapturedLog(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
             return self.breach(why);
         }
@@ -498,7 +498,7 @@ impl Recovery {
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
         let (attempt, why) = (self.rails[lane.index()].request, cause.to_string());
         self.set_down(lane, cause, now);
-        self.link.say(ControlMessage::NotNow { lane, attempt, why });
+        self.link.queue(ControlMessage::NotNow { lane, attempt, why });
     }
 
     fn give_up(&mut self, failure: Failure) {

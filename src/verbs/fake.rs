@@ -1,8 +1,8 @@
 //! A fake provider in memory, for what soft-RoCE lacks: older libraries, mlx5's thread domains.
 
-#[path = "../../tests/common/heard.rs"]
+#[path = "../../tests/common/captured_log.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]
-mod heard;
+mod captured_log;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -73,14 +73,14 @@ fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
             "fake0: queue pairs have no thread domains (its provider has none): they take locks and share doorbells",
         ),
     ] {
-        let heard = heard::Heard::default();
-        let _queue_pairs = heard.by(|| {
+        let log = captured_log::CapturedLog::default();
+        let _queue_pairs = log.capture(|| {
             let context = fake(Offers { thread_domains, ..ALL });
             let (pd, cq) = (Pd::new(&context).expect("a domain"), Cq::new(&context, 16).expect("a CQ"));
             let caps = QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 };
             [0, 1].map(|_| Qp::new(&pd, &cq, caps).expect("a QP"))
         });
-        let said: Vec<String> = heard.take().into_iter().map(|(_, text)| text).collect();
+        let said: Vec<String> = log.take().into_iter().map(|(_, text)| text).collect();
         assert!(said.len() == 1 && said[0].starts_with(words), "{said:?}");
     }
 }

@@ -300,7 +300,7 @@ pub struct ControlFrame {
     /// Number of the control message, from 1; 0 before the first.
     pub number: u64,
     /// Number of the last control message that the writer has received.
-    pub heard: u64,
+    pub received: u64,
     /// True if the writer waits for the confirmation of its control message.
     pub asks: bool,
     /// The control message, encoded; at most [`MAX_CONTROL_BYTES`].
@@ -311,7 +311,7 @@ impl ControlFrame {
     /// Encodes the frame for an inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
-        let mut words = vec![self.number, self.heard, body.len() as u64 | u64::from(self.asks) << 32, 0];
+        let mut words = vec![self.number, self.received, body.len() as u64 | u64::from(self.asks) << 32, 0];
         words.extend(body.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
@@ -323,9 +323,9 @@ impl ControlFrame {
 
     /// Reads the frame in an inbox, or returns `None` if the words are not one complete frame.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
-        let [number, heard, sizes, stated, ..] = *words;
+        let [number, received, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
-        if number == 0 && heard == 0 || bytes > MAX_CONTROL_BYTES || sizes >> 33 != 0 {
+        if number == 0 && received == 0 || bytes > MAX_CONTROL_BYTES || sizes >> 33 != 0 {
             return None;
         }
         let mut used = words[..FRAME_HEADER + bytes.div_ceil(8)].to_vec();
@@ -335,15 +335,19 @@ impl ControlFrame {
         }
         let mut message: Vec<u8> = used[FRAME_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
         message.truncate(bytes);
-        Some(Self { number, heard, asks: sizes >> 32 == 1, message })
+        Some(Self { number, received, asks: sizes >> 32 == 1, message })
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
-        w.u64(self.number).u64(self.heard).u8(u8::from(self.asks)).u16(self.message.len() as u16).bytes(&self.message);
+        w.u64(self.number)
+            .u64(self.received)
+            .u8(u8::from(self.asks))
+            .u16(self.message.len() as u16)
+            .bytes(&self.message);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (number, heard, asks) = (r.u64()?, r.u64()?, r.u8()?);
+        let (number, received, asks) = (r.u64()?, r.u64()?, r.u8()?);
         if asks > 1 {
             return Err(Malformed::Value { what: "frame", value: u64::from(asks) });
         }
@@ -351,7 +355,7 @@ impl ControlFrame {
         if count > MAX_CONTROL_BYTES {
             return Err(Malformed::Above { what: "message", count, most: MAX_CONTROL_BYTES });
         }
-        Ok(Self { number, heard, asks: asks == 1, message: r.bytes(count)?.to_vec() })
+        Ok(Self { number, received, asks: asks == 1, message: r.bytes(count)?.to_vec() })
     }
 }
 
@@ -430,12 +434,12 @@ mod tests {
             let back = ControlMessage::decode(&bytes).unwrap();
             assert_eq!(back.encode(), bytes);
             (0..bytes.len()).for_each(|cut| assert!(ControlMessage::decode(&bytes[..cut]).is_err()));
-            let frame = ControlFrame { number: 3, heard: 2, asks: true, message: bytes };
+            let frame = ControlFrame { number: 3, received: 2, asks: true, message: bytes };
             assert_eq!(ControlFrame::from_words(&padded(&frame.to_words())), Some(frame));
         }
         assert_eq!(ControlFrame::from_words(&[0; FRAME_WORDS]), None, "an empty mailbox");
-        let heard_only = ControlFrame { number: 0, heard: 5, asks: false, message: Vec::new() };
-        assert_eq!(ControlFrame::from_words(&padded(&heard_only.to_words())), Some(heard_only));
+        let acknowledgement = ControlFrame { number: 0, received: 5, asks: false, message: Vec::new() };
+        assert_eq!(ControlFrame::from_words(&padded(&acknowledgement.to_words())), Some(acknowledgement));
     }
 
     #[test]
@@ -471,7 +475,7 @@ mod tests {
 
         #[test]
         fn a_mix_of_two_frames_is_not_read(which in 0..10usize, other in 0..10usize, mask: u64) {
-            let frame = |number, which: usize| ControlFrame { number, heard: 1, asks: true, message: samples()[which].encode() };
+            let frame = |number, which: usize| ControlFrame { number, received: 1, asks: true, message: samples()[which].encode() };
             let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
             let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });
             let found = ControlFrame::from_words(&mixed);

@@ -1,8 +1,8 @@
 //! Path MTUs in HELLO and OFFER that a port does not have, or that do not exist.
 
 use crate::attack::{Listener, between, decoded, dial, host, tapped};
+use crate::common::captured_log::CapturedLog;
 use crate::common::ends::Ends;
-use crate::common::heard::Heard;
 use crate::common::until;
 use crate::turn;
 use nccl_net_spark::comm::{Host, Rail};
@@ -70,12 +70,12 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
     for mtu in larger_than(own) {
         // Each new host logs this once for all connections with a peer.
         let hosts = [host(0), host(1)];
-        let heard = Heard::default();
-        let met = heard.by(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
+        let log = CapturedLog::default();
+        let met = log.capture(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
         let left_out = hosts[0].process().rails[1].name();
         let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> =
-            heard.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
+            log.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
         let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name)).count();
         assert_eq!(said, 2, "{lines:?}");
         met.check(21);
@@ -101,15 +101,15 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
     let hosts = [host(0), host(1)];
     for mtu in NO_MTUS {
         let listener = Listener::open(&hosts[1]);
-        let heard = Heard::default();
+        let log = CapturedLog::default();
         let (mut hello, told) = (hello_of(&hosts, &listener), format!("path MTU {mtu} is not 256, 512, 1024"));
         hello.rails[0].mtu_bytes = mtu;
         let mut client = dial(listener.known.address);
         client.write_all(&Message::Hello(hello).encode()).unwrap();
-        let lines = heard.by(|| {
+        let lines = log.capture(|| {
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
-                let lines = heard.take();
+                let lines = log.take();
                 lines.iter().any(|(_, line)| line.contains("rejected")).then_some(lines)
             })
         });

@@ -2,8 +2,8 @@
 //! listeners. It runs apart, so that other tests keep their descriptors.
 
 use crate::attack::{Between, Listener, between, decoded, dial, host};
+use crate::common::captured_log::CapturedLog;
 use crate::common::ends::Ends;
-use crate::common::heard::Heard;
 use crate::common::until;
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::wire::message::Message;
@@ -62,8 +62,8 @@ struct Told {
 }
 
 impl Told {
-    fn hear(&mut self, heard: &Heard) {
-        for (level, line) in heard.take() {
+    fn take_lines(&mut self, log: &CapturedLog) {
+        for (level, line) in log.take() {
             self.tries += usize::from(line.contains("cannot accept connections") || line.contains("failed at once"));
             self.waits += usize::from(line.contains("cannot answer "));
             if level <= Level::WARN {
@@ -74,12 +74,12 @@ impl Told {
 
     /// Calls the listeners while none can connect. Returns the most attempts of one call.
     fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
-        let (heard, mut most) = (Heard::default(), 0);
+        let (log, mut most) = (CapturedLog::default(), 0);
         for _ in 0..calls {
             for listener in listeners {
                 let before = self.tries;
-                let made = heard.by(|| listener.listen.accept());
-                self.hear(&heard);
+                let made = log.capture(|| listener.listen.accept());
+                self.take_lines(&log);
                 assert!(made.expect("a shortage is no failure").is_none(), "there were no descriptors for this");
                 most = most.max(self.tries - before);
             }
@@ -130,14 +130,14 @@ fn starved_process() {
 
     // The peer, which is in this process, needs descriptors too.
     hoard.0.truncate(hoard.0.len() - 20);
-    let heard = Heard::default();
+    let log = CapturedLog::default();
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
-        recv = recv.take().or_else(|| heard.by(|| listeners[0].listen.accept()).unwrap());
+        recv = recv.take().or_else(|| log.capture(|| listeners[0].listen.accept()).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
-    told.hear(&heard);
+    told.take_lines(&log);
     let met = Ends { send: send.unwrap(), recv: recv.unwrap() };
     met.check(5);
     other.check(6);

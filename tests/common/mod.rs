@@ -1,9 +1,9 @@
 //! Parts that the test programs share.
 #![allow(dead_code, unsafe_code, reason = "each test uses a part")]
 
+pub mod captured_log;
 pub mod comms;
 pub mod ends;
-pub mod heard;
 pub mod skip;
 
 use nccl_net_spark::comm::Rail;

@@ -29,7 +29,7 @@ impl Job {
             .unwrap();
         let (said, answers) = (lines(child.stderr.take().unwrap()), lines(child.stdout.take().unwrap()));
         let job = Self { child, lines: answers, said };
-        job.hear("up");
+        job.wait_for_line("up");
         job
     }
 
@@ -37,21 +37,21 @@ impl Job {
         self.child.id()
     }
 
-    pub fn say(&mut self, word: &str) {
+    pub fn write_line(&mut self, word: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").expect("the job listens");
     }
 
-    pub fn hear(&self, start: &str) -> String {
-        hear(&self.lines, start)
+    pub fn wait_for_line(&self, start: &str) -> String {
+        wait_for_line(&self.lines, start)
     }
 
     /// Ends the job, which must have transferred over `messages` messages. Returns its error lines.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
-        self.say("pause");
-        let done: u64 = self.hear("paused ").parse().unwrap();
+        self.write_line("pause");
+        let done: u64 = self.wait_for_line("paused ").parse().unwrap();
         assert!(done > messages, "{done} messages");
-        self.say("close");
-        self.hear("closed");
+        self.write_line("close");
+        self.wait_for_line("closed");
         self.end()
     }
 
@@ -146,7 +146,7 @@ pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-pub fn hear(lines: &Receiver<String>, start: &str) -> String {
+pub fn wait_for_line(lines: &Receiver<String>, start: &str) -> String {
     let begun = Instant::now();
     loop {
         let left = LIMIT.saturating_sub(begun.elapsed());

@@ -12,7 +12,7 @@ use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
-use nccl_net_spark::comm::rail::Look;
+use nccl_net_spark::comm::rail::RailSnapshot;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
@@ -60,7 +60,7 @@ pub struct Fabric {
     node: Arc<Node>,
     /// The sending side's host, then the receiving side's.
     pub hosts: [Arc<Host>; 2],
-    looks: Vec<Look>,
+    snapshots: Vec<RailSnapshot>,
     pub from: Box<[u8]>,
     pub to: Box<[u8]>,
     pub out: Arc<Registration>,
@@ -134,7 +134,7 @@ impl Fabric {
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
-        let looks = hosts[0].process().rails.iter().map(|rail| rail.look(&interfaces).unwrap()).collect();
+        let snapshots = hosts[0].process().rails.iter().map(|rail| rail.snapshot(&interfaces).unwrap()).collect();
         let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
         // SAFETY: both live as long as the fabric, which outlives every connection over them. One
         // thread drives the fabric, and it reads the written bytes only between steps.
@@ -150,7 +150,7 @@ impl Fabric {
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
         let (begun, sysfs) = (Instant::now(), dir.join(&fabric).join("sys"));
-        Self { node, hosts, looks, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
+        Self { node, hosts, snapshots, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
     }
 
     pub fn pass(&mut self, ns: u64) {
@@ -280,7 +280,7 @@ impl Fabric {
     }
 
     /// Registers memory while a rail refuses it, then the same memory without the fault.
-    pub fn register_in_vain(&self, side: usize, rail: usize) {
+    pub fn fail_to_register(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
@@ -341,8 +341,8 @@ impl Fabric {
     pub fn connect_liar(&self) -> (Pair, Liar) {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut liar = Liar::new(&self.node, Arc::clone(&mailboxes[0]));
-        let look = &self.looks[0];
-        let gid = look.addresses[0].gid;
+        let snapshot = &self.snapshots[0];
+        let gid = snapshot.addresses[0].gid;
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
             .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[0], role, 1).unwrap());
         let mut lanes = [vec![sender], vec![receiver]];
@@ -350,7 +350,7 @@ impl Fabric {
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
-        let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
+        let route = Route { snapshot, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
         lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.qp, &route).unwrap();
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
@@ -360,12 +360,12 @@ impl Fabric {
         for &rail in rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
                 .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[rail], role, queue_count).unwrap());
-            let look = &self.looks[rail];
-            let gid = look.addresses[0].gid;
+            let snapshot = &self.snapshots[rail];
+            let gid = snapshot.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
-                let route = Route { look, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
+                let route = Route { snapshot, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
                 pair[side].connect(role, self.hosts[side].process().config.qp, &route).unwrap();
                 pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
             }

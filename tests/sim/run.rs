@@ -412,7 +412,7 @@ impl<'f> Run<'f> {
         if self.failures_left > 0 && !must_hold && self.dice.one_in(4) {
             self.failures_left -= 1;
             self.fabric.fail_posts(rail, 1);
-            self.fabric.register_in_vain(self.dice.below(2) as usize, rail);
+            self.fabric.fail_to_register(self.dice.below(2) as usize, rail);
         }
         if self.silences_left > 0 && self.dice.one_in(4) {
             self.silences_left -= 1;

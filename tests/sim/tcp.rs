@@ -143,9 +143,9 @@ impl Tcp {
             let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else { break };
             match item {
                 Item::Frame(frame) if self.lines[side].attempt() == Some(attempt) => {
-                    driver.hear(&frame, now);
+                    driver.receive_frame(&frame, now);
                     if dice.one_in(16) {
-                        driver.hear(&frame, now);
+                        driver.receive_frame(&frame, now);
                     }
                     self.lines[side] = Line::Open(attempt);
                     driver.channel_carries(now);

@@ -60,7 +60,7 @@ impl Bed {
         [0, 1].map(|side| self.processes[side].answer(answer, LONG))
     }
 
-    pub fn look(&self) -> ([Sample; 2], Carried) {
+    pub fn sample(&self) -> ([Sample; 2], Carried) {
         let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
         let samples = self.tell("gauge", "gauge").into_iter().zip(&self.processes).map(|(said, process)| {
             let [heap_bytes, blocks, rust_bytes, registrations, messages, bytes] = said[..] else {

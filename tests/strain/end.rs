@@ -40,7 +40,7 @@ pub struct Process {
     from: Vec<u8>,
     to: Vec<u8>,
     lines: Receiver<String>,
-    heard: VecDeque<String>,
+    received: VecDeque<String>,
     orders: VecDeque<String>,
     messages: u64,
     bytes: u64,
@@ -71,8 +71,8 @@ impl Process {
         std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
         // Touched here, so that it counts from the beginning.
         let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
-        let (heard, orders) = Default::default();
-        Self { side, host, from, to, lines, heard, orders, messages: 0, bytes: 0 }
+        let (received, orders) = Default::default();
+        Self { side, host, from, to, lines, received, orders, messages: 0, bytes: 0 }
     }
 
     pub fn run(&mut self) {
@@ -97,7 +97,7 @@ impl Process {
                 ("open", [first, count, places]) => connections = self.open(*first..first + count, *places),
                 ("stop", []) => self.finish(std::mem::take(&mut connections)),
                 ("churn", [first, count]) => self.churn(*first..first + count),
-                ("gauge", []) => self.say_gauge(),
+                ("gauge", []) => self.print_gauge(),
                 _ => panic!("no such order: {order}"),
             }
         }
@@ -119,15 +119,15 @@ impl Process {
 
     fn take(&mut self, line: String) {
         match line.strip_prefix("peer ") {
-            Some(said) => self.heard.push_back(said.to_owned()),
+            Some(said) => self.received.push_back(said.to_owned()),
             None => self.orders.push_back(line),
         }
     }
 
-    fn hears(&mut self, what: &str, number: u64) -> Option<String> {
+    fn wait_for(&mut self, what: &str, number: u64) -> Option<String> {
         let begin = format!("{what} {number} ");
-        let at = self.heard.iter().position(|said| said.starts_with(&begin))?;
-        self.heard.remove(at).map(|said| said[begin.len()..].to_owned())
+        let at = self.received.iter().position(|said| said.starts_with(&begin))?;
+        self.received.remove(at).map(|said| said[begin.len()..].to_owned())
     }
 
     fn open(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
@@ -153,7 +153,7 @@ impl Process {
         let mut connections = Vec::new();
         until(|| {
             self.listen(false);
-            silent.retain(|number| match self.hears("handle", *number) {
+            silent.retain(|number| match self.wait_for("handle", *number) {
                 Some(hex) => {
                     let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
                     handles.push((*number, std::array::from_fn(byte)));
@@ -196,12 +196,12 @@ impl Process {
             self.listen(false);
             for each in &mut connections {
                 if each.total.is_none() {
-                    each.total = self.hears("total", each.number).map(|total| total.parse().expect("a number"));
+                    each.total = self.wait_for("total", each.number).map(|total| total.parse().expect("a number"));
                 }
                 each.step(self);
                 if each.is_complete() && !each.is_told {
                     each.is_told = match each.end {
-                        End::Sends(_) => self.hears("have", each.number).is_some(),
+                        End::Sends(_) => self.wait_for("have", each.number).is_some(),
                         End::Receives(_) => {
                             println!("peer have {} all", each.number);
                             true
@@ -239,7 +239,7 @@ impl Process {
         println!("churned {} {} {}", opening.as_micros(), using.as_micros(), closing.as_micros());
     }
 
-    fn say_gauge(&self) {
+    fn print_gauge(&self) {
         // SAFETY: the first touches only free memory, the second only reads the allocator's
         // statistics.
         let all = unsafe {

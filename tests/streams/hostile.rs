@@ -25,11 +25,11 @@ fn dial(address: SocketAddr) -> TcpStream {
     limited(TcpStream::connect(address).unwrap())
 }
 
-fn say(stream: &mut TcpStream, message: &Message) {
+fn send_message(stream: &mut TcpStream, message: &Message) {
     stream.write_all(&message.encode()).unwrap();
 }
 
-fn hear(stream: &mut TcpStream) -> Message {
+fn receive_message(stream: &mut TcpStream) -> Message {
     let mut header = [0; 8];
     stream.read_exact(&mut header).unwrap();
     let header = Header::decode(header).unwrap();
@@ -53,19 +53,19 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     let hello = hello(token, &host);
     let liar = std::thread::spawn(move || {
         let mut first = dial(address);
-        say(&mut first, &Message::Hello(hello));
-        let Message::Streams(Streams { count, token, .. }) = hear(&mut first) else { panic!("no STREAMS") };
+        send_message(&mut first, &Message::Hello(hello));
+        let Message::Streams(Streams { count, token, .. }) = receive_message(&mut first) else { panic!("no STREAMS") };
         // A client without the token gets no further.
         let mut stranger = dial(address);
-        say(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
+        send_message(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
         assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "let in without the token");
         let mut streams = vec![first];
         for number in 1..count {
             let mut stream = dial(address);
-            say(&mut stream, &Message::Stream(Stream { token, number }));
+            send_message(&mut stream, &Message::Stream(Stream { token, number }));
             streams.push(stream);
         }
-        assert_eq!(hear(&mut streams[0]), Message::Carries);
+        assert_eq!(receive_message(&mut streams[0]), Message::Carries);
         streams
     });
     let recv = until(|| listener.accept().unwrap());
@@ -83,16 +83,18 @@ fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
     let liar = std::thread::spawn(move || {
         let mut first = limited(listener.accept().unwrap().0);
-        assert!(matches!(hear(&mut first), Message::Hello(hello) if hello.by_tcp == ByTcp::Allowed));
-        say(&mut first, &Message::Streams(Streams { name: "liar:2".into(), count, token: [2; 16] }));
+        assert!(matches!(receive_message(&mut first), Message::Hello(hello) if hello.by_tcp == ByTcp::Allowed));
+        send_message(&mut first, &Message::Streams(Streams { name: "liar:2".into(), count, token: [2; 16] }));
         (0..drops).for_each(|_| drop(listener.accept().unwrap()));
         let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
         while streams.iter().skip(1).any(Option::is_none) {
             let mut stream = limited(listener.accept().unwrap().0);
-            let Message::Stream(Stream { token: [2, ..], number }) = hear(&mut stream) else { panic!("no STREAM") };
+            let Message::Stream(Stream { token: [2, ..], number }) = receive_message(&mut stream) else {
+                panic!("no STREAM")
+            };
             streams[usize::from(number)] = Some(stream);
         }
-        say(&mut first, &Message::Carries);
+        send_message(&mut first, &Message::Carries);
         streams[0] = Some(first);
         streams.into_iter().map(Option::unwrap).collect()
     });
@@ -267,11 +269,11 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
     let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
     let liar = std::thread::spawn(move || {
         let mut first = limited(listener.accept().unwrap().0);
-        hear(&mut first);
-        say(&mut first, &Message::Streams(Streams { name: "liar:3".into(), count: 2, token: [2; 16] }));
+        receive_message(&mut first);
+        send_message(&mut first, &Message::Streams(Streams { name: "liar:3".into(), count: 2, token: [2; 16] }));
         // The second stream is never accepted, and its port is closed.
         drop(listener);
-        say(&mut first, &Message::Carries);
+        send_message(&mut first, &Message::Carries);
         first
     });
     let error = until(|| host.connect(&mut handle, None).err());

@@ -1,7 +1,7 @@
 //! Hosts that are not connected by TCP, and the messages of both sides.
 
 use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp, turn};
-use crate::common::heard::Heard;
+use crate::common::captured_log::CapturedLog;
 use crate::common::{self, until};
 use softverbs::control::{Action, control};
 use std::net::TcpStream;
@@ -65,9 +65,9 @@ fn wifi_is_a_warning() {
     std::fs::create_dir_all(own.path().join(radio)).unwrap();
     let settings = [RING_TCP, ("NCCL_SPARK_SYSFS", own.path().to_str().unwrap())];
     let (a, b) = (host(NEAR, &settings), host(FAR, &settings));
-    let heard = Heard::default();
-    heard.by(|| (connect(&a, &b).unwrap(), connect(&a, &b).unwrap()));
-    let said = heard.take();
+    let log = CapturedLog::default();
+    log.capture(|| (connect(&a, &b).unwrap(), connect(&a, &b).unwrap()));
+    let said = log.take();
     let warnings: Vec<_> = said.iter().filter(|(_, line)| line.contains("over lo, which is Wi-Fi")).collect();
     // Both ends are in this process: each logs it once.
     assert!(warnings.len() == 2 && warnings.iter().all(|(level, _)| *level == tracing::Level::WARN), "{said:?}");

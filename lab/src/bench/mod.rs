@@ -187,8 +187,8 @@ fn shell(option: &str, command: &str, timeout: Duration) -> Result<()> {
     let mut process = Command::new("sh");
     process.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = [process.spawn().with_context(|| format!("{option} {command:?}"))?];
-    let hear = |_, line: &str| Ok(writeln!(std::io::stderr(), "{line}")?);
-    match lines::follow(&mut process, Vec::new(), timeout, hear)? {
+    let on_line = |_, line: &str| Ok(writeln!(std::io::stderr(), "{line}")?);
+    match lines::follow(&mut process, Vec::new(), timeout, on_line)? {
         Some(statuses) => {
             ensure!(statuses[0].success(), "{option} {command:?} failed: {}", statuses[0]);
             Ok(())

@@ -88,14 +88,14 @@ fn play(
     for rank in 0..plan.tests.ranks {
         children.push(start(plan, scene, scenario, rank, own, lookup)?);
     }
-    let mut heard = Heard { complaints: vec![None; plan.tests.ranks], used: Used::default() };
+    let mut logs = RankLogs { complaints: vec![None; plan.tests.ranks], used: Used::default() };
     let (ends, directed) = follow(plan, scene, scenario, &mut children, |rank, line| {
         watch.doing(&scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
-        heard.take_in(rank, line);
+        logs.take_in(rank, line);
         Ok(())
     })?;
-    let Heard { complaints, used } = heard;
+    let RankLogs { complaints, used } = logs;
     // The director's error is the reason for all other errors.
     let directed = directed.transpose()?;
     let Some(statuses) = ends else {
@@ -125,29 +125,29 @@ fn follow(
     scene: &Scene,
     scenario: Scenario,
     children: &mut [Child],
-    hear: impl FnMut(usize, &str) -> Result<()>,
+    on_line: impl FnMut(usize, &str) -> Result<()>,
 ) -> Result<Followed> {
     let timeout = plan.setting.timeout;
     if scenario != Scenario::Returns {
-        return Ok((lines::follow(children, Vec::new(), timeout, hear)?, None));
+        return Ok((lines::follow(children, Vec::new(), timeout, on_line)?, None));
     }
     let is_over = AtomicBool::new(false);
     let director = Director { fabric: &scene.fabric, folder: scene.folder(), is_over: &is_over };
     std::thread::scope(|scope| {
         let directing = scope.spawn(|| director.direct(plan.tests.ranks));
-        let ends = lines::follow(children, Vec::new(), timeout, hear);
+        let ends = lines::follow(children, Vec::new(), timeout, on_line);
         is_over.store(true, Ordering::Relaxed);
         let directed = directing.join().unwrap_or_else(|_| bail!("the thread that takes devices away panicked"));
         Ok((ends?, Some(directed)))
     })
 }
 
-struct Heard {
+struct RankLogs {
     complaints: Vec<Option<String>>,
     used: Used,
 }
 
-impl Heard {
+impl RankLogs {
     fn take_in(&mut self, rank: usize, line: &str) {
         let Some(complaint) = line.strip_prefix(COMPLAINT) else {
             self.used.note(line);

@@ -51,11 +51,11 @@ impl Door {
             ensure!(Instant::now() < end, "nobody connected to {} in time", self.address);
             let Some((opening, mut line, _)) = self.arrivals.next() else { continue };
             let Err(reason) = self.check(&opening) else {
-                line.say(&Answer::Welcome { environment: Vec::new() })?;
+                line.send(&Answer::Welcome { environment: Vec::new() })?;
                 return line.settle();
             };
             // The other end may have closed.
-            let _ = line.say(&Answer::Refused { reason });
+            let _ = line.send(&Answer::Refused { reason });
         }
     }
 

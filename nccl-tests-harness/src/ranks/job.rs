@@ -50,7 +50,7 @@ struct Rank {
     sender: Sender,
     ticks: u64,
     doing: String,
-    heard: Instant,
+    last_message: Instant,
 }
 
 enum Process {
@@ -106,8 +106,8 @@ impl<W: Work> Job<W> {
                 Seat::Guest(Guest { hello, line }) => (Process::Launched(hello.pid, hello.host), OwnedFd::from(line)),
             };
             let (sender, mut receiver) = control::split(socket)?;
-            let (doing, heard) = ("starting".to_owned(), Instant::now());
-            job.ranks.push(Rank { process, sender, ticks: 0, doing, heard });
+            let (doing, last_message) = ("starting".to_owned(), Instant::now());
+            job.ranks.push(Rank { process, sender, ticks: 0, doing, last_message });
             let events = events_in.clone();
             std::thread::spawn(move || {
                 while let Ok(Some(message)) = receiver.receive() {
@@ -211,7 +211,7 @@ impl<W: Work> Job<W> {
                 Ok((number, Some(FromRank::Beat { ticks, doing }))) => self.beat(number, ticks, doing),
                 Ok((number, message)) => {
                     self.last_progress = Instant::now();
-                    self.ranks[number].heard = self.last_progress;
+                    self.ranks[number].last_message = self.last_progress;
                     return match message {
                         Some(FromRank::Failed { reason }) => Err(self.failure(number, Some(reason))),
                         Some(FromRank::Answer(answer)) => Ok(Some((number, Some(answer)))),
@@ -234,9 +234,9 @@ impl<W: Work> Job<W> {
 
     fn beat(&mut self, number: usize, ticks: u64, doing: String) {
         let rank = &mut self.ranks[number];
-        rank.heard = Instant::now();
+        rank.last_message = Instant::now();
         if ticks != rank.ticks {
-            self.last_progress = rank.heard;
+            self.last_progress = rank.last_message;
         }
         if number == 0 {
             self.watch.doing(&doing);
@@ -245,9 +245,13 @@ impl<W: Work> Job<W> {
     }
 
     fn doing(&self) -> String {
-        let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.heard.elapsed() > SILENCE {
+        let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.last_message.elapsed() > SILENCE {
             true => {
-                format!("rank {number}: not heard from for {} s, last {}", rank.heard.elapsed().as_secs(), rank.doing)
+                format!(
+                    "rank {number}: not last_message from for {} s, last {}",
+                    rank.last_message.elapsed().as_secs(),
+                    rank.doing
+                )
             }
             false => format!("rank {number}: {}", rank.doing),
         });

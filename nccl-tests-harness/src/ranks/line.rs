@@ -53,7 +53,7 @@ impl Line {
     }
 
     /// Sends one message. Fails when the other end has closed, or reads nothing for 5 s.
-    pub fn say(&mut self, what: &impl Serialize) -> Result<()> {
+    pub fn send(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
         self.stream.write_all(&text).with_context(|| format!("{} is gone", self.whom))
@@ -61,12 +61,12 @@ impl Line {
 
     /// Returns the next message. Fails when none comes within `limit`, or it is too long or
     /// malformed.
-    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
-        self.hear_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
+    pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
+        self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
     }
 
-    /// Works like [`Line::hear`]; none once the other end closes between two messages.
-    pub fn hear_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
+    /// Works like [`Line::on_line`]; none once the other end closes between two messages.
+    pub fn receive_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
         let begin = Instant::now();
         let until = (begin + limit).min(self.end);
         let mut text: Vec<u8> = Vec::new();

@@ -110,7 +110,7 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
         let (said_in, strangers) = (self.said_in.clone(), Arc::clone(&self.strangers));
         std::thread::spawn(move || {
             let mut line = Line::new(stream, address.to_string(), Instant::now() + HELLO);
-            let hello = line.as_mut().ok().and_then(|line| line.hear(HELLO).ok());
+            let hello = line.as_mut().ok().and_then(|line| line.receive(HELLO).ok());
             strangers.fetch_sub(1, Ordering::Relaxed);
             if let (Ok(line), Some(hello)) = (line, hello) {
                 // The listening side may have ended.
@@ -165,13 +165,13 @@ impl Rendezvous {
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(format!("{address} was refused: {reason}"));
                 // The other end may have closed.
-                let _ = line.say(&Answer::Refused { reason });
+                let _ = line.send(&Answer::Refused { reason });
                 continue;
             }
             let environment = environment(&hello).inspect_err(|error| {
-                let _ = line.say(&Answer::Refused { reason: format!("{error:#}") });
+                let _ = line.send(&Answer::Refused { reason: format!("{error:#}") });
             })?;
-            let told = line.say(&Answer::Welcome { environment });
+            let told = line.send(&Answer::Welcome { environment });
             told.with_context(|| format!("rank {} ({}) is gone", hello.rank, hello.host))?;
             guests.insert(hello.rank, Guest { hello, line: line.settle()? });
         }
@@ -240,8 +240,8 @@ pub(super) fn greet(
     own: &str,
 ) -> Result<(TcpStream, Vec<(String, String)>)> {
     let mut line = Line::new(stream, other, Instant::now() + limit)?;
-    line.say(first)?;
-    match line.hear(limit)? {
+    line.send(first)?;
+    match line.receive(limit)? {
         Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
         Answer::Welcome { environment } => Ok((line.settle()?, environment)),
     }
@@ -367,8 +367,8 @@ mod tests {
         let end = |line: &TcpStream| {
             Line::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60)).unwrap()
         };
-        end(&guests[0].line).say(&"next").unwrap();
-        assert_eq!(end(&one.0).hear::<String>(Duration::from_secs(60)).unwrap(), "next");
+        end(&guests[0].line).send(&"next").unwrap();
+        assert_eq!(end(&one.0).receive::<String>(Duration::from_secs(60)).unwrap(), "next");
         drop(silent);
     }
 

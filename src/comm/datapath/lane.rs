@@ -3,7 +3,7 @@
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
-use crate::comm::rail::{Look, Rail};
+use crate::comm::rail::{Rail, RailSnapshot};
 use crate::comm::threads;
 use crate::config::QpConfig;
 use crate::counters::Record;
@@ -124,7 +124,7 @@ pub struct LaneWrite {
 /// Addresses and queue pairs of both ends of a lane.
 pub struct Route<'a> {
     /// Current state of this end's rail, just queried.
-    pub look: &'a Look,
+    pub snapshot: &'a RailSnapshot,
     /// GID of this end.
     pub gid: [u8; 16],
     /// GID of the peer's end.
@@ -265,12 +265,12 @@ impl Lane {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
             return Err(Violation::QueuePairs { theirs, ours }.into());
         }
-        let most = route.look.port.active_mtu_bytes;
+        let most = route.snapshot.port.active_mtu_bytes;
         if route.mtu_bytes > most {
             return Err(Violation::PathMtu { rail: self.rail.name(), mtu_bytes: route.mtu_bytes, most }.into());
         }
         let gid_index =
-            route.look.gid_index(&route.gid).ok_or_else(|| Network::AddressGone { rail: self.rail.name() })?;
+            route.snapshot.gid_index(&route.gid).ok_or_else(|| Network::AddressGone { rail: self.rail.name() })?;
         let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         self.path_mtu_bytes = route.mtu_bytes;

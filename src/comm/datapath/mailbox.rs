@@ -24,8 +24,8 @@ impl Mailboxes {
         let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
         // Acquire: everything done because of the frame comes after this load. The digest detects a
         // torn frame, so the order of the NIC's stores and of the other loads does not matter.
-        let (number, heard) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
-        if number == 0 && heard == 0 {
+        let (number, received) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
+        if number == 0 && received == 0 {
             return None;
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));

@@ -84,7 +84,7 @@ impl LaneTest {
     }
 
     /// Processes acknowledgements, and records a result with `backoff`.
-    pub fn look(
+    pub fn step(
         &mut self,
         mailboxes: &Mailboxes,
         backoff: &Backoff,

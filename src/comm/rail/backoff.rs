@@ -89,7 +89,7 @@ enum Finding {
 struct Dead {
     how: Death,
     /// Failed attempts in a row before the last one.
-    vain: u32,
+    failed: u32,
     until: Instant,
     why: String,
 }
@@ -273,14 +273,14 @@ impl KnownPaths {
 
     fn died(&mut self, id: PathId, how: Death, why: String, now: Instant) {
         let path = self.path(id, now);
-        let vain = match &path.finding {
+        let failed = match &path.finding {
             // A simultaneous attempt of another connection has found the same.
             Finding::Dead(dead) if now < dead.until => return,
-            Finding::Dead(dead) => dead.vain + 1,
+            Finding::Dead(dead) => dead.failed + 1,
             _ => 0,
         };
-        let rest = (FIRST * (1 << vain.min(8))).min(LONGEST);
-        path.finding = Finding::Dead(Dead { how, vain, until: now + rest, why });
+        let rest = (FIRST * (1 << failed.min(8))).min(LONGEST);
+        path.finding = Finding::Dead(Dead { how, failed, until: now + rest, why });
     }
 }
 

@@ -156,7 +156,7 @@ impl RailDevice {
     }
 
     /// Returns the reason why the device cannot be used, even if its cable is plugged in.
-    pub fn why_away(&self) -> &'static str {
+    pub fn absence_reason(&self) -> &'static str {
         match &*self.lock() {
             DeviceState::Stuck(_) | DeviceState::Behind(_) => "its device does not answer",
             _ => "its device was removed",

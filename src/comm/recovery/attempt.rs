@@ -5,7 +5,7 @@ use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::device::{Call, DevicePresence, RailDevice};
-use crate::comm::rail::{Look, Rail};
+use crate::comm::rail::{Rail, RailSnapshot};
 use crate::counters::Outages;
 use crate::error::Result;
 use crate::flow::recovery::{Answer, State};
@@ -156,7 +156,7 @@ pub struct Asked {
     /// The queue pairs, not connected.
     pub lane: Lane,
     /// State of the rail when the queue pairs were created.
-    pub look: Look,
+    pub snapshot: RailSnapshot,
     /// Description of the rail for the peer.
     pub advert: RailAdvert,
 }

@@ -21,7 +21,7 @@ use std::time::Instant;
 pub struct Devices(Vec<Watch>);
 
 /// A change of a device, for all connections.
-pub enum News {
+pub enum DeviceChange {
     /// A port of this host went down or came back, or its device is away.
     Port(Arc<Rail>, PortChange),
     /// The completion queue with this number is in error.
@@ -46,17 +46,17 @@ struct Events {
 
 impl Devices {
     /// Processes events and answers, and sends the queries that are due.
-    pub fn round(&mut self, process: &Arc<Process>, now: Instant) -> Vec<News> {
+    pub fn round(&mut self, process: &Arc<Process>, now: Instant) -> Vec<DeviceChange> {
         if self.0.is_empty() {
             self.0 = process.rails.iter().map(Watch::new).collect();
         }
-        let mut news = Vec::new();
-        self.hear(&mut news);
+        let mut changes = Vec::new();
+        self.read_events(&mut changes);
         for watch in &mut self.0 {
             let change = watch.go_on(now).or_else(|| watch.look_for_return(process, now));
-            news.extend(change.map(|change| News::Port(Arc::clone(&watch.rail), change)));
+            changes.extend(change.map(|change| DeviceChange::Port(Arc::clone(&watch.rail), change)));
         }
-        news
+        changes
     }
 
     /// Returns true while an answer is pending that should arrive soon.
@@ -79,13 +79,13 @@ impl Devices {
         (0..self.0.len()).filter(is_first).map(|at| &self.0[at].rail)
     }
 
-    fn hear(&mut self, news: &mut Vec<News>) {
+    fn read_events(&mut self, changes: &mut Vec<DeviceChange>) {
         let sources: Vec<Arc<Rail>> = self.one_of_each().cloned().collect();
         for rail in sources {
             let Some(pd) = rail.device.source_of_events() else { continue };
             loop {
                 match pd.context().async_event() {
-                    Ok(Some(event)) => self.take(&rail.info.device, &event, news),
+                    Ok(Some(event)) => self.take(&rail.info.device, &event, changes),
                     Ok(None) => break,
                     Err(error) => {
                         tracing::debug!("{error}");
@@ -96,16 +96,16 @@ impl Devices {
         }
     }
 
-    fn take(&mut self, device: &str, event: &AsyncEvent, news: &mut Vec<News>) {
+    fn take(&mut self, device: &str, event: &AsyncEvent, changes: &mut Vec<DeviceChange>) {
         tracing::debug!("{device}: {}", event.text());
-        news.extend(event.cq.map(News::CompletionsLost));
+        changes.extend(event.cq.map(DeviceChange::CompletionsLost));
         let is_about = |watch: &&mut Watch| {
             watch.rail.info.device == device && event.port.is_none_or(|port| port == watch.rail.info.port)
         };
         for watch in self.0.iter_mut().filter(is_about) {
             match event.kind {
                 AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => {
-                    news.push(News::Port(Arc::clone(&watch.rail), PortChange::Up));
+                    changes.push(DeviceChange::Port(Arc::clone(&watch.rail), PortChange::Up));
                 }
                 AsyncEvent::PORT_ERROR => watch.events.port_error = true,
                 AsyncEvent::DEVICE_FATAL => {

@@ -197,7 +197,7 @@ impl Driver {
                     self.recovery.port_up(lane, at);
                 }
                 PortChange::Down => self.recovery.rail_down(lane, "local port down", at),
-                PortChange::Removed => self.recovery.rail_down(lane, rail.device.why_away(), at),
+                PortChange::Removed => self.recovery.rail_down(lane, rail.device.absence_reason(), at),
             }
         }
         self.act(now);
@@ -260,7 +260,7 @@ impl Driver {
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
-            self.hear(&frame, now);
+            self.receive_frame(&frame, now);
             if frame.asks {
                 // The rail of this frame carries, so the answer also uses the rails.
                 self.mail(&self.recovery.frame());
@@ -271,11 +271,11 @@ impl Driver {
             self.take_losses(now);
         }
         let at = self.clock(now);
-        self.look_at_devices(at);
+        self.poll_devices(at);
         self.watch_progress(is_unused, at, now);
         self.act(now);
         self.fence_what_was_cut_off(at);
-        self.look_at_attempts(now, at);
+        self.poll_attempts(now, at);
         self.act(now);
         self.recovery.tick(at);
         self.act(now);
@@ -299,7 +299,7 @@ impl Driver {
     }
 
     /// Handles a control frame from the peer.
-    pub fn hear(&mut self, frame: &ControlFrame, now: Instant) {
+    pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
         // Sends that have begun, which limits the receives that the peer can claim; 0 on a
         // receiver. A broken data path is not used again, so no claim can harm it: no limit.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
@@ -310,7 +310,7 @@ impl Driver {
             begun = next;
         }
         let at = self.clock(now);
-        self.recovery.heard(frame, begun, at);
+        self.recovery.receive_frame(frame, begun, at);
         self.act(now);
     }
 
@@ -354,7 +354,7 @@ impl Driver {
             match fenced {
                 Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
                 Fenced::NotYet => {
-                    let away = self.rails[lane.index()].rail.device.why_away();
+                    let away = self.rails[lane.index()].rail.device.absence_reason();
                     self.recovery.rail_down(lane, &format!("{away}: {why}"), at);
                 }
             }
@@ -401,7 +401,7 @@ impl Driver {
                 Action::Fail(failure) => self.fail(&failure),
                 Action::StallQuery(number) => self.reply_to_stall(number, at),
                 Action::StallReply { number, idle_ms, progress } => {
-                    self.hear_stall_reply(number, idle_ms, &progress, at);
+                    self.receive_stall_reply(number, idle_ms, &progress, at);
                 }
                 Action::Changed(changed) => self.changed(*changed, now),
                 Action::Log(entry) => self.log(&entry),
@@ -422,9 +422,9 @@ impl Driver {
     }
 
     /// Detects devices that were removed, and perhaps have returned, without an event.
-    fn look_at_devices(&mut self, at: u64) {
+    fn poll_devices(&mut self, at: u64) {
         for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
-            self.recovery.rail_down(lane, managed.rail.device.why_away(), at);
+            self.recovery.rail_down(lane, managed.rail.device.absence_reason(), at);
         }
     }
 
@@ -500,7 +500,7 @@ impl Driver {
         // The event of a port that went down during the test has already been consumed.
         managed.rail.device.ask_soon();
         if managed.is_away() {
-            let why = managed.rail.device.why_away();
+            let why = managed.rail.device.absence_reason();
             self.recovery.rail_down(lane, why, at);
         } else {
             let path_mtu_bytes = managed.ways[0].map_or(0, |way| way.mtu_bytes);
@@ -512,7 +512,7 @@ impl Driver {
     fn log(&self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
-            LogEntry::Heard(message) => tracing::debug!("{peer} sent {message:?}"),
+            LogEntry::CapturedLog(message) => tracing::debug!("{peer} sent {message:?}"),
             LogEntry::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
             LogEntry::NoSuchRail(lane) => {
                 let count = self.rails.len();

@@ -103,12 +103,12 @@ impl RedialHandle {
 
 impl RedialListener {
     /// Returns the new TCP connections that `expects` accepts, with their messages, oldest first.
-    pub fn look(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
+    pub fn poll(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
         if now < self.next_look {
             return Vec::new();
         }
         self.next_look = now + LOOK;
-        let admitted = self.unauthenticated.look(&self.descriptors, &mut |message, channel| match message {
+        let admitted = self.unauthenticated.poll(&self.descriptors, &mut |message, channel| match message {
             Message::Redial(redial) if expects(redial) => Verdict::Admit,
             Message::Redial(_) => {
                 tracing::debug!(

@@ -6,7 +6,7 @@
 //! the peer may still wait for the acknowledgement of its last write, or write a CTS entry that
 //! this end no longer uses.
 
-use super::devices::{Devices, News};
+use super::devices::{DeviceChange, Devices};
 use super::driver::Driver;
 use super::redial::{RedialHandle, RedialListener};
 use super::tcp::{Redialling, Tcp};
@@ -58,7 +58,7 @@ enum Order {
     Close(WatchId),
     CloseStreams(StreamClose),
     /// A data path has lost a rail.
-    Look,
+    Poll,
 }
 
 struct Watched {
@@ -148,7 +148,7 @@ impl Waker for Service {
             // Nothing is watched, so no thread runs.
             return;
         }
-        shared.orders.push(Order::Look);
+        shared.orders.push(Order::Poll);
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of lost rail: {error}");
         }
@@ -170,7 +170,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
         };
         listener = opened.or(listener);
         let look = AssertUnwindSafe(|| {
-            look_after(process, orders, &mut watched, &mut closing_streams, &mut listener, &mut devices)
+            do_round(process, orders, &mut watched, &mut closing_streams, &mut listener, &mut devices)
         });
         if let Err(payload) = catch_unwind(look) {
             closing_streams.clear();
@@ -199,7 +199,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
     }
 }
 
-fn look_after(
+fn do_round(
     process: &Arc<Process>,
     orders: Vec<Order>,
     watched: &mut Vec<Watched>,
@@ -207,14 +207,14 @@ fn look_after(
     listener: &mut Option<RedialListener>,
     devices: &mut Devices,
 ) {
-    let (mut closed, mut has_news) = (Vec::new(), false);
+    let (mut closed, mut is_woken) = (Vec::new(), false);
     // All new connections first: if the rest panics, `abandon` fails the connections in `watched`.
     for order in orders {
         match order {
             Order::Watch(new) => watched.push(*new),
             Order::Close(id) => closed.push(id),
             Order::CloseStreams(farewell) => closing_streams.push(farewell),
-            Order::Look => has_news = true,
+            Order::Poll => is_woken = true,
         }
     }
     for each in watched.iter_mut().filter(|each| closed.contains(&each.id)) {
@@ -224,21 +224,21 @@ fn look_after(
     let now = Instant::now();
     closing_streams.retain_mut(|farewell| !farewell.poll(now));
     if !watched.is_empty() {
-        for news in devices.round(process, now) {
-            watched.iter_mut().for_each(|each| each.tell(&news, now));
+        for change in devices.round(process, now) {
+            watched.iter_mut().for_each(|each| each.apply(&change, now));
         }
         process.tick(now);
     }
     if let Some(listener) = listener {
         take_redialled(listener, watched);
     }
-    watched.iter_mut().for_each(|each| each.poll(has_news));
+    watched.iter_mut().for_each(|each| each.poll(is_woken));
     watched.retain(|each| !each.is_over());
 }
 
 fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     let expects = |redial: &Redial| watched.iter().any(|each| each.tcp.expects(redial, &each.driver));
-    for (channel, redial) in listener.look(expects, Instant::now()) {
+    for (channel, redial) in listener.poll(expects, Instant::now()) {
         // If a peer has dialled twice, the later attempt stays.
         if let Some(each) = watched.iter_mut().find(|each| each.tcp.expects(&redial, &each.driver)) {
             each.tcp.replace(channel, &redial, &mut each.driver);
@@ -291,17 +291,17 @@ impl Watched {
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 
-    fn tell(&mut self, news: &News, now: Instant) {
-        match news {
-            News::Port(rail, change) => self.driver.port_changed(rail, *change, now),
-            News::CompletionsLost(cq) => self.driver.completions_lost(*cq, now),
+    fn apply(&mut self, change: &DeviceChange, now: Instant) {
+        match change {
+            DeviceChange::Port(rail, port) => self.driver.port_changed(rail, *port, now),
+            DeviceChange::CompletionsLost(cq) => self.driver.completions_lost(*cq, now),
         }
     }
 
-    fn poll(&mut self, has_news: bool) {
+    fn poll(&mut self, is_woken: bool) {
         let now = Instant::now();
         let Self { tcp, driver, .. } = self;
         tcp.poll(driver, now);
-        driver.poll(now, has_news, &mut |frame| tcp.send(frame));
+        driver.poll(now, is_woken, &mut |frame| tcp.send(frame));
     }
 }

@@ -199,7 +199,7 @@ impl Tcp {
             let (Line::Open(channel) | Line::New(channel)) = &mut self.line else { return };
             match channel.receive() {
                 Ok(Received::Message(Message::Control(frame))) => {
-                    driver.hear(&frame, now);
+                    driver.receive_frame(&frame, now);
                     if is_new {
                         self.prove();
                         driver.channel_carries(now);
@@ -244,7 +244,7 @@ impl Dialler {
     fn go_on(&mut self, need: Need, now: Instant) -> Progress {
         let at = nanos(now.saturating_duration_since(self.origin));
         if let Some(mut dialled) = self.dialled.take() {
-            match heard(&mut dialled) {
+            match is_answered(&mut dialled) {
                 Ok(true) => {
                     self.attempts.succeeded(at);
                     return Progress::Taken(dialled);
@@ -288,7 +288,7 @@ impl Dialler {
     }
 }
 
-fn heard(dialled: &mut Channel) -> Result<bool> {
+fn is_answered(dialled: &mut Channel) -> Result<bool> {
     match dialled.receive()? {
         Received::Message(Message::Resumed) => Ok(true),
         Received::Message(other) => Err(broken_protocol(&dialled.peer(), &other.kind()).into()),

@@ -58,7 +58,7 @@ impl Admission {
 
     fn look_for(&mut self, descriptors: &DescriptorWarning, streams: Option<&[u8; TOKEN_BYTES]>) -> Vec<Admitted> {
         let Self { unauthenticated, token, was_shown } = self;
-        unauthenticated.look(descriptors, &mut |message, channel| match message {
+        unauthenticated.poll(descriptors, &mut |message, channel| match message {
             Message::Stream(stream) if streams == Some(&stream.token) => Verdict::Admit,
             Message::Hello(hello) if hello.token == *token && !std::mem::replace(was_shown, true) => Verdict::Admit,
             Message::Hello(hello) if hello.token == *token => {

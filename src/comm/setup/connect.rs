@@ -342,11 +342,16 @@ impl AcceptedOffer {
                     known.problem.clone().map_or(LaneProgress::Later, passing)
                 }
                 Offered::Now(ends) => {
-                    let KnownRail { look, .. } = known;
-                    let route =
-                        NewRoute { look: look.clone(), gid: pair.connector_gid, way, ends: ends.clone(), priority };
+                    let KnownRail { snapshot, .. } = known;
+                    let route = NewRoute {
+                        snapshot: snapshot.clone(),
+                        gid: pair.connector_gid,
+                        way,
+                        ends: ends.clone(),
+                        priority,
+                    };
                     let gids = (pair.connector_gid, pair.acceptor_gid);
-                    let no_route = negotiate::no_route(&known.look, gids, known.rail.info.netdev.as_deref());
+                    let no_route = negotiate::no_route(&known.snapshot, gids, known.rail.info.netdev.as_deref());
                     match no_route.map_or_else(|| open_lane(known, pair, &region), Err) {
                         Ok(lane) => LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route)),
                         Err(not_yet) => LaneProgress::NotYet(not_yet),

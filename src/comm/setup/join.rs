@@ -12,7 +12,7 @@
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::process::Process;
-use crate::comm::rail::Look;
+use crate::comm::rail::RailSnapshot;
 use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
 use crate::comm::recovery::attempt::Way;
 use crate::comm::threads;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// The route between the two ends of a new lane: a [`Route`] that owns its data.
 pub struct NewRoute {
     /// State of this side's rail when the route was agreed.
-    pub look: Look,
+    pub snapshot: RailSnapshot,
     /// This side's address.
     pub gid: [u8; 16],
     /// The peer's address, and the path MTU.
@@ -146,8 +146,9 @@ impl NewLane {
         path: PathId,
         trial: Option<Trial>,
     ) -> ConnectResult {
-        let NewRoute { look, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
-        let route = Route { look, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
+        let NewRoute { snapshot, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
+        let route =
+            Route { snapshot, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
         let outcome = self.lane.connect(role, process.config.qp, &route);
         match &trial {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),

@@ -359,7 +359,7 @@ impl OfferMade {
         for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
             self.pairs.into_iter().zip(ready.pairs)
         {
-            let KnownRail { rail, look, .. } = &self.rails.known[pair.acceptor];
+            let KnownRail { rail, snapshot, .. } = &self.rails.known[pair.acceptor];
             let state = match (opened, answer) {
                 (Err(not_yet), _) => Probed::NotYet(not_yet),
                 (Ok(_), PairReady::NotYet(NotYet { why, may_pass })) => {
@@ -367,7 +367,7 @@ impl OfferMade {
                 }
                 (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
                     let route = NewRoute {
-                        look: look.clone(),
+                        snapshot: snapshot.clone(),
                         gid: pair.acceptor_gid,
                         way: way(&pair),
                         ends: qps,
@@ -442,7 +442,7 @@ impl ProbedPair {
         buffer: &mut CompletionBuffer,
     ) -> Probed {
         let not_yet = |why, may_pass| Probed::NotYet(NotYet { why, may_pass });
-        match test.look(mailboxes, &process.backoff, buffer, Instant::now()) {
+        match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
             // Writes also fail on a device that is removed during the test and may return.

@@ -7,7 +7,7 @@ use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::device::DevicePresence;
-use crate::comm::rail::{Look, Rail};
+use crate::comm::rail::{Rail, RailSnapshot};
 use crate::config::SetupConfig;
 use crate::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
 use crate::flow::pairing::{self, Route};
@@ -98,7 +98,7 @@ pub struct KnownRail {
     /// The rail.
     pub rail: Arc<Rail>,
     /// State of the rail now, or the last one in which it could be used.
-    pub look: Look,
+    pub snapshot: RailSnapshot,
     /// Reason why the rail cannot be used now, if any.
     pub problem: Option<String>,
 }
@@ -113,9 +113,9 @@ impl LocalRails {
         let interfaces = interfaces::all()?;
         let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
-            let (look, problem) = match rail.look(&interfaces) {
-                Ok(look) => (look, None),
-                Err(error) => match rail.last_look() {
+            let (snapshot, problem) = match rail.snapshot(&interfaces) {
+                Ok(snapshot) => (snapshot, None),
+                Err(error) => match rail.last_snapshot() {
                     Some(last) => (last, Some(error.to_string())),
                     None => {
                         unknown.push((Arc::clone(rail), error.to_string()));
@@ -123,20 +123,20 @@ impl LocalRails {
                     }
                 },
             };
-            adverts.push(RailAdvert { is_usable: problem.is_none(), ..rail.advert(&look) });
-            known.push(KnownRail { rail: Arc::clone(rail), look, problem });
+            adverts.push(RailAdvert { is_usable: problem.is_none(), ..rail.advert(&snapshot) });
+            known.push(KnownRail { rail: Arc::clone(rail), snapshot, problem });
         }
         Ok(Self { known, adverts, unknown })
     }
 
     /// Returns the routes to the peer's addresses that pair more rails.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
-        process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].look)
+        process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].snapshot)
     }
 
     /// Returns the largest chunk that every rail can send as one write, in bytes.
     pub fn chunk_bytes(&self) -> u32 {
-        let most = self.known.iter().map(|known| known.look.port.max_message_bytes).min();
+        let most = self.known.iter().map(|known| known.snapshot.port.max_message_bytes).min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
@@ -274,9 +274,13 @@ pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String
 }
 
 /// Returns the reason why the connecting side refuses a pair: this host visibly has no route back.
-pub fn no_route(look: &Look, (own_gid, peer_gid): ([u8; 16], [u8; 16]), netdev: Option<&str>) -> Option<NotYet> {
-    let own = look.addresses.iter().find(|address| address.gid == own_gid)?;
-    if !pairing::needs_route(own, peer_gid) || look.has_route(own_gid, peer_gid)? {
+pub fn no_route(
+    snapshot: &RailSnapshot,
+    (own_gid, peer_gid): ([u8; 16], [u8; 16]),
+    netdev: Option<&str>,
+) -> Option<NotYet> {
+    let own = snapshot.addresses.iter().find(|address| address.gid == own_gid)?;
+    if !pairing::needs_route(own, peer_gid) || snapshot.has_route(own_gid, peer_gid)? {
         return None;
     }
     let [own, peer] = [own_gid, peer_gid].map(|gid| Ipv6Addr::from(gid).to_canonical());
@@ -292,7 +296,7 @@ pub fn no_route(look: &Look, (own_gid, peer_gid): ([u8; 16], [u8; 16]), netdev: 
 pub fn is_routed(rail: &Rail, peer_gid: [u8; 16]) -> bool {
     let needs_route = |own: &Address| own.is_link_local() || pairing::needs_route(own, peer_gid);
     !Ipv6Addr::from(peer_gid).is_unicast_link_local()
-        && rail.last_look().is_some_and(|look| look.addresses.iter().all(needs_route))
+        && rail.last_snapshot().is_some_and(|snapshot| snapshot.addresses.iter().all(needs_route))
 }
 
 /// Returns the rails without a pair, each with the reason.

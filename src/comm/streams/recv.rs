@@ -117,7 +117,7 @@ impl StreamRecvPath {
             // `check_parts` has checked that the buffer is inside.
             *place = part.memory.target(part.addr, part.bytes).unwrap_or(HostMemory::none());
         }
-        self.say(context)?;
+        self.send_grants(context)?;
         Ok(Some(slot.number()))
     }
 
@@ -145,7 +145,7 @@ impl StreamRecvPath {
 
     /// Receives available bytes. If there are none, checks if the connection can still progress.
     fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
-        self.say(context)?;
+        self.send_grants(context)?;
         if self.progress(context)? {
             self.stall.moved();
             return Ok(());
@@ -188,7 +188,7 @@ impl StreamRecvPath {
     }
 
     /// Sends as many grants as the first stream accepts.
-    fn say(&mut self, context: &StreamContext) -> Quick<()> {
+    fn send_grants(&mut self, context: &StreamContext) -> Quick<()> {
         while !self.outbox.is_empty() {
             match caller_memory::send(context.sockets.stream(0), &self.outbox, HostMemory::none()) {
                 Ok(count) => drop(self.outbox.drain(..count)),

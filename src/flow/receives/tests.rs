@@ -82,19 +82,19 @@ fn immediates_of_an_earlier_use_are_dropped() {
 fn a_lying_peer_is_caught() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
-    let mut say = |part, share, leads, bytes| receives.arrived(&immediate(grant, part, share, leads), bytes);
-    assert_eq!(say(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
-    assert_eq!(say(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
-    assert_eq!(say(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
-    assert_eq!(say(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
-    assert_eq!(say(0, (1, 2), 0, 4), Ok(Arrival::Part));
-    assert_eq!(say(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
+    let mut arrive = |part, share, leads, bytes| receives.arrived(&immediate(grant, part, share, leads), bytes);
+    assert_eq!(arrive(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
+    assert_eq!(arrive(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
+    assert_eq!(arrive(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
+    assert_eq!(arrive(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
+    assert_eq!(arrive(0, (1, 2), 0, 4), Ok(Arrival::Part));
+    assert_eq!(arrive(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
     let again = |share, bytes| Err(Violation::Again { part: 0, share, bytes });
-    assert_eq!(say(0, (1, 2), 0, 4), again(1, 4));
-    assert_eq!(say(0, (1, 3), 0, 0), again(1, 0), "the number of shares differs");
-    assert_eq!(say(0, (0, 2), 0, 4), Ok(Arrival::Part));
-    assert_eq!(say(0, (0, 2), 0, 1), again(0, 1));
-    assert_eq!(say(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
+    assert_eq!(arrive(0, (1, 2), 0, 4), again(1, 4));
+    assert_eq!(arrive(0, (1, 3), 0, 0), again(1, 0), "the number of shares differs");
+    assert_eq!(arrive(0, (0, 2), 0, 4), Ok(Arrival::Part));
+    assert_eq!(arrive(0, (0, 2), 0, 1), again(0, 1));
+    assert_eq!(arrive(0, (2, 3), 0, 0), Err(Violation::Shares { before: 2, now: 3 }));
     assert_eq!(test(&mut receives, Slot::of(9)), Err(NotInFlight(9)));
 }
 
@@ -102,13 +102,13 @@ fn a_lying_peer_is_caught() {
 fn a_repeated_empty_share_is_ignored() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = one(&mut receives, 8);
-    let mut say = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
-    assert_eq!(say(1, 4), Ok(Arrival::Part));
+    let mut arrive = |share, bytes| receives.arrived(&immediate(grant, 0, (share, 2), 0), bytes);
+    assert_eq!(arrive(1, 4), Ok(Arrival::Part));
     for _ in 0..100 {
-        assert_eq!(say(1, 0), Ok(Arrival::Stale), "while the other share is missing");
+        assert_eq!(arrive(1, 0), Ok(Arrival::Stale), "while the other share is missing");
     }
-    assert_eq!(say(0, 3), Ok(Arrival::Whole));
-    assert_eq!(say(0, 0), Ok(Arrival::Stale), "and when all shares have arrived");
+    assert_eq!(arrive(0, 3), Ok(Arrival::Whole));
+    assert_eq!(arrive(0, 0), Ok(Arrival::Stale), "and when all shares have arrived");
     assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![7])));
 }
 

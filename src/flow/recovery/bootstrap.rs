@@ -20,13 +20,13 @@ impl Recovery {
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             self.peer = Peer::Suspected(now);
-            self.link.say(ControlMessage::AreYouThere);
+            self.link.queue(ControlMessage::AreYouThere);
         }
     }
 
     /// Reports a new TCP connection, and sends the current frame again, which may have been lost.
     pub fn bootstrap_opened(&mut self) {
-        (self.unheard, self.asked_at) = (None, None);
+        (self.unconfirmed, self.asked_at) = (None, None);
         self.link.send_again();
     }
 
@@ -39,7 +39,7 @@ impl Recovery {
         let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
             self.asked_at = Some(now);
-            self.link.say(ControlMessage::AreYouThere);
+            self.link.queue(ControlMessage::AreYouThere);
         }
     }
 
@@ -51,20 +51,20 @@ impl Recovery {
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
         // Before the first rail: the peer's kernel takes a second for each unresolved address.
         let doubt = if self.has_carried() { DOUBT } else { STEP };
-        let is_unheard = self.unheard.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
+        let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
             _ if !self.recovers() => Need::No,
             false if is_dark || is_suspected => Need::Urgent,
             false => Need::Calm,
-            true if is_dark && is_unheard && self.link.is_waiting() => Need::Urgent,
+            true if is_dark && is_unconfirmed && self.link.is_waiting() => Need::Urgent,
             true => Need::No,
         }
     }
 
-    pub(super) fn note_unheard(&mut self, now: u64) {
+    pub(super) fn note_unconfirmed(&mut self, now: u64) {
         let under_way = self.link.under_way();
-        if self.unheard.map(|(number, _)| number) != under_way {
-            self.unheard = under_way.map(|number| (number, now));
+        if self.unconfirmed.map(|(number, _)| number) != under_way {
+            self.unconfirmed = under_way.map(|number| (number, now));
         }
     }
 

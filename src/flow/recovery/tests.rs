@@ -51,15 +51,15 @@ impl End {
     }
 
     /// Delivers a message of a peer that has acknowledged everything.
-    fn hears(&mut self, message: &ControlMessage, now: u64) {
+    fn receive(&mut self, message: &ControlMessage, now: u64) {
         self.number += 1;
         let frame = ControlFrame {
             number: self.number,
-            heard: self.recovery.frame().number,
+            received: self.recovery.frame().number,
             asks: true,
             message: message.encode(),
         };
-        self.recovery.heard(&frame, 0, now);
+        self.recovery.receive_frame(&frame, 0, now);
     }
 
     /// Returns the requested actions except those for the log.
@@ -69,7 +69,7 @@ impl End {
             .collect()
     }
 
-    fn says(&mut self, now: u64) -> Option<ControlMessage> {
+    fn next_message(&mut self, now: u64) -> Option<ControlMessage> {
         match self.recovery.poll_frame(now)? {
             Frame::First(frame) | Frame::Repeated(frame) if frame.asks => {
                 Some(ControlMessage::decode(&frame.message).unwrap())
@@ -81,8 +81,11 @@ impl End {
     /// Loses rail 0, up to the point where both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
         self.recovery.lost(lane(0), "loss", Received::default(), now);
-        assert_eq!(self.says(now), Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() }));
-        self.hears(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+        assert_eq!(
+            self.next_message(now),
+            Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() })
+        );
+        self.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
         assert_eq!(self.actions(), [Action::Resend(lane(0), Received::default())]);
     }
 }
@@ -97,14 +100,17 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert_eq!(end.says(now), Some(ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }));
-    end.hears(&joined(0, 1), now);
+    assert_eq!(
+        end.next_message(now),
+        Some(ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() })
+    );
+    end.receive(&joined(0, 1), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
     end.recovery.connected(lane(0), Ok(()), now);
     end.recovery.probed(lane(0), Ok(()), now);
     assert_eq!(end.actions(), [Action::Activate(lane(0))]);
     end.recovery.activated(lane(0), Ok(()), now);
-    assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
+    assert_eq!(end.next_message(now), Some(ControlMessage::Live { lane: lane(0) }));
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0), lane(1)]);
 }
 
@@ -129,7 +135,7 @@ fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
 fn a_call_that_does_not_return_ends_its_attempt() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
-    let waits_in_vain = |end: &mut End, now: &mut u64| {
+    let waits_without_answer = |end: &mut End, now: &mut u64| {
         end.recovery.tick(*now + STEP - 1);
         assert_eq!(end.actions(), []);
         assert!(end.recovery.poll_timeout().is_some_and(|at| at <= *now + STEP));
@@ -140,20 +146,20 @@ fn a_call_that_does_not_return_ends_its_attempt() {
     now += RETRY;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
-    waits_in_vain(&mut end, &mut now);
-    assert_eq!(end.says(now), None, "the peer has not heard of the attempt");
+    waits_without_answer(&mut end, &mut now);
+    assert_eq!(end.next_message(now), None, "the peer has not received of the attempt");
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert_eq!((end.actions(), end.says(now)), (vec![], None), "too late");
+    assert_eq!((end.actions(), end.next_message(now)), (vec![], None), "too late");
     now += 2 * RETRY;
     end.recovery.tick(now);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
+    assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
     end.actions();
-    end.hears(&joined(0, 1), now);
+    end.receive(&joined(0, 1), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
-    waits_in_vain(&mut end, &mut now);
+    waits_without_answer(&mut end, &mut now);
     let why = Cause::NoReturn.to_string();
-    assert_eq!(end.says(now), Some(ControlMessage::NotNow { lane: lane(0), attempt: 1, why }));
+    assert_eq!(end.next_message(now), Some(ControlMessage::NotNow { lane: lane(0), attempt: 1, why }));
     end.recovery.connected(lane(0), Ok(()), now);
     assert_eq!(end.actions(), [], "too late");
 }
@@ -166,16 +172,16 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     end.recovery.tick(now);
     end.actions();
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
+    assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
     now += STEP;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
-    end.hears(&joined(0, 1), now);
+    end.receive(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
     // The late JOINED acknowledges the JOIN. The NOT NOW makes the peer drop its queue pairs.
-    assert!(matches!(end.says(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
-    end.hears(&ControlMessage::AreYouThere, now);
-    assert_eq!(end.says(now), None, "sent only once");
+    assert!(matches!(end.next_message(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
+    end.receive(&ControlMessage::AreYouThere, now);
+    assert_eq!(end.next_message(now), None, "sent only once");
 }
 
 #[test]
@@ -183,11 +189,11 @@ fn an_abandoned_request_ends_its_slow_answer() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
     end.loses_a_rail(now);
     let join = |attempt| ControlMessage::Join { lane: lane(0), attempt, rail: advert(), end: new_end() };
-    end.hears(&join(1), now);
+    end.receive(&join(1), now);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
-    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + STEP);
+    end.receive(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + STEP);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
-    end.hears(&join(2), now + STEP);
+    end.receive(&join(2), now + STEP);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
 }
 
@@ -200,17 +206,17 @@ fn an_answer_to_an_abandoned_attempt_changes_nothing() {
         end.recovery.tick(*now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
         end.recovery.opened(lane(0), Ok((advert(), new_end())), *now);
-        end.hears(&ControlMessage::AreYouThere, *now);
+        end.receive(&ControlMessage::AreYouThere, *now);
     };
     asks_again(&mut end, &mut now);
     now += STEP;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     asks_again(&mut end, &mut now);
-    end.hears(&joined(0, 1), now);
-    end.hears(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now);
+    end.receive(&joined(0, 1), now);
+    end.receive(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now);
     assert_eq!(end.actions(), [], "both are about the first attempt");
-    end.hears(&joined(0, 2), now);
+    end.receive(&joined(0, 2), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
 }
 
@@ -224,7 +230,7 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     end.recovery.tick(2 * RETRY);
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
     // Nothing was posted on that rail, so it needs no FENCED.
-    assert_eq!(end.says(2 * RETRY), None);
+    assert_eq!(end.next_message(2 * RETRY), None);
 }
 
 #[test]
@@ -250,13 +256,13 @@ fn each_loss_soon_after_a_return_doubles_the_pause() {
         end.recovery.tick(now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
         end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-        assert!(matches!(end.says(now), Some(ControlMessage::Join { .. })));
-        end.hears(&joined(0, attempt), now);
+        assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
+        end.receive(&joined(0, attempt), now);
         end.recovery.connected(lane(0), Ok(()), now);
         end.recovery.probed(lane(0), Ok(()), now);
         end.recovery.activated(lane(0), Ok(()), now);
-        assert_eq!(end.says(now), Some(ControlMessage::Live { lane: lane(0) }));
-        end.hears(&ControlMessage::AreYouThere, now);
+        assert_eq!(end.next_message(now), Some(ControlMessage::Live { lane: lane(0) }));
+        end.receive(&ControlMessage::AreYouThere, now);
         end.actions();
     }
 }
@@ -268,11 +274,11 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
         (ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, Action::DropQps(lane(0))),
     ] {
         let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-        end.hears(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+        end.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
         assert_eq!(end.actions(), [Action::Fence(lane(0))]);
         end.recovery.fenced(lane(0), Received::default(), now);
         assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
-        end.hears(&ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }, now);
+        end.receive(&ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }, now);
         assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
         let answer = Answer {
             connector_gid: [1; 16],
@@ -283,7 +289,7 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
         };
         end.recovery.answered(lane(0), Ok(answer), now);
         assert_eq!(end.actions(), []);
-        end.hears(&word, now);
+        end.receive(&word, now);
         assert_eq!(end.actions(), [done]);
     }
 }
@@ -315,7 +321,7 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
 fn a_peer_whose_tcp_closed_counts_as_dead_unless_it_answers() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.bootstrap_closed(now);
-    assert_eq!(end.says(now), Some(ControlMessage::AreYouThere));
+    assert_eq!(end.next_message(now), Some(ControlMessage::AreYouThere));
     end.recovery.tick(now + SIGN_OF_LIFE);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
@@ -324,8 +330,8 @@ fn a_peer_whose_tcp_closed_counts_as_dead_unless_it_answers() {
 
     let mut end = End::new(Role::Sender);
     end.recovery.bootstrap_closed(now);
-    assert_eq!(end.says(now), Some(ControlMessage::AreYouThere));
-    end.hears(&ControlMessage::AreYouThere, now);
+    assert_eq!(end.next_message(now), Some(ControlMessage::AreYouThere));
+    end.receive(&ControlMessage::AreYouThere, now);
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
     assert_eq!((end.actions(), end.recovery.recovers()), (vec![], true));
 }
@@ -344,8 +350,8 @@ fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
             // Messages that were lost with TCP are repeated until the peer has acknowledged all.
             while end.recovery.is_waiting() {
                 end.recovery.bootstrap_opened();
-                assert!(end.says(now).is_some());
-                end.hears(&ControlMessage::AreYouThere, now);
+                assert!(end.next_message(now).is_some());
+                end.receive(&ControlMessage::AreYouThere, now);
             }
         }
         end.recovery.tick(now + SIGN_OF_LIFE + 1);
@@ -362,23 +368,23 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
         let (mut end, now) = (End::new(role), 20 * SECOND);
         let asks = |end: &mut End, is_unreachable, now| {
             end.recovery.bootstrap_away(is_unreachable, now);
-            let says = end.says(now);
+            let says = end.next_message(now);
             assert!(matches!(says, None | Some(ControlMessage::AreYouThere)));
             says.is_some()
         };
         assert!(asks(&mut end, false, now));
         assert!(!asks(&mut end, true, now));
-        end.hears(&ControlMessage::AreYouThere, now);
+        end.receive(&ControlMessage::AreYouThere, now);
         assert!(!asks(&mut end, false, now + ASK - 1));
         assert!(asks(&mut end, true, now + ASK - 1));
-        end.hears(&ControlMessage::AreYouThere, now + ASK);
+        end.receive(&ControlMessage::AreYouThere, now + ASK);
         assert!(asks(&mut end, false, now + 2 * ASK));
-        end.hears(&ControlMessage::AreYouThere, now + 2 * ASK);
+        end.receive(&ControlMessage::AreYouThere, now + 2 * ASK);
         // Asked immediately after TCP is lost again.
         end.recovery.bootstrap_opened();
-        assert!(end.says(now + 2 * ASK).is_none());
+        assert!(end.next_message(now + 2 * ASK).is_none());
         assert!(asks(&mut end, false, now + 2 * ASK + 1));
-        end.hears(&ControlMessage::AreYouThere, now + 3 * ASK);
+        end.receive(&ControlMessage::AreYouThere, now + 3 * ASK);
         end.recovery.peer_gone();
         assert!(!asks(&mut end, true, now + 9 * ASK));
     }
@@ -388,7 +394,7 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
 fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
-    assert!(end.says(now).is_some());
+    assert!(end.next_message(now).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::Calm);
     end.recovery.lost(lane(1), "loss", Received::default(), now);
@@ -410,8 +416,8 @@ fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
     // The rails may already be lost.
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
-    assert!(end.says(now).is_some());
-    end.hears(&ControlMessage::AreYouThere, now + 1);
+    assert!(end.next_message(now).is_some());
+    end.receive(&ControlMessage::AreYouThere, now + 1);
     end.recovery.tick(now + 1);
     assert_eq!(end.recovery.bootstrap_need(false, now + 1), Need::Calm);
 }
@@ -427,7 +433,7 @@ fn forbidden_control_messages_fail_the_connection() {
         (Role::Sender, ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } }),
     ] {
         let mut end = End::new(role);
-        end.hears(&message, SECOND);
+        end.receive(&message, SECOND);
         assert!(matches!(end.actions()[..], [Action::Fail(Failure::Protocol(_))]), "{message:?}");
     }
 }
@@ -439,14 +445,14 @@ const RECEIVES: Progress = Progress::Receiver { granted: 1, delivered: 0, open: 
 fn a_question_about_a_stall_gets_its_answer() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.ask_about_stall(7);
-    assert_eq!(end.says(now), Some(ControlMessage::StallQuery { number: 7 }));
+    assert_eq!(end.next_message(now), Some(ControlMessage::StallQuery { number: 7 }));
     let reply = |number, idle_ms, progress| ControlMessage::StallReply { number, idle_ms, progress };
-    end.hears(&reply(7, 5, RECEIVES), now);
+    end.receive(&reply(7, 5, RECEIVES), now);
     assert_eq!(end.actions(), [Action::StallReply { number: 7, idle_ms: 5, progress: RECEIVES }]);
-    end.hears(&ControlMessage::StallQuery { number: 3 }, now);
+    end.receive(&ControlMessage::StallQuery { number: 3 }, now);
     assert_eq!(end.actions(), [Action::StallQuery(3)]);
     end.recovery.reply_to_stall(3, 4, SENDS);
-    assert_eq!(end.says(now), Some(reply(3, 4, SENDS)));
+    assert_eq!(end.next_message(now), Some(reply(3, 4, SENDS)));
     // A peer that confirms nothing is not asked without end.
     (0..1000).for_each(|number| end.recovery.ask_about_stall(number));
     assert!(end.recovery.link.backlog() <= CROWDED);

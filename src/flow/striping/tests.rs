@@ -114,8 +114,8 @@ impl Run {
         let rates = self.served();
         let heads = self.queues.iter().zip(&rates);
         let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
-        let heard = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
-        let step = served.min(heard);
+        let confirmed = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
+        let step = served.min(confirmed);
         self.now_us += step;
         for (lane, rate) in LaneId::all(rates.len()).zip(&rates) {
             let Some(head) = self.queues[lane.index()].front_mut() else { continue };

@@ -61,7 +61,7 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
         }
     }
     for counted in [Counted::Fruitless, Counted::Refused] {
-        println!("{}", in_vain(&mut pair, counted, plan.messages)?);
+        println!("{}", repeated_calls(&mut pair, counted, plan.messages)?);
         cost_phase_ends();
     }
     pair.close()
@@ -139,7 +139,7 @@ fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool
     Ok(tests)
 }
 
-fn in_vain(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Phase, String> {
+fn repeated_calls(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Phase, String> {
     const BYTES: usize = 8;
     let mut phase = Phase { counted, bytes: BYTES, window: 1, messages: calls, tests: 0, early: 0 };
     pair.source()[..BYTES].fill(0);

@@ -34,14 +34,14 @@ impl Costs {
     fn own(&self, like: &Phase, counted: Counted) -> Option<f64> {
         let (phase, dump) = self.find(like, counted)?;
         let refused = match counted {
-            Counted::All | Counted::Send => phase.early as f64 * self.in_vain(Counted::Refused)?,
+            Counted::All | Counted::Send => phase.early as f64 * self.repeated_calls(Counted::Refused)?,
             _ => 0.0,
         };
         Some((dump.of(&self.plugin) as f64 - refused) / phase.messages as f64)
     }
 
     /// Instructions of a call that has no effect.
-    fn in_vain(&self, counted: Counted) -> Option<f64> {
+    fn repeated_calls(&self, counted: Counted) -> Option<f64> {
         let (phase, dump) = self.phases.iter().find(|(phase, _)| phase.counted == counted)?;
         Some(a_message(dump.of(&self.plugin), phase))
     }
@@ -108,10 +108,10 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
         }
         println!("{line}{notes}");
     }
-    for (counted, what) in [(Counted::Fruitless, "a test in vain"), (Counted::Refused, "an isend too early")] {
-        let other = theirs.and_then(|costs| costs.in_vain(counted));
+    for (counted, what) in [(Counted::Fruitless, "a test without result"), (Counted::Refused, "an isend without a grant")] {
+        let other = theirs.and_then(|costs| costs.repeated_calls(counted));
         let other = other.map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
-        println!("{what}: {:.1}{other}", ours.in_vain(counted).unwrap_or_default());
+        println!("{what}: {:.1}{other}", ours.repeated_calls(counted).unwrap_or_default());
     }
     kept
 }

@@ -65,14 +65,14 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once. `hear` gets every printed line. Returns none if the run took too long and
+/// Runs the program once. `on_line` gets every printed line. Returns none if the run took too long and
 /// was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,
     environment: &[(String, String)],
     own: &Path,
-    mut hear: impl FnMut(&str) -> Result<()>,
+    mut on_line: impl FnMut(&str) -> Result<()>,
 ) -> Result<Option<ExitStatus>> {
     let (pipes, folder) = pipes(&call.conditions.place)?;
     let mut command = command(call, fabric, environment, own, folder.as_ref())?;
@@ -82,7 +82,7 @@ pub fn run(
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
-    let ends = lines::follow(&mut child, pipes, call.conditions.setting.timeout, |_, line| hear(line))?;
+    let ends = lines::follow(&mut child, pipes, call.conditions.setting.timeout, |_, line| on_line(line))?;
     Ok(ends.map(|ends| ends[0]))
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use std::path::Path;
 
 /// Runs `call`, and returns the rows of its table (1 or more). `own` is this program's file, `who`
-/// names the run in the user's log. `hear` gets each line that the ranks print, and the text to
+/// names the run in the user's log. `on_line` gets each line that the ranks print, and the text to
 /// show for it: a complete row of the table, or another line of the program's own. Fails when the
 /// program does not start, fails, or prints no complete table.
 pub fn run(
@@ -18,7 +18,7 @@ pub fn run(
     environment: &[(String, String)],
     (own, who): (&Path, &str),
     used: &mut Used,
-    mut hear: impl FnMut(&str, Option<&str>) -> Result<()>,
+    mut on_line: impl FnMut(&str, Option<&str>) -> Result<()>,
 ) -> Result<Vec<Row>> {
     let (mut table, mut last) = (PrintedTable::default(), String::new());
     let end = mpirun::run(call, &scene.fabric, environment, own, |line| {
@@ -32,10 +32,10 @@ pub fn run(
                 if !line.trim().is_empty() {
                     line.trim_end().clone_into(&mut last);
                 }
-                return hear(line, Some(line));
+                return on_line(line, Some(line));
             }
         };
-        hear(line, row.as_deref())
+        on_line(line, row.as_deref())
     })?;
     mpirun::check(end, call, used.complaints(), &last)?;
     table.finish()?;

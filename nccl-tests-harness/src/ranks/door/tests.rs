@@ -14,8 +14,8 @@ fn door() -> Door {
 
 fn refused(address: SocketAddr, opening: &Opening) -> String {
     let mut line = Line::new(TcpStream::connect(address).unwrap(), "the door", far()).unwrap();
-    line.say(opening).unwrap();
-    match line.hear(OPENING).unwrap() {
+    line.send(opening).unwrap();
+    match line.receive(OPENING).unwrap() {
         Answer::Refused { reason } => reason,
         Answer::Welcome { .. } => panic!("{opening:?} was admitted"),
     }
@@ -38,8 +38,8 @@ fn a_token_opens_one_connection_and_clients_without_one_block_no_other() {
     noise.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let entered = enter(&[address], "the door", &token, far()).unwrap();
     let admitted = waiting.join().unwrap().unwrap();
-    Line::new(admitted, "the other", far()).unwrap().say(&7).unwrap();
-    assert_eq!(Line::new(entered, "the door", far()).unwrap().hear::<u8>(OPENING).unwrap(), 7);
+    Line::new(admitted, "the other", far()).unwrap().send(&7).unwrap();
+    assert_eq!(Line::new(entered, "the door", far()).unwrap().receive::<u8>(OPENING).unwrap(), 7);
     // The port is closed.
     let error = format!("{:#}", enter(&[address], "the door", &token, far()).unwrap_err());
     assert!(error.starts_with(&format!("connect to the door: {address}: ")), "{error}");
@@ -62,7 +62,7 @@ fn unknown_clients_do_not_block_the_port() {
     let mut strangers: Vec<Line> = (0..MAX_UNAUTHENTICATED + 8).map(|_| dial()).collect();
     // The first strangers have 5 s. Connections above the limit are closed immediately.
     let begin = Instant::now();
-    assert!(strangers.last_mut().unwrap().hear::<u8>(OPENING * 6).is_err());
+    assert!(strangers.last_mut().unwrap().receive::<u8>(OPENING * 6).is_err());
     assert!(begin.elapsed() < OPENING * 6);
     drop(strangers);
     let until = far();

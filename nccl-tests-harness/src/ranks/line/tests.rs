@@ -16,8 +16,8 @@ const LONG: Duration = Duration::from_secs(60);
 fn a_message_is_read_and_nothing_beyond_it() {
     let (mut line, mut other) = pair(LONG);
     other.write_all(b"[1,2]\n\"next\"\nrest").unwrap();
-    assert_eq!(line.hear::<Vec<u8>>(LONG).unwrap(), [1, 2]);
-    assert_eq!(line.hear::<String>(LONG).unwrap(), "next");
+    assert_eq!(line.receive::<Vec<u8>>(LONG).unwrap(), [1, 2]);
+    assert_eq!(line.receive::<String>(LONG).unwrap(), "next");
     let mut rest = [0; 4];
     line.settle().unwrap().read_exact(&mut rest).unwrap();
     assert_eq!(&rest, b"rest");
@@ -33,7 +33,7 @@ fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
             let _ = other.write_all(&writer);
             other
         });
-        let error = line.hear::<Vec<u8>>(Duration::from_millis(limit_ms)).unwrap_err();
+        let error = line.receive::<Vec<u8>>(Duration::from_millis(limit_ms)).unwrap_err();
         drop(line);
         drop(thread.join().unwrap());
         format!("{error:#}")
@@ -44,7 +44,7 @@ fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
     assert!(said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes"));
     let (mut line, other) = pair(LONG);
     drop(other);
-    assert_eq!(line.hear::<u8>(LONG).unwrap_err().to_string(), "spark-2 closed the connection");
+    assert_eq!(line.receive::<u8>(LONG).unwrap_err().to_string(), "spark-2 closed the connection");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn slow_senders_do_not_extend_the_limit() {
         }
     });
     let begin = Instant::now();
-    assert!(line.hear::<u8>(LONG).unwrap_err().to_string().contains("said nothing more"));
+    assert!(line.receive::<u8>(LONG).unwrap_err().to_string().contains("said nothing more"));
     assert!(begin.elapsed() < LONG / 2);
     drop(line);
     dripping.join().unwrap();

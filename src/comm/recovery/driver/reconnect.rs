@@ -13,7 +13,7 @@ use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::datapath::test_write::{LaneTest, Tested};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
-use crate::comm::rail::{Look, Rail};
+use crate::comm::rail::{Rail, RailSnapshot};
 use crate::comm::recovery::attempt::{Asked, Attempt, Done, Stage, Way, Worker};
 use crate::comm::threads;
 use crate::error::{Internal, Missing, Result};
@@ -41,7 +41,7 @@ struct Job {
 }
 
 impl Driver {
-    /// Starts to create the connecting side's new queue pairs. [`Self::look_at_attempts`] takes the
+    /// Starts to create the connecting side's new queue pairs. [`Self::poll_attempts`] takes the
     /// result. The error is the reason why the attempt is put off.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
@@ -91,11 +91,11 @@ impl Driver {
         })
     }
 
-    pub(super) fn look_at_attempts(&mut self, now: Instant, at: u64) {
+    pub(super) fn poll_attempts(&mut self, now: Instant, at: u64) {
         let mut buffer = CompletionBuffer::new();
         for lane in self.lanes() {
             self.take_result(lane, now, at);
-            self.look_at_test(lane, &mut buffer, now, at);
+            self.poll_test(lane, &mut buffer, now, at);
         }
     }
 
@@ -217,10 +217,10 @@ impl Driver {
         }
     }
 
-    fn look_at_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, at: u64) {
+    fn poll_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, at: u64) {
         let (process, peer, managed) = (&self.process, &self.context.peer.name, &mut self.rails[lane.index()]);
         let Some(Attempt::Testing(test)) = &mut managed.attempt else { return };
-        let outcome = match test.look(&self.mailboxes, &process.backoff, buffer, now) {
+        let outcome = match test.step(&self.mailboxes, &process.backoff, buffer, now) {
             Tested::UnderWay => return,
             Tested::Carries => Ok(()),
             Tested::Narrow(why) => {
@@ -245,15 +245,15 @@ impl Driver {
 
 impl Job {
     fn ask(&self) -> Result<Asked> {
-        let (look, mut advert) = self.look()?;
+        let (snapshot, mut advert) = self.snapshot()?;
         // The accepting side chooses the address, and uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
-        Ok(Asked { lane: self.open()?, look, advert })
+        Ok(Asked { lane: self.open()?, snapshot, advert })
     }
 
     /// Creates queue pairs connected to the peer's, unless back-off forbids an attempt on the path.
     fn answer(&self, theirs: &RailAdvert, end: &LaneEnd, answers: u32, now: Instant) -> Done {
-        let (look, pair) = match self.pair(theirs, answers) {
+        let (snapshot, pair) = match self.pair(theirs, answers) {
             Ok(found) => found,
             Err(error) => return Done::Answered { way: None, trial: None, outcome: Err(error) },
         };
@@ -266,7 +266,7 @@ impl Job {
             Err(error) => return Done::PutOff { way, why: error.to_string() },
         };
         let route = Route {
-            look: &look,
+            snapshot: &snapshot,
             gid: pair.acceptor_gid,
             peer_gid: way.peer_gid,
             mtu_bytes,
@@ -286,9 +286,9 @@ impl Job {
         Done::Answered { way: Some(way), trial, outcome }
     }
 
-    fn connect(&self, Asked { mut lane, look, .. }: Asked, answer: &Answer) -> (Lane, Result<()>) {
+    fn connect(&self, Asked { mut lane, snapshot, .. }: Asked, answer: &Answer) -> (Lane, Result<()>) {
         let route = Route {
-            look: &look,
+            snapshot: &snapshot,
             gid: answer.connector_gid,
             peer_gid: answer.acceptor_gid,
             mtu_bytes: answer.mtu_bytes,
@@ -300,20 +300,20 @@ impl Job {
         (lane, outcome)
     }
 
-    fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(Look, Pair)> {
-        let (look, ours) = self.look()?;
-        let routes = self.process.routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours), |_| &look);
+    fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(RailSnapshot, Pair)> {
+        let (snapshot, ours) = self.snapshot()?;
+        let routes = self.process.routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours), |_| &snapshot);
         let pair = pairing::pair_again(theirs, &ours, &routes, answers).ok_or_else(|| {
             let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
             Missing::Subnet { ours, theirs }
         })?;
-        Ok((look, pair))
+        Ok((snapshot, pair))
     }
 
-    fn look(&self) -> Result<(Look, RailAdvert)> {
-        let look = self.rail.look(&interfaces::all()?)?;
-        let advert = self.rail.advert(&look);
-        Ok((look, advert))
+    fn snapshot(&self) -> Result<(RailSnapshot, RailAdvert)> {
+        let snapshot = self.rail.snapshot(&interfaces::all()?)?;
+        let advert = self.rail.advert(&snapshot);
+        Ok((snapshot, advert))
     }
 
     fn open(&self) -> Result<Lane> {

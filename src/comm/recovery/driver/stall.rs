@@ -40,7 +40,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn hear_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
+    pub(super) fn receive_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
         self.sample(at);
         self.stall.watch.answered(number, idle_ms, progress, at);
     }

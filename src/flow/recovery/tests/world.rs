@@ -301,7 +301,7 @@ impl<const N: usize> World<N> {
             Event::Hear { side, at } => {
                 let frame = self.frames[side].remove(at);
                 let begun = self.messages.begun_sends(side);
-                self.ends[side].heard(&frame, begun, now);
+                self.ends[side].receive_frame(&frame, begun, now);
             }
             Event::DropFrame { side } => _ = self.frames[side].remove(0),
             Event::Probe(lane) => self.probe(lane),

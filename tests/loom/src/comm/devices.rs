@@ -10,8 +10,8 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct Devices;
 
-/// News of a device.
-pub enum News {
+/// DeviceChange of a device.
+pub enum DeviceChange {
     /// A change of a port.
     Port(Arc<Rail>, super::driver::PortChange),
     /// The failure of a completion queue.
@@ -20,7 +20,7 @@ pub enum News {
 
 impl Devices {
     /// Returns no news.
-    pub fn round(&mut self, _: &Arc<Process>, _: Instant) -> Vec<News> {
+    pub fn round(&mut self, _: &Arc<Process>, _: Instant) -> Vec<DeviceChange> {
         Vec::new()
     }
 

@@ -41,7 +41,7 @@ impl RedialHandle {
 
 impl RedialListener {
     /// Returns no connections, because no peer dials.
-    pub fn look(&mut self, _: impl Fn(&Redial) -> bool, _: Instant) -> Vec<(Channel, Redial)> {
+    pub fn poll(&mut self, _: impl Fn(&Redial) -> bool, _: Instant) -> Vec<(Channel, Redial)> {
         Vec::new()
     }
 }

@@ -28,9 +28,9 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     let mut line = Line::new(door.admit(end)?, "the doctor that connected", end)?;
     let mut rank = None;
     // The doctor may measure until the end.
-    while let Some(ask) = line.hear_next(end.saturating_duration_since(Instant::now()))? {
+    while let Some(ask) = line.receive_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
-            Ask::Sheet => line.say(&host.sheet_now())?,
+            Ask::Sheet => line.send(&host.sheet_now())?,
             Ask::Rank { rails } => {
                 // End the rank of the previous measurement first, because it may hang.
                 drop(rank.take());
@@ -68,7 +68,7 @@ impl Drop for Rank {
 fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, program: &Path) -> Result<Rank> {
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
     let door = Door::open(address)?;
-    line.say(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
+    line.send(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
     let control = OwnedFd::from(door.admit(Instant::now() + ANSWER)?);
     let mut command = Command::new(program);
     command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);

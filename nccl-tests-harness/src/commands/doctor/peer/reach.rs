@@ -70,8 +70,8 @@ impl Partner {
     /// # Errors
     /// No answer comes within 10 s.
     pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T> {
-        self.line.say(ask)?;
-        self.line.hear(ANSWER)
+        self.line.send(ask)?;
+        self.line.receive(ANSWER)
     }
 
     /// Opens another connection to a door that the partner has opened.

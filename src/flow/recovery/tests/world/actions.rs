@@ -209,7 +209,7 @@ impl<const N: usize> World<N> {
     fn peer_closed(&mut self, side: usize, delivered: u64) -> Result<(), String> {
         let has = if side == 0 { self.messages.first_undelivered() } else { 0 };
         if !self.closing[1 - side].has_closed || delivered != has {
-            return Err(format!("side {side} hears BYE with {delivered} receives delivered"));
+            return Err(format!("side {side} receives BYE with {delivered} receives delivered"));
         }
         self.closing[side].peer_is_away = true;
         if side == 0 { self.messages.bye(delivered) } else { Ok(()) }

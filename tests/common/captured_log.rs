@@ -7,10 +7,10 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 #[derive(Clone, Default)]
-pub struct Heard(Arc<Mutex<Vec<(Level, String)>>>);
+pub struct CapturedLog(Arc<Mutex<Vec<(Level, String)>>>);
 
-impl Heard {
-    pub fn by<T>(&self, act: impl FnOnce() -> T) -> T {
+impl CapturedLog {
+    pub fn capture<T>(&self, act: impl FnOnce() -> T) -> T {
         let kept = self.clone();
         tracing::subscriber::with_default(
             Listener(move |level, words| kept.0.lock().unwrap().push((level, words))),
@@ -24,16 +24,16 @@ impl Heard {
 }
 
 /// Captures all later lines of every thread, except DEBUG and TRACE.
-pub fn everywhere() -> Heard {
-    let heard = Heard::default();
-    let kept = heard.clone();
+pub fn everywhere() -> CapturedLog {
+    let log = CapturedLog::default();
+    let kept = log.clone();
     let keep = move |level, words| {
         if level <= Level::INFO {
             kept.0.lock().unwrap().push((level, words));
         }
     };
     tracing::subscriber::set_global_default(Listener(keep)).expect("the first");
-    heard
+    log
 }
 
 /// Prints all later lines of every thread.
