@@ -4,10 +4,15 @@
 //! `SPARK_TEST_RXE=a0,b0 cargo test --test verbs_rxe -- --ignored --test-threads 1`
 #![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "common/captured_log.rs"]
+#[allow(dead_code, reason = "each test uses a part")]
+mod captured_log;
+#[path = "common/counting.rs"]
+mod counting;
+
+use captured_log::CapturedLog;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nccl_net_spark::config::QpConfig;
@@ -163,8 +168,7 @@ fn inline_writes_need_no_registration_and_have_a_limit() {
 fn the_data_path_does_not_allocate() {
     let (mut a, mut b) = connected();
     let mut buffer = CompletionBuffer::new();
-    let before = ALLOCATIONS.get();
-    for round in 0..100 {
+    let exchange = |round| {
         b.qp.post_receives(2, round).expect("receives");
         let write = Write {
             local_addr: a.region.addr(),
@@ -181,8 +185,8 @@ fn the_data_path_does_not_allocate() {
         a.qp.write_inline([7; 64].as_slice().into(), b.remote(0), Some(2), round, true).expect("an inline write");
         a.wait(&mut buffer);
         b.wait(&mut buffer);
-    }
-    assert_eq!(ALLOCATIONS.get(), before);
+    };
+    assert_eq!(counting::allocations(|| (0..100).for_each(exchange)), 0);
 }
 
 #[test]
@@ -243,9 +247,8 @@ fn callers_memory_is_registered_with_strict_and_relaxed_ordering() {
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
 fn objects_can_be_dropped_in_any_order() {
     // A failing destructor, for example of an object still in use, is visible only in the log.
-    let failures = Arc::new(AtomicU64::new(0));
-    let descriptors = open_descriptors();
-    tracing::subscriber::with_default(CountEvents(Arc::clone(&failures)), || {
+    let (log, descriptors) = (CapturedLog::default(), open_descriptors());
+    log.capture(|| {
         for order in 0..4 {
             let (a, b) = connected();
             let End { qp, cq, mr, region, context, .. } = a;
@@ -258,7 +261,9 @@ fn objects_can_be_dropped_in_any_order() {
             drop(b);
         }
     });
-    assert_eq!(failures.load(Ordering::Relaxed), 0, "calls that failed");
+    // Failed calls are DEBUG lines. The INFO line about doorbells is for each opened device.
+    let failures: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::DEBUG).collect();
+    assert_eq!(failures, [], "calls that failed");
     assert_eq!(open_descriptors(), descriptors, "contexts that are still open");
 }
 
@@ -322,50 +327,3 @@ fn bytes_of(region: &Region, count: usize) -> Vec<u8> {
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("the list of descriptors").count()
 }
-
-struct CountEvents(Arc<AtomicU64>);
-
-impl tracing::Subscriber for CountEvents {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        // Failed calls are DEBUG lines. The INFO line about doorbells is for each opened device.
-        if *event.metadata().level() == tracing::Level::DEBUG {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call is forwarded unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: guaranteed by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;

@@ -152,14 +152,7 @@ impl Backoff {
     /// # Errors
     /// [`Error::Network`] with the reason why not, and the time of the next attempt.
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
-        let known = lock(&self.0);
-        match known.paths.iter().find(|path| path.id == id) {
-            Some(KnownPath { finding: Finding::Dead(dead), .. }) if now < dead.until => {
-                Err(Network::DeadPath(dead.text(now)).into())
-            }
-            Some(path) if path.is_suspect() && path.is_tried(now) => Err(Network::PathOnTrial.into()),
-            _ => Ok(()),
-        }
+        lock(&self.0).is_due(id, now)
     }
 
     /// As [`Self::is_due`]. If the path was dead until now, also returns the right to try it for
@@ -168,8 +161,8 @@ impl Backoff {
     /// # Errors
     /// As [`Self::is_due`].
     pub fn retry(&self, id: PathId, limit: Duration, now: Instant) -> Result<Option<Trial>> {
-        self.is_due(id, now)?;
         let mut known = lock(&self.0);
+        known.is_due(id, now)?;
         let is_suspect = known.path(id, now).is_suspect();
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
@@ -245,6 +238,16 @@ impl KnownPaths {
             self.paths.len() - 1
         });
         &mut self.paths[at]
+    }
+
+    fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
+        match self.paths.iter().find(|path| path.id == id) {
+            Some(KnownPath { finding: Finding::Dead(dead), .. }) if now < dead.until => {
+                Err(Network::DeadPath(dead.text(now)).into())
+            }
+            Some(path) if path.is_suspect() && path.is_tried(now) => Err(Network::PathOnTrial.into()),
+            _ => Ok(()),
+        }
     }
 
     fn dead(&self, id: PathId) -> Option<&Dead> {
