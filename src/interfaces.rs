@@ -1,13 +1,14 @@
-//! Network interfaces in this process's network namespace, and the interface that has a GID's
-//! address. Only this file queries the system for interfaces; `routes` queries routes, by
-//! `netlink`.
+//! Network interfaces in this process's network namespace. [`holder`] finds the interface that has
+//! the address of a GID. Only this file queries the system for interfaces; `routes` queries routes
+//! through `netlink`.
 //!
-//! A port's GID table always has the link-local address of its interface's MAC, even if the
-//! interface does not (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`).
-//! With NetworkManager's stable-privacy the interface has another link-local address; with IPv6 off
-//! or netplan's `link-local: []` it has none. Neighbour solicitations for such an address get no
-//! answer, and connecting a QP to it fails after a second (`ETIMEDOUT`) or immediately
-//! (`ENETUNREACH`). [`holder`] detects such GIDs, for the survey at init and for each connection.
+//! A port's GID table always has the link-local address that follows from its interface's MAC
+//! address (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`). The
+//! interface itself may not have that address. With NetworkManager's stable-privacy it has another
+//! link-local address; with IPv6 off or netplan's `link-local: []` it has none. Neighbour
+//! solicitations for such an address get no answer, and connecting a QP to it fails after a second
+//! (`ETIMEDOUT`) or immediately (`ENETUNREACH`). [`holder`] detects such GIDs. It is called
+//! for each port when the plugin looks for rails at init, and again for each connection.
 
 pub mod netlink;
 pub mod routes;
@@ -88,7 +89,8 @@ pub struct TableEntry<'a> {
     pub index: u16,
     /// The GID.
     pub gid: [u8; 16],
-    /// Index of the network interface in its own namespace, maybe not this process's; 0 for none.
+    /// Index of the GID's network interface; 0 for none. It is an index in the interface's own
+    /// namespace, which may not be this process's.
     pub ifindex: u32,
 }
 
@@ -102,9 +104,11 @@ pub enum Holder<'i> {
         /// Length of the subnet prefix in bits of the address's own family, if reported.
         prefix: Option<u8>,
     },
-    /// No visible interface. The GID's interface, in another namespace, may have the address.
+    /// No interface of this namespace has the address. The GID's interface may have it in another
+    /// namespace.
     Unseen,
-    /// The GID's interface, in this namespace, does not have the address. Only for link-local GIDs.
+    /// The GID's interface is in this namespace and does not have the address. Only for link-local
+    /// GIDs.
     Nobody(&'i Interface),
 }
 
@@ -120,7 +124,8 @@ pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interfac
     if let Some(own) = own {
         return found(own).unwrap_or(Holder::Nobody(own));
     }
-    // An index is of one namespace: here, another interface may have it.
+    // The index may be from another namespace, and an unrelated interface may have it here. So
+    // `found` compares the address.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
     by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Unseen)
 }
@@ -139,12 +144,13 @@ pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
     ["phy80211", "wireless"].iter().any(|entry| folder.join(entry).exists())
 }
 
-/// Command that makes a host's interfaces answer ARP only for their own addresses, and send
-/// requests from them (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl` documentation).
+/// Command after which each interface of a host answers ARP only for its own addresses, and sends
+/// ARP requests only from its own addresses (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl`
+/// documentation).
 pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 
-/// Returns a GID's interface if it is in this namespace. Both name and index must match, because
-/// another interface here may have either.
+/// Returns a GID's interface if it is in this namespace. Name and index must both match, because
+/// an unrelated interface of this namespace may have the same name or the same index.
 fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Option<&'i Interface> {
     let by_index = interfaces.iter().find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
     let name = gid_netdev(sysfs, entry.device, entry.port, entry.index)?;

@@ -255,7 +255,7 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let listener = Listener::open(&hosts[1]);
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let seen = std::sync::Arc::clone(&listened);
-    // An eavesdropper replays the HELLO as soon as the honest one is answered.
+    // An eavesdropper replays the honest peer's HELLO as soon as the listener has answered it.
     let (handle, taken) = between(&listener, move |place, frame| {
         if place == 0 {
             *seen.lock().unwrap() = frame.clone();
@@ -305,7 +305,7 @@ fn claimed_lengths_allocate_no_memory() {
     }
     let met = listener.meet(&hosts[0]);
     met.check(7);
-    // The memory for one client's claimed length alone would exceed this limit.
+    // The memory for a single claim of 1 GiB would exceed this limit.
     let grown = memory_bytes().saturating_sub(before);
     assert!(grown < 1 << 29, "{grown} bytes more than before");
 }
@@ -323,7 +323,8 @@ type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
 fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_it() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    // Not the first message: without its token, the sender is only an unauthenticated client.
+    // Message 0 (HELLO) is left out: without a valid HELLO, its sender is only an unauthenticated
+    // client.
     for place in 1..4_usize {
         let lies: Vec<(&str, Lie)> = vec![
             ("another kind", Box::new(|frame| frame[2] = 6)),
@@ -433,7 +434,7 @@ fn meaningless_frames_are_ignored() {
         of(99, not_now()),
         of(5, ControlMessage::Fenced { lane, received: Received::default() }),
         of(200, ControlMessage::Live { lane }),
-        // Without queue pairs it cannot be decoded.
+        // This JOINED has no queue pairs, so it cannot be decoded.
         ControlMessage::Joined {
             lane,
             attempt: 1,

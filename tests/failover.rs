@@ -1,5 +1,6 @@
-//! Rails that fail and return during transfers over the software fabric, both ends in this process,
-//! every byte compared. The tests run one at a time, because they share the fabric's rails.
+//! Tests in which rails fail and return during transfers over the software fabric. Except in one
+//! test, both ends run in this process and every byte is compared. The tests run one at a time,
+//! because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -108,7 +109,7 @@ fn a_rail_missing_at_connect_joins_later() {
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
         set(RAILS[rail], back);
-        // The other rail goes down once this one has carried all data alone.
+        // Ends once the returned rail has carried 100 messages while the other rail was down.
         until(|| {
             stream.run(&bed, 20);
             if ports().all(|port| common::is_up(port)) {
@@ -155,7 +156,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
     set(RAILS[0], Action::Down);
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
-    // Until the receiving side knows that the sender's address does not answer.
+    // Run until the receiving side knows that the sender's address does not answer.
     let addresses = bed.hosts[0].process().rails[0].snapshot(&[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
@@ -165,6 +166,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
         };
         addresses.iter().any(|address| is_known(address.gid)).then_some(())
     });
+    // The other rail must return and carry data, although rail 0's address does not answer.
     let before = bed.carried()[1];
     until(|| {
         set(RAILS[1], Action::Down);
@@ -193,13 +195,14 @@ fn a_request_that_completes_as_invalid_on_every_rail_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
-    // A receive without a send. The refused grants are never delivered.
+    // No send matches this receive. The rails refuse the grants that follow, so these grants never
+    // reach the peer.
     let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
     let error = until(|| {
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(1)));
         let granted = bed.recv.irecv(&[part], false);
         std::thread::sleep(Duration::from_millis(5));
-        // The rails may return: their trials are not refused.
+        // Stop refusing, so that the trials of the lost rails succeed and the rails may return.
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
         std::thread::sleep(Duration::from_millis(50));
         granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
@@ -214,7 +217,8 @@ fn unused_grants_survive_the_loss_of_their_rail() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     for round in 0..20_u64 {
-        // Optional receives are done immediately: only the service thread sees a failed grant.
+        // A receive with optional completion is done immediately, and its caller stops polling.
+        // So only the service thread can see that a grant failed.
         let rail = RAILS[round as usize % 2];
         set(rail, Action::Down);
         let parts = |n: u64| stream.to.as_ptr() as u64 + n * PLACE as u64;
@@ -247,7 +251,7 @@ impl SharedPath for Faulty {
     }
 }
 
-/// A data path that cannot be borrowed, and that records attempts.
+/// A data path that cannot be borrowed. Records that a caller tried.
 #[derive(Default)]
 struct Lent {
     was_asked_for: AtomicBool,
@@ -264,7 +268,8 @@ impl SharedPath for Lent {
     }
 }
 
-/// Input for a service: a connection over `path`, and the silent peer's end of its TCP connection.
+/// Makes a connection over `path` for a service to watch. The returned `TcpStream` is the peer's
+/// end of its TCP connection; the peer sends nothing.
 fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -352,7 +357,8 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let (line, driver, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     is_here.recv().unwrap();
-    // The thread finds both requests in its next round, and the first one ends in the panic.
+    // In its next round the service thread finds two requests, this `close` and the `watch` below.
+    // The `close` panics.
     host.setup().service.close(faulty);
     let path = Arc::new(Lent::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
@@ -363,7 +369,7 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
 }
 
 /// Receiving process of [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`].
-/// Prints its handle, then the number of messages received, until it is killed.
+/// Prints its handle, then receives messages until it is killed.
 #[test]
 #[ignore = "another test's process"]
 fn receiving_process() {
@@ -418,7 +424,8 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
         until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
     };
     (0..20).for_each(|_| one().unwrap());
-    // The process's rails are software: they freeze too, are lost, and return.
+    // The receiving process runs its rails in software, so they freeze with it. This process loses
+    // them, and they return when the other process continues.
     kill(pid, Signal::SIGSTOP).unwrap();
     let thaw = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(3));

@@ -1,5 +1,6 @@
-//! Requests without progress, in virtual time: both sides name the cause, in one line for each
-//! peer. `NCCL_SPARK_STALL_ABORT_S` ends the connection. A job that posts nothing gets no line.
+//! Requests without progress, in virtual time. Each side with such a request logs one line for each
+//! peer, which names the cause. After `NCCL_SPARK_STALL_ABORT_S` the connection ends with an error.
+//! Without a waiting request nothing is logged.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +31,7 @@ type Lines = Vec<(u64, String)>;
 // One test only: a process has one fabric and one virtual clock.
 #[test]
 fn the_warning_says_who_is_stuck() {
-    // The longest scenario without an end by this limit takes 80 s.
+    // Above 80 s, which is how long requests wait in the scenarios that must not abort.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
     let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_stopped: false };
     bed.nothing_posted();
@@ -52,7 +53,7 @@ impl Bed {
         self.pairs = (0..count).map(|_| self.fabric.connect_over(rails, 1, Start::default())).collect();
     }
 
-    /// Lets this time pass. `caller` acts in each round. Returns the lines about stalls.
+    /// Lets this time pass, and calls `caller` in each round. Returns the lines about stalls.
     fn pass(&mut self, seconds: u64, mut caller: impl FnMut(&Self)) -> Lines {
         let (log, begun) = (self.log.clone(), self.fabric.now_ns());
         let mut lines = Vec::new();
@@ -110,7 +111,8 @@ impl Bed {
         recv.enter().unwrap().test(&contexts[1], request, |_, _| {}).unwrap()
     }
 
-    /// Posts a receive and a send. Returns their requests once both service threads saw the data.
+    /// Posts a receive and a send. Returns the requests of the send and of the receive, once both
+    /// service threads have seen the data.
     fn exchange(&mut self) -> (u16, u16) {
         let receive = self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
@@ -247,7 +249,8 @@ impl Bed {
     }
 }
 
-/// Asserts one line about this peer, just after a minute, with both texts.
+/// Asserts that `lines` is one line about `peer`, 60 to 67 s after the start. It must give `cause`
+/// and contain `more`.
 fn is_one(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
     let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
     let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));

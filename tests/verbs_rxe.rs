@@ -1,6 +1,6 @@
-//! The verbs room on the kernel's soft-RoCE: two QPs of one process, connected over the network.
+//! Tests of `verbs` on the kernel's soft-RoCE: two QPs of one process, connected over the network.
 //!
-//! Needs two soft-RoCE devices that reach each other, as in the test bed, and their names:
+//! They need two soft-RoCE devices that reach each other, as in the test bed, and their names:
 //! `SPARK_TEST_RXE=a0,b0 cargo test --test verbs_rxe -- --ignored --test-threads 1`
 #![allow(unsafe_code)]
 
@@ -26,8 +26,9 @@ const PORT: u8 = 1;
 const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 const ACKNOWLEDGEMENT: QpConfig = QpConfig { timeout: 14, retry_count: 7, flow_label: 0 };
 const WORDS: usize = 1 << 17;
-/// `IBV_WC_WR_FLUSH_ERR` and `IBV_WC_REM_ACCESS_ERR`.
+/// Completion status `IBV_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
+/// Completion status `IBV_WC_REM_ACCESS_ERR`.
 const REMOTE_ACCESS: u32 = 10;
 
 struct End {
@@ -76,7 +77,8 @@ impl End {
         Remote { addr: self.region.addr() + offset, rkey: self.mr.rkey() }
     }
 
-    /// Waits for one completion. Returns its id, status, and immediate with the byte count.
+    /// Waits for one completion. Returns its work request's id, its status and, if it has immediate
+    /// data, that data and the byte count.
     fn wait(&mut self, buffer: &mut CompletionBuffer) -> (u64, u32, Option<(u32, u32)>) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -120,7 +122,7 @@ fn writes_arrive_whole_with_their_immediate() {
     }
     b.qp.post_receives(3, 70).expect("receives");
 
-    // A small odd write without a completion at the sender, then the whole region.
+    // First 13 bytes, without a completion at the sender. Then the whole region.
     for (bytes, immediate, signaled) in [(13, 0x0102_0304, false), (WORDS as u32 * 8, u32::MAX, true)] {
         let write = Write {
             local_addr: a.region.addr(),
@@ -261,7 +263,8 @@ fn objects_can_be_dropped_in_any_order() {
             drop(b);
         }
     });
-    // Failed calls are DEBUG lines. The INFO line about doorbells is for each opened device.
+    // Failed calls are logged at DEBUG. Each opened device also logs an INFO line about its
+    // doorbells, which is not a failure.
     let failures: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::DEBUG).collect();
     assert_eq!(failures, [], "calls that failed");
     assert_eq!(open_descriptors(), descriptors, "contexts that are still open");
@@ -313,7 +316,7 @@ fn routable_gid(context: &Context) -> GidEntry {
     *found.unwrap_or_else(|| panic!("no IPv4 address among {table:?}"))
 }
 
-/// Returns the port's rate from sysfs: `40 Gb/sec (4X QDR)` without the bracket.
+/// Returns the port's rate from sysfs, without the bracket: `40 Gb/sec` of `40 Gb/sec (4X QDR)`.
 fn sysfs_rate(device: &str) -> String {
     let rate = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/1/rate")).expect("the rate file");
     rate.split(" (").next().unwrap_or_default().to_owned()

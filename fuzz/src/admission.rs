@@ -1,11 +1,11 @@
-//! The bootstrap port under an unauthenticated client: the real listener and framing, over TCP on
-//! the loopback.
+//! Fuzzes the bootstrap port as an unauthenticated client could: the target runs the real listener
+//! and framing over TCP on the loopback.
 //!
-//! Input: a flag, then a tape of pieces, each a length and bytes. The client writes the pieces one
-//! by one and then closes its side. With the flag, the listener's own token replaces the token of a
-//! HELLO, because the token is the only thing that such a client cannot know. The listener's host
-//! has no rails and its tuner is off. So a client with the token gets an error about the tuner, TCP
-//! or rails, and every other client gets no answer.
+//! The input is a flag, then pieces; each piece is a length and bytes. The client writes the pieces
+//! one by one and then closes its side. If the flag is set, the listener's own token replaces the
+//! token of a HELLO, because an unauthenticated client can know everything but the token. The
+//! listener's host has no rails and its tuner is off. So for a client with the token, the listener
+//! returns an error about the tuner, TCP or rails. Every other client gets no answer.
 
 use crate::tape::Tape;
 use crate::target::Seeds;
@@ -23,10 +23,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// The listener's tuner is off.
+/// Hash of the listener's tuner, which is off.
 const TUNER_HASH: u64 = 0;
 
-/// Maximum number of inputs for one listener, which waits for its peer for at most an hour.
+/// Maximum number of clients of one listener. The listener fails if no peer is admitted within an
+/// hour, so a new listener replaces it before that.
 const MOST_CLIENTS: u32 = 1000;
 
 thread_local! {
@@ -56,7 +57,7 @@ pub fn check(data: &[u8]) -> bool {
         let (bootstrap, clients) = slot.get_or_insert_with(|| (Bootstrap::new(), 0));
         let is_admitted = serve(bootstrap, data);
         *clients += 1;
-        // A listener has one peer, so a client that was admitted and failed uses it up.
+        // A listener takes one peer only, so it is replaced after it has admitted a client.
         if is_admitted || *clients >= MOST_CLIENTS {
             *slot = None;
         }
@@ -94,7 +95,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
         }
         told = told.or(ask(bootstrap));
     }
-    // A client that was dropped cannot close its side.
+    // Fails if the listener has already dropped the client.
     _ = client.shutdown(std::net::Shutdown::Write);
     client.set_nonblocking(true).expect("the client's socket");
     while told.is_none() && !is_gone(&mut client) {
@@ -108,7 +109,8 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     is_admitted
 }
 
-/// Returns NCCL's result. A client without the token must cause none.
+/// Polls the listener as NCCL does. Returns its error, if any; a client without the token must
+/// cause none.
 fn ask(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
@@ -117,7 +119,8 @@ fn ask(bootstrap: &Bootstrap) -> Option<String> {
     }
 }
 
-/// Returns true if the listener has closed the connection, as it must without the token.
+/// Returns true if the listener has closed the connection. It must close that of a client without
+/// the token.
 fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
     match client.read(&mut answer) {
@@ -127,7 +130,8 @@ fn is_gone(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Returns part of the expected error; none unless the first message is a HELLO with the token.
+/// Returns part of the error that the listener must return, or `None` if it must return no error.
+/// Only a client whose first message is a HELLO with the token causes an error.
 fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;
@@ -143,7 +147,7 @@ fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Clients with the token, in one piece and in many, and several kinds of clients without it.
+/// Inputs of clients with the token, which write one piece or many, and of several clients without.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
     let frame = Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![7] }).encode();

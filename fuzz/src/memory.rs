@@ -11,12 +11,13 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 thread_local! {
-    /// Bytes in use, and their maximum since the last [`peak`] began.
+    /// Bytes that the thread has allocated, and their maximum since the last call of [`peak`]
+    /// began.
     static USE: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
 fn note(delta: isize) {
-    // A thread that ends has no counter left.
+    // The counter of an ending thread may be destroyed already.
     _ = USE.try_with(|now| {
         let (live, peak) = now.get();
         let live = live.wrapping_add(delta);
@@ -24,34 +25,35 @@ fn note(delta: isize) {
     });
 }
 
-// SAFETY: the system's allocator does everything, with the caller's promises.
+// SAFETY: each method passes its arguments to the system's allocator, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         note(layout.size() as isize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         note((bytes as isize).wrapping_sub(layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.realloc(block, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         note(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.dealloc(block, layout) }
     }
 }
 
-/// Returns the result of `work`, and the most bytes that it had allocated at one time.
+/// Runs `work`. Returns its result and the largest number of bytes that it had allocated at one
+/// time.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = USE.with(|now| {
         let (live, _) = now.get();
@@ -63,9 +65,9 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (given, most.wrapping_sub(before).max(0) as usize)
 }
 
-/// Decodes `bytes` bytes from an unauthenticated client. Asserts that it allocates no more than
-/// their values take: a list's items are larger than their encodings, and a list has room for twice
-/// its items.
+/// Runs `work`, which decodes `bytes` bytes from an unauthenticated client. Asserts that `work`
+/// allocates no more than the decoded values need. The limit exceeds `bytes`, because a list's
+/// items take more memory than their encodings, and a list may have room for twice its items.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let (given, most) = peak(work);
     assert!(most <= 16 * bytes + 1024, "{bytes} bytes made it allocate {most}");

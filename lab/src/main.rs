@@ -1,8 +1,9 @@
-//! The program `spark-lab`: commands that prove claims of docs/evidence. It is in no package.
+//! The program `spark-lab`: commands that prove claims of docs/evidence. No release package
+//! contains it.
 //!
 //! Ranks, fabrics, NCCL's environment and output come from `nccl_tests_harness`, the library of
-//! `nccl-spark`. The program looks for the plugin and the software fabric beside itself; `cargo
-//! build --release --workspace` builds all three. Exit statuses are those of `nccl-spark`.
+//! `nccl-spark`. The program looks for the plugin and the software fabric in its own folder; `cargo
+//! build --release --workspace` puts all three there. Exit statuses are those of `nccl-spark`.
 
 mod as_spark;
 mod bench;
@@ -33,8 +34,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures bandwidth, latency and message rate between two ranks, also in comparison with
-    /// another plugin.
+    /// Measures bandwidth, latency and message rate between two ranks. Can compare with another
+    /// plugin.
     ///
     /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests
     /// the oldest of each connection, as NCCL's proxy thread does. Every byte is checked once for
@@ -49,19 +50,19 @@ enum Command {
     /// must not grow.
     #[command(after_help = COMMUNICATORS)]
     Communicators(Box<communicators::options::Options>),
-    /// Runs a command in which NCCL sees a DGX Spark, with this machine's GPUs.
+    /// Runs a command in which NCCL takes this machine, with its own GPUs, for a DGX Spark.
     ///
     /// NCCL gets a graph (NCCL_TOPO_FILE) with the software fabric's rails at a Spark's speeds, so
     /// that NCCL chooses channels as on a Spark. NCCL_SPARK_TUNER is `on` unless it is set. A run
     /// in which NCCL chose fewer than 16 collective channels fails.
     #[command(after_help = AS_SPARK)]
     AsSpark(as_spark::Options),
-    /// Makes a copy of the plugin that shows NCCL one version of the interface.
+    /// Makes a copy of the plugin that shows NCCL only one version of the plugin interface.
     OneVersion(one_version::Options),
     /// One rank of bench. Its standard input is the connection to the command that starts it.
     #[command(name = Pair::COMMAND, hide = true)]
     PairRank(process::Start),
-    /// Becomes a rank of communicators.
+    /// One rank of communicators, started by that command.
     #[command(name = "communicators-rank", hide = true)]
     CommunicatorsRank(communicators::rank::Task),
 }

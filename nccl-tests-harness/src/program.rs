@@ -1,5 +1,6 @@
-//! The frame that the programs share: reads the command line and the environment, runs the command,
-//! and returns the exit status. No other file of the crate reads the environment.
+//! The main function of `nccl-spark` and `spark-lab`: it reads the command line and the
+//! environment, runs the command, and returns the exit status. No other file of the crate reads the
+//! environment.
 
 use crate::output::{self, STANDARD_OUTPUT, Verbosity};
 use crate::places::PluginOption;
@@ -107,8 +108,8 @@ pub fn file() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's file")
 }
 
-/// Makes a signal such as SIGINT end the processes that this program started and remove the files
-/// that it made. For commands that start processes or make files.
+/// Handles SIGINT and similar signals: the program then ends the processes that it started and
+/// removes the files that it made. For commands that start processes or make files.
 pub fn end_in_order() -> Result<()> {
     interrupt::watch()
 }
@@ -125,7 +126,8 @@ pub(crate) fn variables() -> Vec<(String, String)> {
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
-/// Returns the launcher's job of this process. None if `is_local`: this process starts all ranks.
+/// Returns this process's place in the job that a launcher such as mpirun started, if any. Returns
+/// None if `is_local`, because then this process starts all ranks itself.
 pub fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }

@@ -1,4 +1,5 @@
-//! `nccl-spark doctor` as a program: exit status, JSON, another process.
+//! Tests of the program `nccl-spark doctor`: its exit status, its JSON, its examination of another
+//! process, and its text on a terminal.
 
 mod common;
 
@@ -36,7 +37,7 @@ fn the_exit_status_reports_faults() {
     }
 }
 
-/// NCCL would print "network Spark not found".
+/// With these variables and no plugin file, NCCL would print "network Spark not found".
 #[test]
 fn a_missing_plugin_is_a_fault() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +82,7 @@ fn a_bare_machine_is_broken_and_the_missing_parts_are_listed() {
     let not_seen: Vec<_> =
         told["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
     assert!(not_seen.contains(&"the limit of locked memory"), "{not_seen:?}");
-    // The text then goes to standard error, the verdict first.
+    // With `--json -` the text goes to standard error. It begins with the verdict.
     assert!(said.err.starts_with("The plugin does not work: "), "{said:?}");
 }
 
@@ -98,7 +99,8 @@ fn a_running_process_is_judged_by_its_own_environment() {
     assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
 }
 
-/// Another user may choose the names and values, and a terminal would act on control characters.
+/// The process may belong to another user, who chose the variables' names and values. A terminal
+/// would execute control characters in them.
 #[test]
 fn control_characters_of_variables_are_not_printed() {
     let odd = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
@@ -162,7 +164,7 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         let mut process = command.spawn().unwrap();
         drop(command);
         let mut text = Vec::new();
-        // Reading at the end of a terminal is an error.
+        // At the end of the output, a terminal returns an error instead of an end of file.
         let _ = File::from(terminal.master).read_to_end(&mut text);
         process.wait().unwrap();
         String::from_utf8_lossy(&text).into_owned()
@@ -176,7 +178,7 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         (None, None, 100),
     ] {
         let text = shown(columns, terminal);
-        // Cures are not wrapped, so that they can be copied.
+        // Commands that cure a finding are not wrapped, so that they can be copied.
         let sentences = text.lines().map(str::trim_end).filter(|line| !line.starts_with("    $ "));
         let longest = sentences.map(|line| line.chars().count()).max().unwrap();
         assert!(longest <= width && longest > width - 20, "{columns:?} {terminal:?}: {longest}: {text}");

@@ -1,12 +1,12 @@
-//! `nccl-spark memory --litmus` with a fake CUDA driver, over the real and a fake plugin, with
-//! whole and torn lines.
+//! Tests of `nccl-spark memory --litmus`, which looks for torn LL128 lines. They use a fake CUDA
+//! driver, and the real plugin or a fake one. Some plant torn lines.
 
 mod common;
 
 use common::{Fakes, Said, built, nccl_spark};
 use serde_json::Value;
 
-/// Returns the figures of a row: lines and torn lines.
+/// Returns the first two numbers of a result row: its lines, and how many of them were torn.
 #[track_caller]
 fn row(said: &Said, name: &str) -> [u64; 2] {
     let start = format!("{name}  ");
@@ -17,8 +17,8 @@ fn row(said: &Said, name: &str) -> [u64; 2] {
 
 const REMEDY: &str = "NCCL_PROTO=^LL128 on every rank (or NCCL_SPARK_LL128=0 where this plugin's tuner";
 
-/// Runs the litmus test over the real plugin and the software fabric with a fake GPU, after small
-/// messages. None if the plugin is not built.
+/// Runs the litmus test over the real plugin and the software fabric with a fake GPU. The memory
+/// test that precedes it moves only 8 bytes. Returns None if the plugin is not built.
 fn over_softverbs(arguments: &str) -> Option<Said> {
     let plugin = built()?;
     let fakes = Fakes::new();

@@ -1,5 +1,5 @@
-//! A rail that loses one packet in a thousand, over the software fabric: the output of the job, of
-//! top and of the report, and the file for Prometheus.
+//! Jobs over the software fabric in which one rail loses one packet in a thousand. The tests check
+//! where the loss is shown: the job's output, `top`, the report and the file for Prometheus.
 
 mod common;
 
@@ -59,7 +59,8 @@ impl Bed {
         said
     }
 
-    /// Returns node 0's ports once [`RAIL`] has lost at least `least_lost` packets and loses more.
+    /// Waits until node 0 has lost at least `least_lost` packets and is still losing some. Returns
+    /// its ports.
     fn ports(&self, least_lost: u64) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -96,7 +97,8 @@ fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
     let ports = bed.ports(10);
     let port = |device: &str| ports.iter().find(|port| port["rail"] == format!("{device}:1")).unwrap();
     let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
-    // Every thousandth packet is lost. The packets are read shortly before or after a loss.
+    // Every thousandth packet is lost. The counters of packets and of losses are not read at the
+    // same instant, so a small difference is allowed.
     let lost = lost(port(RAIL));
     let expected = count(RAIL, "port_xmit_packets") / 1000;
     assert!(lost.abs_diff(expected) <= 1 + expected / 10, "{lost} of {:#}", port(RAIL));
@@ -133,7 +135,7 @@ fn the_end_of_a_job_names_what_was_lost_with_soft_roces_names_too() {
         let said: Said = bed.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
         assert_eq!(said.status, Some(0), "{said:?}");
         let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
-        // Each of two ranks reports it once, and both have lost packets by the end.
+        // Both ranks have lost packets by the end of the job, and each has warned once.
         assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.err);
         let ends: Vec<&str> = said.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
         assert_eq!(ends.len(), 2, "{}", said.err);

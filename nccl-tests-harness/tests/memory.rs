@@ -1,12 +1,13 @@
-//! `nccl-spark memory` over the real plugin with this machine's GPUs, if any, and over a fake
-//! plugin with a fake CUDA driver, both with planted faults.
+//! Tests of `nccl-spark memory`. One test uses the real plugin and this machine's GPUs, if any. The
+//! others use a fake plugin and a fake CUDA driver; tests plant faults in these two.
 
 mod common;
 
 use common::{Fakes, Said, built, nccl_spark};
 use serde_json::Value;
 
-/// Returns the cells of a kind's row, from "registered" on. Columns are two spaces apart.
+/// Returns the cells of the table row of one kind of memory, from the column "registered" on.
+/// Columns are two spaces apart.
 fn row(said: &Said, kind: &str) -> Vec<String> {
     let rows = said.out.lines().filter(|line| !line.starts_with('#'));
     let mut cells = rows.map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()));
@@ -23,7 +24,8 @@ fn gpus_write_and_check_every_kind_of_memory() {
     for kind in ["malloc", PINNED[0], PINNED[1], "cudaMallocManaged"] {
         assert_eq!(row(&said, kind), ["yes", "GPU 0", "GPU 1", "6 sizes to 100001", "0"], "{said:?}");
     }
-    // The fake plugin treats any address as host memory, so the processor cannot read it.
+    // The fake plugin registers any address as host memory. The processor cannot read memory of
+    // `cudaMalloc`, so that memory is registered but not moved.
     assert_eq!(row(&said, "cudaMalloc"), ["yes", "-", "-", "no", "-"], "{said:?}");
     assert!(said.out.contains("# cudaMalloc: not moved: its process: a message of 8 bytes: "), "{said:?}");
     assert_eq!(row(&said, "cudaMalloc, as CUDA")[0], "no", "{said:?}");
@@ -44,7 +46,7 @@ fn flipped_bytes_and_missing_messages_are_found() {
         assert!(said.out.contains(&format!("# {kind}: 1 of 13 bytes WRONG, the first at 6\n")), "{said:?}");
     }
     assert!(said.out.contains("# FAILED: malloc: 1 WRONG bytes; cudaHostAlloc: 1 WRONG bytes;"), "{said:?}");
-    // Without a GPU the processor finds it. Every byte of a lost message is wrong.
+    // Without a GPU the processor checks the bytes. Every byte of a lost message is wrong.
     let said = fakes.run("-b 4096", "FAKE_GPUS=0 FAKE_STALE=4");
     assert_eq!((said.status, row(&said, "malloc")[4].as_str()), (Some(1), "4096"), "{said:?}");
     assert!(said.out.contains("# malloc: 4096 of 4096 bytes WRONG, the first at 0\n"), "{said:?}");
@@ -102,7 +104,8 @@ fn the_result_is_printed_as_json() {
     assert!(said.err.contains("# FAILED: malloc"), "the table goes to standard error: {said:?}");
 }
 
-/// Without a GPU of this machine, the command reports that; with one, the result is good.
+/// The command succeeds. If this machine has no GPU, the command reports that, and CUDA's kinds of
+/// memory are not tried.
 #[test]
 fn the_plugin_moves_all_available_memory_over_the_software_fabric() {
     let Some(plugin) = built() else { return };

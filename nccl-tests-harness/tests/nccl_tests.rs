@@ -7,8 +7,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// A program named all_gather_perf that runs `body`. There `row` prints a line of the table, `via`
-/// and `chose` print lines of NCCL's log.
+/// A folder with a program all_gather_perf, which runs [`HEAD`] and a test's `body`. The body calls
+/// the functions of [`HEAD`]: `head` and `row` print lines of the table, `via` and `chose` print
+/// lines of NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
@@ -296,7 +297,7 @@ fn ranks_that_print_much_do_not_cut_the_table() {
     if !common::has_mpirun() {
         return;
     }
-    // More than mpirun copies in one step, from both ranks.
+    // Both ranks print more than mpirun copies in one step.
     let body = r##"
         say() { yes "h:1:2 [0] NCCL INFO $1" | sed "$2"q; }
         [ "$OMPI_COMM_WORLD_RANK" = 0 ] || { say 'the other rank' 20000; exit 0; }

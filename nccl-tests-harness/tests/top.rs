@@ -1,4 +1,4 @@
-//! `nccl-spark top` over valid and hostile counters of the test, and over a real job.
+//! `nccl-spark top` shows valid and hostile counters that the test writes, and those of a real job.
 
 mod common;
 
@@ -204,8 +204,8 @@ fn hostile_contents_are_skipped_with_a_message() {
     assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
 }
 
-/// Every word of two records becomes noise, one reading after the other. The program must not
-/// panic, nor print text that a terminal could interpret as a command.
+/// While `top` runs, the test keeps overwriting every word of two records with random values. `top`
+/// must not panic, nor print text that a terminal could interpret as a command.
 #[test]
 fn random_counters_neither_end_top_nor_reach_the_terminal() {
     let fake = Fake::new();
@@ -328,7 +328,8 @@ fn a_wrong_prometheus_file_is_one_clear_error() {
     }
 }
 
-/// A killed reader leaves at most its file and a temporary one. A hundred do not slow the process.
+/// A killed `top` leaves at most its Prometheus file and one temporary file. A hundred `top`s at a
+/// time leave the process running and its counters file unchanged in size.
 #[test]
 fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
     let folder = tempfile::tempdir().unwrap();
@@ -355,7 +356,8 @@ fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
     assert_eq!(fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len(), before);
 }
 
-/// Runs `top` on its own terminal: it draws, `end` ends it, and it restores the terminal.
+/// Runs `top` on its own terminal until `end` ends it. Checks that `top` draws, and that it then
+/// restores the terminal. Returns its exit status and output.
 fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
     let fake = Fake::new();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
@@ -497,7 +499,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     });
     let nodes = fabric(job.dir.path(), "status --json -")["fabrics"][0]["nodes"].clone();
     job.signal(Signal::SIGCONT);
-    // The fabric has counters of its own.
+    // Compares the shown bytes with the counters that the fabric keeps itself.
     for (rank, device) in [0, 1].into_iter().flat_map(|rank| job.rails.iter().map(move |device| (rank, device))) {
         let rails = nodes[rank]["rails"].as_array().unwrap();
         let carried = rails.iter().find(|rail| rail["device"] == **device).unwrap()["sent_bytes"].as_f64().unwrap();
@@ -526,7 +528,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     assert!(row["recoveries"].as_u64() > Some(0) && row["lost_s"].as_f64() > Some(0.0), "{row}");
 }
 
-/// As in docs/guide/commands.md, at a lower rate, which busy machines reach too.
+/// The example of docs/guide/commands.md, with rates low enough for a busy machine.
 #[test]
 fn a_slowed_rail_is_marked_at_a_small_part_of_a_sparks_rates() {
     if !is_built() {

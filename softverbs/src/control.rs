@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Duration of each of two steps after programs were cut off from a device: with keys, and without.
-/// Under Linux it depends on the number of objects to destroy.
+/// Duration of [`Phase::Cut`] (keys are valid), and of [`Phase::Keyless`] (they are not). In Linux,
+/// the durations depend on the number of objects to destroy.
 const CUT_OFF: Duration = Duration::from_millis(10);
-/// Times for which a function with failed firmware stays registered, and then is away. Longer than
-/// the sleeps of the fabric and the plugin, so that both see every step; mlx5 takes seconds.
+/// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered.
+/// Longer than the sleeps of the fabric and the plugin, so that both see every step. mlx5 takes
+/// seconds.
 const FAILED: Duration = Duration::from_millis(300);
+/// Time from the removal of such a function to its return. The length has the same reason.
 const AWAY: Duration = Duration::from_millis(300);
 
 /// A fabric that was made for a job. It counts as used until this value is dropped.
@@ -37,16 +39,17 @@ pub enum Action {
     Up,
     /// Take the function off the bus: cut programs off, invalidate the keys, remove the device.
     Unplug,
-    /// Let the firmware fail: the device falls silent, leaves like an unplugged one, and returns.
+    /// Let the firmware fail: the device stops answering, is removed as by [`Self::Unplug`], and
+    /// returns as by [`Self::Plug`].
     Reset,
     /// Bring the function back, as a new device of the same name.
     Plug,
-    /// Carry this part of the profile's rate; 1 is the full rate.
+    /// Limit the rail to this fraction of the profile's rate; 1 is the full rate.
     Slow(f64),
     /// Refuse this many of the next requests as invalid.
     Refuse(u32),
-    /// Fail this many of the next connecting queue pairs with `ETIMEDOUT` after a second, as if the
-    /// peer's address did not answer.
+    /// For this many of the next queue pairs, let connecting fail with `ETIMEDOUT` after a second,
+    /// as if the peer's address did not answer.
     Unresolved(u32),
     /// Give the rail's path a fault (true), or end the fault (false).
     Path(PathFault, bool),
@@ -95,9 +98,9 @@ pub struct RailStatus {
     pub is_down: bool,
     /// True while its function is off the bus.
     pub is_unplugged: bool,
-    /// Number of the next requests that it refuses.
+    /// Number of requests that the rail will still refuse.
     pub refusals: u32,
-    /// Number of the next connecting queue pairs that fail with `ETIMEDOUT`.
+    /// Number of queue pairs that will still fail to connect, with `ETIMEDOUT`.
     pub unanswered: u32,
     /// The faults of its path.
     pub path: PathFaults,
@@ -180,13 +183,15 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The folder that a process of a node uses as `/sys`: the node's own, or else `shared`.
+/// Returns the folder that a process of a node uses as `/sys`: the node's own if it exists, else
+/// `shared`.
 pub fn sysfs_of_node(shared: &str, node: usize) -> String {
     let own = Path::new(shared).join("nodes").join(node.to_string());
     if own.exists() { own.display().to_string() } else { shared.to_owned() }
 }
 
-/// The node's own tree lacks an unplugged function; the shared tree has every function.
+/// Returns the root of the node's own sysfs tree. An unplugged function is missing there. The
+/// shared tree has every function.
 fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())
 }
@@ -306,7 +311,8 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
 }
 
-/// The profile of a fabric in use: its rates without faults. The error lists the existing fabrics.
+/// Returns the profile of a fabric in use. The profile's rates are those without faults. The error
+/// lists the existing fabrics.
 pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
     open_used(dir, fabric).map(|(_, profile)| profile)
 }
@@ -345,7 +351,8 @@ fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
     memory.qps.iter().filter(is_its_own).count()
 }
 
-/// Returns the index and node of each process. Those in another PID namespace count as running.
+/// Returns the index and node of each running process. If the fabric's processes are in another PID
+/// namespace than this one, their PIDs cannot be checked, and all count as running.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(place, process)| {

@@ -1,6 +1,7 @@
-//! The functions behind NCCL's tables, shared by all versions; `net_tables` adapts the arguments.
-//! Each function clears its output arguments, enters the call's scope, checks every pointer, and
-//! calls its safe counterpart in `plugin` or `comm`.
+//! The functions that NCCL calls through its tables of function pointers. All versions of NCCL's
+//! network interface share them; `net_tables` adapts the arguments. Each function clears its output
+//! arguments, enters the call's scope ([`guard`]), checks every pointer, and calls its safe
+//! counterpart in `plugin` or `comm`.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, tell_size};
 use super::by_streams::{self, AnyTransfer};
@@ -19,7 +20,7 @@ use std::ptr;
 /// Starts the plugin (v8 to v10).
 ///
 /// # Safety
-/// Any thread may call `log` as NCCL's logger until the process ends.
+/// `log` is NCCL's logger, and any thread may call it until the process ends.
 pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
@@ -112,10 +113,11 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
     })
 }
 
+/// Traffic class of a connection, in the form that the interface version passes.
 pub(super) enum Class {
-    /// v8 and v9 cannot pass a class.
+    /// The interface has no argument for a class (v8 and v9).
     Unchosen,
-    /// May be NULL (v10).
+    /// The communicator's configuration; may be NULL (v10).
     Config(*const CommConfig),
     /// The communicator's context; may be NULL (since v11).
     Context(*mut c_void),
@@ -205,7 +207,8 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
         let transfer = unsafe { AnyTransfer::from_raw(comm, "comm") }?;
-        // A broken comm leaks its registrations. NCCL deregisters before it closes: report success.
+        // A broken comm leaks its registrations. NCCL deregisters before it closes the comm, so
+        // this reports success.
         if transfer.health().is_broken() {
             return Ok(());
         }
@@ -235,7 +238,8 @@ pub(super) unsafe extern "C" fn isend(
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Starts a send. Inlined with the guard into each caller, because each has its own type of length.
+/// Starts a send. Inlined together with the guard into each caller, because each interface version
+/// has its own type for the length.
 ///
 /// # Safety
 /// `send_comm` is NULL or open, `mhandle` is NULL or registered with it, `request` is NULL or
@@ -337,7 +341,7 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let endpoint = unsafe { CommHandle::<RailRecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
-            // The common case needs no arrays of eight parts.
+            // The common case: one part, without the arrays of eight parts for a group.
             // SAFETY: guaranteed by the caller: one element each.
             let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
             // SAFETY: guaranteed by the caller.

@@ -12,7 +12,8 @@ pub struct TunerInterface<Init, More> {
     pub name: *const c_char,
     /// Makes a context for one communicator.
     pub init: Option<Init>,
-    /// Changes NCCL's cost of each algorithm and protocol for a collective, and its channels.
+    /// Changes NCCL's cost table (algorithms by protocols) and number of channels for one
+    /// collective.
     pub get_coll_info: Option<GetCollInfo>,
     /// Frees the context; v4 calls it `destroy`.
     pub finalize: Option<TunerFinalize>,
@@ -22,11 +23,11 @@ pub struct TunerInterface<Init, More> {
 
 /// `ncclTuner_v4_t`, NCCL 2.24 to 2.27.
 pub type TunerV4 = TunerInterface<TunerInitV4, ()>;
-/// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` names the communicator.
+/// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` also gets the communicator's id.
 pub type TunerV5 = TunerInterface<TunerInitV5<4>, ()>;
-/// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: `getChunkSize` is new.
+/// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: has `getChunkSize`.
 pub type TunerV6 = TunerInterface<TunerInitV5<4>, TunerMoreV6>;
-/// `ncclTuner_v7_t`, NCCL 2.32.6: the constants have a fifth compute capability.
+/// `ncclTuner_v7_t`, NCCL 2.32.6: the constants of `init` are for five compute capabilities.
 pub type TunerV7 = TunerInterface<TunerInitV5<5>, TunerMoreV6>;
 
 /// The end of `ncclTuner_v6_t` and `ncclTuner_v7_t`.
@@ -40,10 +41,10 @@ pub struct TunerMoreV6 {
 // SAFETY: a table is constant and points only to constants (a name, functions): no thread can race.
 unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
-/// A tuner's `init`.
+/// A tuner's `init` in v4.
 pub type TunerInitV4 =
     unsafe extern "C" fn(ranks: usize, nodes: usize, log: Option<DebugLogger>, context: *mut *mut c_void) -> NcclResult;
-/// A tuner's `init` that names the communicator.
+/// A tuner's `init` since v5. `comm_id` identifies the communicator.
 pub type TunerInitV5<const COMPUTE_CAPABILITIES: usize> = unsafe extern "C" fn(
     context: *mut *mut c_void,
     comm_id: u64,
@@ -95,18 +96,20 @@ pub struct NvlDomainInfo {
 #[derive(Debug)]
 #[repr(C)]
 pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
-    /// By algorithm and protocol, in microseconds.
+    /// Base latency of each algorithm and protocol, in microseconds.
     pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
-    /// By link, algorithm and protocol, in microseconds.
+    /// Hardware latency of each link, algorithm and protocol, in microseconds.
     pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// LL, in GB/s by GPU generation and number of nodes, like the fields below.
+    /// Highest bandwidth of protocol LL. Like the fields below: in GB/s, first index GPU
+    /// generation, second index number of nodes.
     pub ll_max_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// LL128 over a ring, per channel.
+    /// Highest bandwidth of LL128 over a ring, per channel.
     pub per_ch_max_ring_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// LL128 over trees, per channel.
+    /// Highest bandwidth of LL128 over trees, per channel.
     pub per_ch_max_tree_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// Simple over trees, per channel.
+    /// Highest bandwidth of Simple over trees, per channel.
     pub per_ch_max_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
-    /// Trees above NVLink SHARP, per channel.
+    /// Highest bandwidth of NVLS Tree (NVLink SHARP within a node, trees between nodes), per
+    /// channel.
     pub per_ch_max_nvls_tree_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
 }

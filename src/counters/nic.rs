@@ -1,5 +1,6 @@
-//! Counters of a NIC's port, by the kernel's names. mlx5: drivers/infiniband/hw/mlx5/counters.c,
-//! its packets in `counters`. soft-RoCE: drivers/infiniband/sw/rxe/rxe_hw_counters.c.
+//! Counters of a NIC's port, under the kernel's names. mlx5 defines its counters in
+//! drivers/infiniband/hw/mlx5/counters.c; its packet counters are in the sysfs folder `counters`.
+//! soft-RoCE defines its counters in drivers/infiniband/sw/rxe/rxe_hw_counters.c.
 //!
 //! Reading them can block in the device's driver, so the service thread does not do it. Counters
 //! that a driver lacks are left out.
@@ -7,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Values of the counters of a port.
+/// Values of a port's counters, by name.
 pub type PortCounters = BTreeMap<String, u64>;
 
-/// Counters of packets and of lost packets in one direction.
+/// Names of the counters of packets and of lost packets in one direction: first mlx5's name, then
+/// soft-RoCE's.
 struct Way {
     verb: &'static str,
     packets: [&'static str; 2],
@@ -41,10 +43,11 @@ const OTHERS: [&str; 10] = [
     "rx_icrc_encapsulated",
 ];
 
-/// More than one lost packet in this many slows a rail down. Each costs a round of retransmission:
-/// some 100 us of a link that sends 3 million packets of 4 KiB a second.
+/// Number of packets in which one loss is tolerable. More losses slow a rail down. Each loss costs
+/// a round of retransmission: about 100 us, on a link that sends 3 million packets of 4 KiB a
+/// second.
 pub const ONE_IN: u64 = 100_000;
-/// Minimum number of lost packets for a rate.
+/// Fewer lost packets than this are not reported, because they are too few for a rate.
 const FEWEST_LOST: u64 = 10;
 
 /// True for a counter of errors or congestion.
@@ -117,9 +120,11 @@ fn grouped(number: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Files of a port by driver and version. mlx5: the tables of counters.c, and `port_attrs` in
-    /// drivers/infiniband/core/sysfs.c. Optional counters (`IB_STAT_FLAG_OPTIONAL`) have no file.
-    /// Linux 6.11 added two. rxe: rxe_hw_counters.c; a port without PMA has no `counters`.
+    /// File names of a port's counters, by driver and kernel version. mlx5's names are from the
+    /// tables of counters.c, and from `port_attrs` in drivers/infiniband/core/sysfs.c. Optional
+    /// counters (`IB_STAT_FLAG_OPTIONAL`) have no file. Linux 6.11 added two counters. soft-RoCE's
+    /// (rxe's) names are from rxe_hw_counters.c. Its ports lack a performance management agent
+    /// (PMA), so they have no folder `counters`.
     const MLX5_PORT: &str = "excessive_buffer_overrun_errors link_downed link_error_recovery \
         local_link_integrity_errors multicast_rcv_packets multicast_xmit_packets port_rcv_constraint_errors \
         port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors port_rcv_switch_relay_errors \
@@ -136,7 +141,7 @@ mod tests {
         rcvd_pkts rcvd_rnr_err rcvd_seq_err rdma_recvs rdma_sends retry_exceeded_err retry_rnr_exceeded_err send_err \
         send_rnr_err sent_pkts";
 
-    /// Writes a port whose counters are their place in the list plus `add`.
+    /// Writes the files of a port. The value of each counter is its index in the list plus `add`.
     fn port(folders: [(&str, &str); 2], add: u64) -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         for (folder, names) in folders.into_iter().filter(|(_, names)| !names.is_empty()) {
@@ -188,7 +193,7 @@ mod tests {
         let text = errors_text(&grown([10, 7, 0], [4_840, 7, 9_000_000]));
         assert_eq!(text.as_deref(), Some("4,830 packet_seq_err"));
         assert_eq!(errors_text(&grown([1, 1, 1], [1, 1, 500])), None, "packets are no error");
-        // The device has returned.
+        // The device left and returned, so its counter began again at 0.
         assert_eq!(errors_text(&grown([100, 0, 0], [3, 0, 0])).as_deref(), Some("3 packet_seq_err"));
         let new = growth(&PortCounters::new(), &counters([5, 5, 5]));
         assert!(new.is_empty(), "a counter without a start is as old as the driver");
@@ -206,7 +211,7 @@ mod tests {
         assert_eq!(sent([u64::MAX, 1]).as_deref(), Some("18,446,744,073,709,551,615 of 1 sent packets"));
         let received = text(["out_of_seq_request", "rcvd_pkts"], [11, 50_000]);
         assert_eq!(received.as_deref(), Some("11 of 50,000 received packets"));
-        // A pulled cable.
+        // A pulled cable causes timeouts. They do not count as losses.
         assert_eq!(text(["local_ack_timeout_err", "port_xmit_packets"], [100, 1_000]), None);
     }
 }

@@ -1,21 +1,23 @@
 //! Recovery of the rails of one connection, from the loss of a rail to its return.
 //!
-//! A state machine. Its caller (`comm::recovery::driver`) reports events with their time, and
-//! executes the [`Action`]s in order. `recovery/tests/search.rs` runs two of them against each
-//! other through every order of events that its budget allows.
+//! [`Recovery`] is a state machine. Its caller (`comm::recovery::driver`) reports events with their
+//! time, and executes the [`Action`]s in order. `recovery/tests/search.rs` runs the state machines
+//! of both sides against each other, through every order of events that its budget allows.
 //!
 //! Promises for each rail:
-//! - Only `Recovery::transition` changes the state, and it emits a [`Changed`] for the log and the
-//!   counters. (Within a state, `port_up` moves `retry_at`, and FENCED sets `peer_has`.)
-//! - [`Action::Fence`] is the first step after a loss. The peer gets FENCED only after it.
-//! - [`Action::Resend`] follows the peer's FENCED, when nothing posted on the rail can land.
+//! - Only `Recovery::transition` replaces the state, and it emits a [`Changed`] for the log and the
+//!   counters. Two fields change without it: `retry_at` when a port comes up, and `peer_has` when
+//!   the peer's FENCED arrives.
+//! - [`Action::Fence`] is the first step after a loss. FENCED is sent to the peer only after it.
+//! - [`Action::Resend`] follows the peer's FENCED. From then on no earlier write on the rail can
+//!   still arrive.
 //! - The connecting side uses new queue pairs once its test writes are acknowledged, and then sends
-//!   LIVE. The accepting side uses its own after LIVE.
-//! - A connection may begin without any rail. It fails if no rail carries within
+//!   LIVE. The accepting side uses its own new queue pairs after LIVE.
+//! - A connection may begin without any rail. It fails if no rail is in use within
 //!   [`Limits::first_rail`].
 //! - Every state except [`State::Up`] and [`State::Down`] has a time limit, here or at the peer.
 //!
-//! All times are nanoseconds of one clock. If time goes backwards, no time has passed.
+//! All times are nanoseconds of one clock. A time before an earlier one counts as equal to it.
 #![doc = ""]
 #![doc = include_str!("recovery/README.md")]
 
@@ -42,8 +44,8 @@ const SECOND: u64 = 1000 * MILLISECOND;
 /// and each failed attempt doubles it. A port that comes up ends it.
 const RETRY: u64 = 500 * MILLISECOND;
 const DOUBLED_AT_MOST: u32 = 2;
-/// Largest number of doublings for a rail that the connection never had (32 s). The cause (a wrong
-/// VLAN, a missing route) does not pass soon, and every connection tries.
+/// Largest number of doublings, up to a pause of 32 s, for a rail that this connection has never
+/// used. Such a cause (a wrong VLAN, a missing route) lasts, and every connection tries.
 const DOUBLED_AT_MOST_BEFORE: u32 = 6;
 /// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
@@ -52,10 +54,10 @@ const STEADY: u64 = 10 * SECOND;
 const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT: u64 = 50 * MILLISECOND;
-/// Number of queued messages at which no more attempts are started.
+/// Number of queued messages from which on no more attempts are started.
 const CROWDED: usize = 32;
-/// Queued messages above which a peer that sends frames but acknowledges none violates the
-/// protocol.
+/// Largest number of queued messages when a message arrives. With more, the peer sends frames
+/// without acknowledging ours, which violates the protocol.
 const MOST_UNHEARD: usize = 4 * CROWDED;
 
 /// Rails of one connection, and the control messages about them.
@@ -67,11 +69,13 @@ pub struct Recovery {
     peer: Peer,
     has_failed: bool,
     link: ControlLink,
+    /// Time at which the last frame was sent.
     sent_at: u64,
-    /// The unacknowledged frame, and the time at which it was first sent.
+    /// Number of the unacknowledged message, and the time at which it was first sent.
     unconfirmed: Option<(u64, u64)>,
-    /// Time of the last ARE YOU THERE sent because TCP is away.
+    /// Time of the last ARE YOU THERE that was sent because there is no TCP connection.
     asked_at: Option<u64>,
+    /// Time since which no rail is up.
     dark_since: Option<u64>,
     actions: VecDeque<Action>,
 }
@@ -79,8 +83,10 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Failed attempts, the current one, and losses since the rail was last in use for [`STEADY`].
+    /// Number of losses, of failed attempts and of attempts in progress, since the rail was last in
+    /// use for [`STEADY`].
     attempts: u32,
+    /// Number of the last JOIN. Answers to an earlier JOIN are ignored.
     request: u8,
     has_carried: bool,
 }
@@ -95,7 +101,7 @@ enum Peer {
 }
 
 impl Recovery {
-    /// Returns a new connection with this number of rails, all in use.
+    /// Returns the recovery of a new connection with this number of rails, all in use.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
         let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0, has_carried: true };
         Self {
@@ -120,13 +126,14 @@ impl Recovery {
             let rail = &mut self.rails[lane.index()];
             (rail.attempts, rail.has_carried) = (1, false);
         }
-        // After all marks: the pauses are shorter if no rail carries.
+        // `pause` is shorter if no rail was ever in use, so the loop above marks all rails first.
         for lane in lanes {
             self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
         }
     }
 
-    /// Returns the time waited for the first rail; `None` once a rail has carried.
+    /// Returns the time waited for the first rail. `None` once a rail was in use, or when rails are
+    /// no longer recovered.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
         let waited = now.saturating_sub(self.dark_since.unwrap_or(now));
         (self.recovers() && !self.has_carried()).then_some(waited)
@@ -140,7 +147,7 @@ impl Recovery {
     /// Returns the frame to send now. Called when no action is left.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
-            // No process reads the frames. A NIC may still acknowledge them: no sign of life.
+            // No process reads the frames, even if the peer's NIC still acknowledges them.
             return None;
         }
         self.note_unconfirmed(now);
@@ -181,13 +188,15 @@ impl Recovery {
         self.link.is_waiting()
     }
 
-    /// Returns true while a frame or attempt needs frequent rounds: no event wakes the thread.
+    /// Returns true while a message is not acknowledged, or a rail is being fenced or reconnected.
+    /// No event wakes the service thread for these, so it has to check often.
     pub fn is_busy(&self) -> bool {
         let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
         self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
     }
 
-    /// Returns true while the connection works and the peer is there, so that rails are recovered.
+    /// Returns true while lost rails are recovered: the connection has not failed, and the peer has
+    /// neither closed it nor gone.
     pub fn recovers(&self) -> bool {
         matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
     }
@@ -209,7 +218,8 @@ impl Recovery {
         self.link.queue(ControlMessage::Bye { delivered });
     }
 
-    /// Asks the peer for its progress, unless many messages wait: such a peer would not answer.
+    /// Asks the peer for its progress, unless `CROWDED` messages are queued: a peer that
+    /// acknowledges none would not answer.
     pub fn ask_about_stall(&mut self, number: u32) {
         if self.link.backlog() < CROWDED {
             self.link.queue(ControlMessage::StallQuery { number });
@@ -230,7 +240,8 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::Fence`]: a receiver's receives; empty for a sender.
+    /// Reports that [`Action::Fence`] is done. `received` has a receiver's open receives and their
+    /// shares; a sender passes an empty one.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
         let peer_has = peer_has.clone();
@@ -269,7 +280,8 @@ impl Recovery {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame from the peer. `begun` is the number of begun sends; 0 for a receiver.
+    /// Reports a frame from the peer. `begun` is the number of sends started so far; 0 for a
+    /// receiver.
     pub fn receive_frame(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.receive_frame(frame) {
             Ok(None) => {}
@@ -457,7 +469,7 @@ impl Recovery {
         self.stop_attempts();
     }
 
-    /// Changes a rail's state. After set-up no other function does.
+    /// Replaces a rail's state. After set-up no other function does this.
     fn transition(&mut self, lane: LaneId, to: State, cause: Cause, at: u64) {
         let rail = &mut self.rails[lane.index()];
         match (&rail.state, &to) {
@@ -519,7 +531,7 @@ impl Recovery {
         }
     }
 
-    /// Returns true once a rail has carried.
+    /// Returns true once any rail was in use.
     pub fn has_carried(&self) -> bool {
         self.rails.iter().any(|rail| rail.has_carried)
     }

@@ -1,4 +1,4 @@
-//! The sender's side: the ring of granted receives, and the running sends.
+//! The sender's state of one connection: the next receive in the ring, and the running sends.
 
 use super::NotInFlight;
 use super::epochs::Epochs;
@@ -13,11 +13,11 @@ use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Most sends in flight on one connection: one for every part of every receive.
+/// Limit for sends in flight on one connection: one for every part of every receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
 
-/// All sends of one connection, at most `R` at a time. The receiver uses the first `N` slots; only
-/// a model has fewer than all.
+/// All sends of one connection, at most `R` at a time. The receiver uses the first `N` slots of the
+/// ring: all slots, except in the tests' model.
 #[derive(Debug)]
 pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     requests: Box<[Request; R]>,
@@ -36,8 +36,9 @@ pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
 #[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
-    /// A send in one write, posted when it started. With a bound, only an empty send stays in this
-    /// state ([`Sends::keep_taken`]), because it has nothing to release.
+    /// A send in one write, posted when it started. Its confirmation releases no reserved bytes. So
+    /// with a bound only an empty send stays in this state, and [`Sends::keep_taken`] turns all
+    /// others into [`Request::Cut`].
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -45,7 +46,7 @@ enum Request {
     },
 }
 
-/// Receive and source addresses of a send, for a resend.
+/// The receive of a send, and the addresses to copy from and to. Kept for a resend.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Origin {
     sequence: u64,
@@ -80,7 +81,7 @@ struct RunningShare {
     route: Route,
     offset: u64,
     bytes: u64,
-    /// The part that is not yet posted, as offsets in the message.
+    /// The bytes that are not yet posted, as offsets in the message.
     left: Left,
 }
 
@@ -96,7 +97,7 @@ enum Left {
     Nothing,
     /// The range is empty for an empty message, which has one write too.
     Range { from: u64, to: u64 },
-    /// All of the share, for a lane still to be chosen: both ends have lost its own.
+    /// The whole share. Both ends have lost its lane, and no other lane is chosen yet.
     Lost,
 }
 
@@ -105,7 +106,7 @@ enum Left {
 pub struct LostShare {
     /// Size of the share.
     pub bytes: u64,
-    /// The number of its memory, as given to [`Sends::start`].
+    /// Number of the registered memory that has the bytes, as given to [`Sends::start`].
     pub memory: u32,
     /// First lane that can carry the share, and the set of all that can.
     first: LaneId,
@@ -242,21 +243,23 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.next.search(ring, tag)
     }
 
-    /// Takes the first epoch with valid keys for a lane from the receiver's answer. Then only
-    /// [`Sends::search`] finds receives of older epochs. Returns true if the lane's keys are new.
+    /// Sets the first epoch with valid keys for a lane, which the receiver's JOINED names. From
+    /// then on [`Sends::peek`] does not find receives of older epochs; [`Sends::search`] does.
+    /// Returns true if the lane's keys are new.
     pub fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let is_new = self.epochs.learn(lane, epoch);
         self.next.set_epoch(self.epochs.newest());
         is_new
     }
 
-    /// First epoch whose entries have valid keys for a lane.
+    /// Returns the first epoch whose ring entries have valid keys for a lane.
     pub fn epoch_of(&self, lane: LaneId) -> Epoch {
         self.epochs.since(lane)
     }
 
-    /// Returns the lanes of the set `open` that can carry a send for this receive part. A lane
-    /// whose receiving device has returned since the grant cannot until the grant is repeated.
+    /// Returns the lanes of the set `open` that can carry a send for this receive part. If a lane's
+    /// receiving device was removed and has returned since the grant, the grant's key for the lane
+    /// is invalid. Then the lane can carry the send only after the receiver repeats the grant.
     pub fn lanes_with_keys(&self, open: u8, head: &Head) -> u8 {
         self.epochs.lanes_with_keys(open, head.epoch)
     }
@@ -274,7 +277,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// immediate. Also returns the request number. `None` without room ([`Sends::has_room`]).
     ///
     /// `head` comes from [`Sends::peek`] or [`Sends::search`]. `source` is the address of the bytes
-    /// and the number of their memory, for a resend.
+    /// and the number of their registered memory. A resend uses the number to find the memory.
     #[inline(always)]
     pub fn start_whole(
         &mut self,
@@ -385,8 +388,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Ok(bytes)
     }
 
-    /// Completes the posted sends for receives before `delivered`, by the peer's report. Returns
-    /// true if there were any.
+    /// Completes the fully posted sends for receives with numbers below `delivered`. The peer has
+    /// reported that these receives have all their bytes. Returns true if there were any.
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {
@@ -467,7 +470,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.has_lost_shares
     }
 
-    /// Numbers of the oldest receive with a running send and of the next send's receive.
+    /// Returns two receive numbers: of the oldest running send, and of the next send to start.
     pub fn span(&self) -> (u64, u64) {
         let running = self.requests.iter().filter_map(|request| match request {
             Request::Whole(whole) => Some(whole.origin.sequence),
@@ -569,7 +572,7 @@ fn immediate(origin: &Origin, (share, shares): (u8, u8), leads: u16) -> Immediat
     Immediate { slot, part: origin.part, generation: Immediate::generation_of(origin.sequence), shares, share, leads }
 }
 
-/// Number of full chunks before the last write of a share of `bytes`.
+/// Returns the number of full chunks that precede the last write of a share of `bytes`.
 #[inline(always)]
 pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes

@@ -1,12 +1,12 @@
 //! The cause of a stall, from the progress of both sides.
 //!
 //! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
-//! wait and nothing moves for the limit, this side asks the peer for its progress. The [`Cause`]
-//! follows from both ([`StallWatch::answered`]), or from a missing answer. This side asks again
-//! while the stall lasts.
+//! wait without progress for longer than the limit, this side asks the peer for its progress. The
+//! [`Cause`] follows from the progress of both sides ([`StallWatch::answered`]), or from a missing
+//! answer. This side asks again while the stall lasts.
 //!
-//! A connection without requests never stalls. A send that is not granted yet has no request. It
-//! counts as waiting as long as the caller repeats it.
+//! A connection without requests never stalls. A send that the peer has not granted yet has no
+//! request. Such a send counts as waiting as long as the caller repeats the call.
 //!
 //! All times are nanoseconds of recovery's clock.
 
@@ -14,32 +14,33 @@ use crate::wire::control::Progress;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Time for the peer to answer. Usually milliseconds; a few seconds if TCP loses packets.
+/// Time limit for the peer's answer. An answer usually takes milliseconds. It takes a few seconds
+/// if TCP loses packets.
 const ANSWER: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE: u64 = 5 * SECOND;
-/// Time without a call after which the caller no longer repeats a send.
+/// If the caller makes no call for this time, it no longer counts as repeating a send.
 const CALLS: u64 = 2 * SECOND;
 /// Number of verdicts in a row with the same cause that end a connection.
 const AGREED: u32 = 2;
 
-/// Cause of a stall. Greater causes say more: a line about several connections names the greatest.
-/// The counters' memory file has the numbers.
+/// Cause of a stall. A cause with a higher number says more about the stall, so a line about
+/// several connections names the highest. The counters' memory file stores the cause as its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Cause {
     /// The peer's caller has not posted the receive, or the send.
     NotPosted = 1,
-    /// The peer's requests are done, and its caller has not tested them.
+    /// The peer's requests are done, but its caller has not tested them.
     NotTested = 2,
-    /// The receive is granted, and this side's send waits here: for another tag, for a rail, or for
-    /// the bound on bytes in flight.
+    /// The receive is granted, but this side holds its send back: it waits for another tag, for a
+    /// rail, or for the limit on bytes in flight.
     HeldBack = 3,
-    /// A receive is posted, and its CTS entry has not arrived.
+    /// A receive is posted, but its CTS entry has not arrived.
     NotGranted = 4,
-    /// All data was acknowledged, and some has not arrived.
+    /// All data was acknowledged, but some of it has not arrived.
     NotArrived = 5,
-    /// Data was posted and is not acknowledged.
+    /// Data was posted, but is not acknowledged.
     NotAcknowledged = 6,
     /// The peer does not answer.
     NoAnswer = 7,
@@ -81,7 +82,7 @@ impl Cause {
 pub struct Verdict {
     /// The cause.
     pub cause: Cause,
-    /// Lanes with data that is not acknowledged, by [`crate::wire::ids::LaneId::bit`].
+    /// Lanes with unacknowledged data. Each lane has its bit ([`crate::wire::ids::LaneId::bit`]).
     pub lanes: u8,
     /// Time of the peer's last progress, or of the unanswered question.
     pub since: u64,
@@ -92,7 +93,7 @@ pub struct Verdict {
 pub struct StallLimits {
     /// Time without progress until the peer is asked.
     pub warn: u64,
-    /// Time without progress until the connection ends, if it does.
+    /// Time without progress until the connection ends. `None` if a stall does not end it.
     pub abort: Option<u64>,
 }
 
@@ -103,10 +104,11 @@ pub struct StallWatch {
     progress: Option<Progress>,
     moved_at: u64,
     called_at: u64,
-    /// Start of the caller's repetitions of a send that is not granted.
+    /// Time since which the caller has repeated a send that is not granted.
     repeated_since: Option<u64>,
+    /// Number of the last question.
     number: u32,
-    /// The unanswered question's time, and the number of verdicts since.
+    /// Time of the unanswered question, and number of [`Cause::NoAnswer`] verdicts since then.
     asked: Option<(u64, u64)>,
     next_question: u64,
     verdict: Option<Verdict>,
@@ -156,7 +158,7 @@ impl StallWatch {
         None
     }
 
-    /// Reports the peer's answer, which is ignored if this side has moved since the question.
+    /// Reports the peer's answer. It is ignored if this side has made progress since the question.
     pub fn answered(&mut self, number: u32, idle_ms: u64, peer: &Progress, now: u64) {
         let Some(own) = self.progress.filter(|_| self.asked.is_some() && number == self.number) else { return };
         (self.asked, self.next_question) = (None, now + PAUSE);
@@ -169,7 +171,7 @@ impl StallWatch {
         }
     }
 
-    /// Returns the last verdict about the present stall.
+    /// Returns the last verdict about the current stall.
     pub fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref()
     }
@@ -180,7 +182,7 @@ impl StallWatch {
             (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
                 now.saturating_sub(self.moved_at)
             }
-            // The caller waited until its last call at least.
+            // The caller's last call shows that it still waited then.
             (_, Some(since)) => self.called_at.saturating_sub(since.max(self.moved_at)),
             _ => 0,
         }

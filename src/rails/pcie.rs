@@ -8,11 +8,11 @@ use std::path::PathBuf;
 pub struct PciFunction {
     /// `domain:bus:device.function`, in hexadecimal as sysfs writes it.
     pub address: String,
-    /// PCIe domain (segment); on a Spark it tells the twins of one cable apart.
+    /// PCIe domain (segment); on a Spark the two functions of one cable are in different domains.
     pub domain: u32,
     /// The function's folder in sysfs; its parents are the bridges above.
     pub path: PathBuf,
-    /// `domain:bus:device` of the physical function. Functions with the same one share a PCIe link.
+    /// `domain:bus:device` of the physical function. Functions of one slot share a PCIe link.
     pub slot: String,
     /// Function number of the physical function.
     pub function: u8,
@@ -22,9 +22,10 @@ pub struct PciFunction {
     pub current: Option<LinkRate>,
     /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Maximum payload size (MPS), for `doctor`. `None` without root, so no rate depends on it.
+    /// Maximum payload size (MPS), for `doctor` only. `None` without root, so rates are calculated
+    /// without it.
     pub max_payload_bytes: Option<u32>,
-    /// Largest read request in bytes, for `doctor`; `None` as above.
+    /// Largest read request in bytes, for `doctor` only; `None` without root.
     pub max_read_request_bytes: Option<u32>,
 }
 
@@ -56,13 +57,15 @@ impl LinkRate {
     /// published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker). The link
     /// carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers alone (24 bytes for
     /// each 512: PCI Express Base Specification 5.0, 2.2 and 4.2.2) would leave 120.4.
-    /// Acknowledgements, flow control and read requests share the link at an unpublished rate.
+    /// Acknowledgements, flow control and read requests also use the link, at an unpublished rate.
     ///
-    /// The MPS is not an argument: only root can read it, and all ranks must announce one rate.
+    /// The MPS is not an argument: only root can read it, and all ranks must announce the same
+    /// rate.
     pub fn payload_mbps(self) -> u32 {
         let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
-        // One division at the end: at most 128000 x 32 x 236 x 8, far from 64 bits.
+        // Divides only once, at the end. Before that, a standard rate gives at most
+        // 128000 x 32 x 236 x 8, which is far below 2^64.
         let payload_mbps = lanes_mbps * code.useful_bits * 8 / (code.line_bits * 9);
         u32::try_from(payload_mbps).unwrap_or(u32::MAX)
     }
@@ -102,7 +105,8 @@ const GENERATIONS: [Generation; 7] = [
 ];
 
 /// Parses sysfs's `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe", "8 GT/s" in older
-/// kernels). `None` for width 0, 63 or 255, or "Unknown": a virtual function, or one off the bus.
+/// kernels). Returns `None` for width 0, 63 or 255, or "Unknown". Sysfs shows these values for a
+/// virtual function, or for a function that is off the bus.
 pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
     let (whole, rest) =

@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A function of a host under test. By default, an active Spark function with addresses.
+/// A function of a host under test: an RDMA device with one port. [`spark_function`] returns an
+/// active one with addresses.
 #[derive(Clone)]
 pub(super) struct Function {
     pub(super) device: &'static str,
@@ -17,11 +18,14 @@ pub(super) struct Function {
     pub(super) phys_port: Option<&'static str>,
     /// PCI address; `None` for soft-RoCE.
     pub(super) pci: Option<&'static str>,
+    /// PCI address of the physical function, if this is a virtual function.
     pub(super) physical: Option<&'static str>,
     pub(super) width: u16,
     pub(super) max_width: u16,
     pub(super) gt_per_s: &'static str,
     pub(super) max_gt_per_s: &'static str,
+    /// The maximum payload size is 128 bytes times 2 to this power. `None`: the file `config` has
+    /// only its first 64 bytes, as for a reader without root.
     pub(super) max_payload_exponent: Option<u8>,
     pub(super) system_image_guid: Option<u64>,
     pub(super) guid: u64,
@@ -39,7 +43,7 @@ pub(super) struct Function {
     pub(super) holds_link_local: bool,
     /// Indices of the GID entries, RoCE v1 first for each address; by default 0, 1, 2, ...
     pub(super) gid_indices: &'static [u16],
-    /// False in another network namespace.
+    /// False if the interface is in another network namespace.
     pub(super) is_visible: bool,
 }
 
@@ -99,7 +103,7 @@ pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
         let up = spark_function(domain, port);
         if cables.contains(&port) { up } else { up.down() }
     };
-    // The order of a Spark's own list.
+    // A Spark lists its devices in this order.
     [(2, 0), (2, 1), (0, 0), (0, 1)].into_iter().map(function).collect()
 }
 
@@ -126,7 +130,7 @@ impl TestHost {
 
     pub(super) fn survey(&self, filter: &str) -> Survey {
         let found = survey(self.sysfs.path(), &self.path("proc/sys"), &self.ports, &self.interfaces, &hca(filter));
-        // Every port is counted once, and the page names each.
+        // Every port is either a rail or refused, and the report names every port.
         assert_eq!(found.rails.len() + found.refused.len(), self.ports.len());
         let page = report(&found);
         assert!(self.ports.iter().all(|port| page.contains(&port.device)), "{page}");
@@ -238,7 +242,8 @@ fn write_function(sysfs: &Path, function: &Function) {
     link(&folder, &sysfs.join("class/net").join(netdev));
 }
 
-/// Below the root port of its own domain and bus, as on a real machine.
+/// Returns the folder of a function: below the root port of its domain and bus, as on a real
+/// machine.
 fn pci_folder(address: &str) -> String {
     let (domain, rest) = address.split_once(':').unwrap();
     let bus = rest.split(':').next().unwrap();
@@ -257,6 +262,8 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
     }
     let (width, max_width) = (function.width.to_string(), function.max_width.to_string());
     write_link(folder, &width, function.gt_per_s, &max_width, function.max_gt_per_s);
+    // Configuration space whose first capability, at 0x60, is PCI Express. Its device control
+    // register, at 0x68, has the maximum payload size.
     let mut space = vec![0_u8; 64];
     if let Some(exponent) = function.max_payload_exponent {
         space.resize(256, 0);

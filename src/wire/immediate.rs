@@ -1,9 +1,10 @@
-//! The 32 bits of immediate data in the last write of a message on each rail.
+//! The 32 bits of immediate data in the last write of each share. A share is the part of a message
+//! that is sent on one rail.
 //!
-//! They tell the receiver the receive, its generation, and the number of such completions to
-//! expect. With the completion's byte count they also tell the size: a rail's share is `leads`
-//! writes of exactly the connection's chunk size, followed by one write of the completion's byte
-//! count.
+//! The bits name the receive and its generation. They also give the number of shares, so that the
+//! receiver knows how many completions with immediate data to expect. A share is `leads` writes of
+//! exactly the connection's chunk size, then the write with these bits. The size of that last write
+//! is the byte count of its completion, so the receiver can compute the size of the share.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -20,7 +21,8 @@ pub struct Immediate {
     pub generation: u8,
     /// Number of shares of the message, each closed by one immediate: 1 to [`MAX_SHARES`].
     pub shares: u8,
-    /// Index of the share that this closes. Shares lost with a rail are requested by this index.
+    /// Index of the share that this immediate closes. After a rail is lost, the receiver uses this
+    /// index to list the shares that it has.
     pub share: u8,
     /// Number of full chunks before this write in its share, at most [`MAX_LEADS`].
     pub leads: u16,

@@ -9,7 +9,7 @@ pub struct File {
     pub lines: usize,
     pub paths: Vec<PathUse>,
     pub tokens: Vec<TokenTree>,
-    /// Files that this one declares as modules only for tests.
+    /// Possible files of the modules that this file declares only for tests.
     pub test_files: Vec<String>,
 }
 
@@ -19,6 +19,7 @@ pub struct PathUse {
     pub segments: Vec<String>,
     pub line: usize,
     pub in_test: bool,
+    /// Number of inline modules (`mod name { .. }`) around the path.
     pub inline_modules: usize,
 }
 
@@ -87,7 +88,7 @@ impl File {
             return at + 1;
         }
         self.take_path(tokens, at, &[], place);
-        // The braces that end a path belong to it, so they are not read again.
+        // `take_path` has read the braces at the end of the path, so skip them.
         let mut end = at + 1;
         while is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Ident(_))) {
             end += 3;

@@ -1,4 +1,5 @@
-//! A sending end that is not the plugin: a queue pair that sends everything that verbs allow.
+//! A sending end that is not the plugin. It has a queue pair, and can send everything that verbs
+//! allow, including what the plugin never sends.
 
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::fields::QpEnd;
@@ -10,14 +11,15 @@ use softverbs::status;
 use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
 
-/// Initial packet sequence number of its sends.
+/// Initial packet sequence number of the liar's sends.
 const PSN: u32 = 7;
 
 pub struct Liar {
     node: Arc<Node>,
     cq: Arc<CompletionQueue>,
     qp: Arc<QueuePair>,
-    /// Memory for the receiver's grants, and source of the sends; registered as `key`.
+    /// The receiver writes its grants to this memory, and sends take their bytes from it. It is
+    /// registered as `key`.
     mailbox: Arc<Region>,
     key: u32,
 }
@@ -27,8 +29,8 @@ impl Liar {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
         let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
         let qp = QueuePair::new(node, 0, 0, &cq, &cq, caps).unwrap();
-        // SAFETY: the region belongs to this end as long as its queue pair, and its words are only
-        // read as atomics.
+        // SAFETY: this end keeps the region for as long as its queue pair. The region's words are
+        // only read as atomics.
         let key = unsafe {
             node.register((0, 0), mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
         };
@@ -59,7 +61,8 @@ impl Liar {
         }
     }
 
-    /// Posts the first bytes of its mailbox. `to` is an address and a key of the receiver.
+    /// Posts a work request with the first `bytes` bytes of the mailbox. `to` is an address and a
+    /// key of the receiver.
     pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
         let sge = [Sge { addr: self.mailbox.addr(), bytes, lkey: self.key }];
         let sges = if bytes == 0 { &sge[..0] } else { &sge };
@@ -70,7 +73,8 @@ impl Liar {
         self.qp.post_send(&request).unwrap();
     }
 
-    /// Lets its NIC work, and returns the completions of its requests.
+    /// Polls the completion queue, in which the software NIC does its work. Returns the completions
+    /// of this end's requests.
     pub fn poll(&self) -> Vec<Completion> {
         let mut out = [Completion::default(); 32];
         let count = self.cq.poll(&mut out).unwrap();

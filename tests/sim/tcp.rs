@@ -1,5 +1,5 @@
-//! A connection's TCP in virtual time: it carries, breaks, is closed under both sides, and is
-//! dialled again as the service thread does.
+//! Simulates the TCP of one plugin connection in virtual time. The network can break and return, a
+//! middlebox can close the TCP connection, and the sender redials as its service thread does.
 
 use super::Dice;
 use nccl_net_spark::comm::recovery::driver::Driver;
@@ -10,12 +10,12 @@ use std::time::Instant;
 
 enum Network {
     Carries,
-    /// Carries until `at_ns`, and then not before `back_ns`, or never again.
+    /// Carries until `at_ns`, and again from `back_ns` on. `None`: it never returns.
     Breaks {
         at_ns: u64,
         back_ns: Option<u64>,
     },
-    /// Does not carry until `back_ns`, or never again.
+    /// Carries nothing before `back_ns`. `None`: it never returns.
     Away {
         back_ns: Option<u64>,
     },
@@ -38,7 +38,8 @@ enum Item {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Line {
     Open(u64),
-    /// Accepted in place of another, and no control frame has arrived on it yet.
+    /// This side accepted the connection in place of an older one, and no control frame has arrived
+    /// on it yet.
     New(u64),
     GivenUp,
 }
@@ -52,17 +53,19 @@ impl Line {
     }
 }
 
-/// A side's future discovery about its TCP connection.
+/// A failure of a side's TCP connection, which the side notices at `at_ns`.
 #[derive(Clone, Copy)]
 struct Notice {
     at_ns: u64,
-    /// The connection's attempt; ignored if the side has another one by then.
+    /// The attempt that made the connection. The notice is ignored if the side uses another
+    /// connection at `at_ns`.
     attempt: u64,
     /// True if the other end is closed, possibly with its process; false if the network is down.
     is_closed: bool,
 }
 
-/// The TCP connections of one plugin connection. The attempt that made one is its name (first: 0).
+/// The TCP connections of one plugin connection. Each is identified by the number of the attempt
+/// that made it; the first one has number 0.
 pub struct Tcp {
     network: Network,
     /// Packets to the sender and to the receiver.
@@ -76,12 +79,14 @@ pub struct Tcp {
     breaks_left: u64,
     dice: Dice,
     closings_left: u64,
-    /// Dice for later additions, so that they do not change the runs of older seeds.
+    /// Random numbers for simulated events that were added later. `dice` then yields the same
+    /// numbers as before for an old seed.
     own: Dice,
 }
 
 impl Tcp {
-    /// Creates a TCP that breaks at `breaks_ns`, if given. `seed` decides whether it returns.
+    /// Creates a TCP whose network breaks at `breaks_ns`, if given; else `seed` decides. `seed`
+    /// also decides whether the network returns.
     pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
         let mut dice = Dice::new(seed.rotate_left(17));
         let returns = dice.one_in(2);
@@ -128,7 +133,7 @@ impl Tcp {
         self.first_alive = attempt + 1;
         for side in [0, 1] {
             self.packets[side].retain(|packet| packet.attempt != attempt);
-            // One side may notice much later, when it sends or by its keepalive.
+            // One side may notice much later than the other: when it sends, or by its keepalive.
             let most_ns = if self.own.one_in(4) { 1_000_000_000 } else { 2_000_000 };
             let at_ns = now_ns + self.own.below(most_ns);
             self.note(side, attempt, at_ns, true);
@@ -136,7 +141,8 @@ impl Tcp {
         true
     }
 
-    /// Does the service thread's work before its driver runs. Sometimes, a frame arrives twice.
+    /// Does what the service thread does before it runs the driver: delivers frames and notices,
+    /// and dials. Sometimes delivers a frame twice.
     pub fn poll(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
         self.let_time_pass(now_ns);
         while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
@@ -150,7 +156,7 @@ impl Tcp {
                     self.lines[side] = Line::Open(attempt);
                     driver.channel_carries(now);
                 }
-                // From a connection that this side has replaced.
+                // The frame is from a connection that this side has replaced.
                 Item::Frame(_) => {}
                 Item::Redial => self.replace(attempt, driver, now_ns),
                 Item::Resumed => {
@@ -204,7 +210,8 @@ impl Tcp {
             self.post(1 - side, attempt, Item::Frame(frame), now_ns + delay_ns);
             return true;
         }
-        // A broken network is not noticed immediately.
+        // The side has not noticed yet that its connection is dead: the kernel may accept the
+        // frame.
         dice.one_in(2)
     }
 
@@ -220,7 +227,7 @@ impl Tcp {
             Some(Step::Dial(attempt)) => {
                 self.last_attempt = attempt;
                 match self.network {
-                    // Refused, or no answer.
+                    // Half of the attempts are refused. The others get no answer.
                     Network::Away { .. } if self.dice.one_in(2) => {
                         self.attempts.failed(now_ns);
                         return true;
@@ -251,9 +258,10 @@ impl Tcp {
                 self.network = Network::Away { back_ns };
                 self.packets = Default::default();
                 self.first_alive = self.last_attempt + 1;
-                // If the network never returns, the driver notices by frames that are not accepted.
+                // If the network never returns, there is no notice: the driver notices that frames
+                // are not accepted.
                 let notices = |dice: &mut Dice| {
-                    // The kernel notices a silent peer by its keepalive: after 15 s, here earlier.
+                    // The kernel's keepalive notices a silent peer after 15 s; here it takes less.
                     let most_ns = if dice.one_in(3) { 8_000_000_000 } else { 1_000_000_000 };
                     back_ns.map(|_| now_ns + dice.below(most_ns))
                 };

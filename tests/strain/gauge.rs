@@ -2,14 +2,16 @@
 
 use std::fs;
 
-/// The measured quantities. Counts have to be the same afterwards, except for one or two blocks
-/// that a queue of this program keeps. glibc's bytes in use vary a little with its free lists, and
-/// resident pages with its arenas, although free memory is returned first. Unlike a leak, these
-/// variations do not depend on the length of the load. Samples during the load include connections
-/// that close.
+/// The measured quantities, with their limits.
 ///
-/// Shared pages are not limited. They are the fabric's file: 377 KB for each queue pair of the
-/// largest number that existed together. The pages stay for later queue pairs.
+/// - Counts must be the same after the load as before it. One or two more blocks are allowed,
+///   because a queue of this program keeps them.
+/// - glibc's bytes in use vary a little with its free lists. Resident pages vary with glibc's
+///   arenas, although free memory is returned before a sample. Unlike a leak, these variations do
+///   not depend on the length of the load.
+/// - During the load, more is allowed, because the samples include connections that are closing.
+/// - Shared pages have no limit. They are the fabric's file, which keeps its pages for later queue
+///   pairs. It has 377 KB times the largest number of queue pairs that existed at one time.
 pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "plugin blocks", may_grow: 2, may_climb: 64 },
     Quantity { name: "plugin bytes", may_grow: 8192, may_climb: 65_536 },
@@ -22,7 +24,7 @@ pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "registrations", may_grow: 0, may_climb: 2 },
 ];
 
-/// Number of samples for a slope.
+/// With fewer samples than this, the slope is not judged.
 const ENOUGH: usize = 30;
 const ANY: u64 = u64::MAX;
 
@@ -30,8 +32,8 @@ pub struct Quantity {
     pub name: &'static str,
     /// Allowed rise from before the load to after it.
     pub may_grow: u64,
-    /// Allowed rise of the regression line during the load, beyond twice the samples' usual
-    /// distance.
+    /// Allowed rise of the regression line during the load. Twice the samples' root-mean-square
+    /// distance from the line is added to it.
     pub may_climb: u64,
 }
 
@@ -88,7 +90,8 @@ pub struct History {
 }
 
 impl History {
-    /// Rise during the load by linear regression, and the samples' usual distance from the line.
+    /// Returns the rise of the regression line during the load, and the samples' root-mean-square
+    /// distance from the line.
     fn slope(&self, quantity: usize) -> (f64, f64) {
         let (count, value) = (self.during.len() as f64, |sample: &Sample| sample.values[quantity] as f64);
         let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
@@ -102,7 +105,7 @@ impl History {
         (a_second * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), beside)
     }
 
-    /// Prints a line for each quantity. Returns the deviations.
+    /// Prints a line for each quantity. Returns a text for each quantity beyond its limits.
     pub fn print(&self, process: usize) -> Vec<String> {
         let mut off = Vec::new();
         for (at, Quantity { name, may_grow, may_climb }) in QUANTITIES.iter().enumerate() {

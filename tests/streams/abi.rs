@@ -1,5 +1,5 @@
-//! TCP streams over the C interface. A process of its own has two copies of the library, each a
-//! host with rails that the other does not reach.
+//! Tests TCP streams over the C interface. The test starts a process of its own, which loads two
+//! copies of the library. Each copy acts as a host. The rails of one host do not reach the other.
 
 use crate::bed::{FAR, NEAR};
 use crate::common::{self, fill, is_filled, until};
@@ -16,7 +16,8 @@ const HERE: &str = "SPARK_TEST_TWO_COPIES";
 #[test]
 fn bytes_move_over_the_c_interface() {
     if std::env::var_os(HERE).is_none() {
-        // Both copies read the environment, which no other thread may read meanwhile.
+        // `Library::load` changes the environment, and each copy reads it. No other thread may read
+        // it meanwhile, so this test runs in a process of its own.
         let (_, settings) = common::test_rails();
         let this = "abi::bytes_move_over_the_c_interface";
         let output = Command::new(std::env::current_exe().unwrap())
@@ -51,7 +52,8 @@ fn bytes_move_over_the_c_interface() {
         });
         assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
-        // Done only when the bytes are there: otherwise no call would read the sockets.
+        // Even a receive with optional completion is done only when its bytes have arrived. If it
+        // were done earlier, no later call would read the sockets.
         let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
         let request = until(|| a.isend(send, &mut from, bytes, out));
@@ -85,8 +87,8 @@ type Raw = *mut c_void;
 impl Library {
     fn load(path: &Path, device: &str) -> Self {
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: this process has one thread beside the test's, which waits for it: no thread
-        // reads the environment.
+        // SAFETY: beside the test's thread, this process has one thread, which waits for the test.
+        // So no other thread reads the environment.
         unsafe { std::env::set_var("NCCL_IB_HCA", device) };
         // SAFETY: the library that cargo built, loaded as NCCL loads it, and never unloaded; the
         // symbol is a table of this version.

@@ -1,5 +1,5 @@
-//! Lying peers that have the token. Every frame is answered, nothing outside the receive's buffer
-//! is written, and the error names the fault.
+//! Peers that have the token and violate the protocol. Each invalid frame ends the connection with
+//! an error that names the fault. Nothing outside the receive's buffer is written.
 
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
 use crate::common::comms::{Receiving, Sending};
@@ -45,7 +45,7 @@ fn hello(token: [u8; 16], host: &Host) -> Hello {
     Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, gpu, priority, by_tcp, rails }
 }
 
-/// A real receiver, and the streams of a false sender.
+/// Returns a real receiver, and the streams of the false sender that is connected to it.
 fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     let host = host(FAR, &[RING_TCP]);
     let (listener, handle) = host.listen().unwrap();
@@ -72,12 +72,12 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     (recv, liar.join().unwrap())
 }
 
-/// A real sender, and the streams of a false receiver.
+/// Returns a real sender, and the streams of the false receiver that is connected to it.
 fn lying_receiver(count: u8) -> (SendComm, Vec<TcpStream>) {
     dropping_receiver(count, 0)
 }
 
-/// As [`lying_receiver`], but drops `drops` of the streams without reading.
+/// Does the same as [`lying_receiver`], but closes the first `drops` streams without reading them.
 fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
@@ -186,7 +186,7 @@ fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
         let mut message = vec![0; total];
         fill(&mut message, 4);
         let sequence = u64::from(is_watched);
-        // The last chunk first, each byte in its own write.
+        // Sends the last chunk first, and each byte in a write of its own.
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
             let (bytes, offset) = (chunk.len() as u32, from as u64);
@@ -219,10 +219,11 @@ fn a_stream_that_ends_early_yields_no_message() {
     drop(recv);
 }
 
-/// Checks that a failure has ended each stream although the connection was not closed.
+/// Checks that the plugin ended each stream after a failure, before its caller closed the
+/// connection.
 fn assert_have_ended(streams: &mut [TcpStream]) {
     for stream in streams {
-        // Grants may come first. A reset is an end too; a time-out is not.
+        // Grants may come before the end. A reset counts as an end; a time-out does not.
         let end = stream.read_to_end(&mut Vec::new());
         let has_ended = end.as_ref().map_or_else(|why| why.kind() == ErrorKind::ConnectionReset, |_| true);
         assert!(has_ended, "{end:?}");

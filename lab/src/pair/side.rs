@@ -1,4 +1,4 @@
-//! A measured library: its two ranks, and the orders that they get.
+//! One of the two libraries that are compared. Starts its two ranks, and sends orders to them.
 
 use super::messages::{Answer, Flowed, Layout, Opened, Order};
 use super::rank::Pair;
@@ -22,10 +22,11 @@ pub struct About {
     /// `ours` or `theirs`.
     pub name: &'static str,
     pub library: PathBuf,
-    /// Version of the plugin interface asked for, or in use once the ranks run.
+    /// Version of the plugin interface: first the requested one. Once the ranks run, the one in
+    /// use.
     #[serde(rename = "plugin_interface")]
     pub abi: Option<u32>,
-    /// By rank, as NCCL would see it.
+    /// Network of each rank, as NCCL would see it.
     pub networks: Vec<Network>,
     /// PIDs of the ranks.
     #[serde(skip)]
@@ -38,7 +39,8 @@ pub struct Side<'a> {
     pub about: About,
     job: Job<Pair>,
     checks: u64,
-    /// Open connections: forward, back, bytes of memory for each.
+    /// Calls of `connect` since the last close: connections forward, connections back, and
+    /// buffer bytes of each connection.
     open: Vec<(usize, usize, usize)>,
     start: Start<'a>,
 }
@@ -54,7 +56,7 @@ pub struct Start<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Wrong {
-    /// Wrong bytes of both ranks.
+    /// Number of wrong bytes, both ranks together.
     pub bytes: u64,
     /// Descriptions of the first wrong byte of each rank.
     pub first: Vec<String>,
@@ -133,8 +135,9 @@ impl<'a> Side<'a> {
         times.into_iter().next().context("rank 0 did not answer")
     }
 
-    /// Streams in three parts while a rail is slowed and restored by `slow`. Returns the receiver's
-    /// counts. The four marks are the times before and after each call of `slow`.
+    /// Streams in three parts, each of length `part`. `slow(true)` slows a rail down after the
+    /// first part, and `slow(false)` restores it after the second. Returns the receiver's counts,
+    /// with four marks: the times before and after each call of `slow`.
     pub fn flow(
         &mut self,
         layout: Layout,
@@ -145,8 +148,8 @@ impl<'a> Side<'a> {
         let done = answer!(Answer::Done => ());
         self.ask(|_| Order::Flow { layout, window_ms }, done)?;
         for is_slow in [true, false] {
-            // A part begins once the receiver has noted the end of the part before: none is too
-            // short.
+            // A part begins only after the receiver has answered the mark at the end of the part
+            // before. So no part is too short.
             self.wait_until(Instant::now() + part)?;
             self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
             slow(is_slow)?;
@@ -154,8 +157,9 @@ impl<'a> Side<'a> {
         }
         self.wait_until(Instant::now() + part)?;
         let stopped = answer!(Answer::Stopped(messages) => messages);
-        // Neither rank may wait for the other forever. The sender stops first. Then the receiver
-        // ends at the number that it has posted, or at the number sent if larger.
+        // Both ranks must end at the same number of messages. Otherwise one would wait forever. The
+        // sender stops first. The receiver then ends at the number of messages sent, or at the
+        // number that it has posted, if larger. The sender goes on to that number.
         let sent = self.ask_some(SENDER..SENDER + 1, |_| Some(Order::Stop), stopped)?;
         let messages = sent.into_iter().max().unwrap_or_default();
         let posted = self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Until { messages }), stopped)?;

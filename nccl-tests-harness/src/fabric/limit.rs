@@ -1,7 +1,7 @@
-//! The limit that results are compared with: the payload that the links carry.
+//! The limit that results are compared with: the highest payload rate of the links.
 //!
-//! Profiles of the software fabric give rates in payload. A port's speed includes headers, so its
-//! limit is the part that RoCE v2 leaves for payload.
+//! The rates in a software fabric's profile are payload rates. A port's speed includes headers, so
+//! its limit is the part of the speed that RoCE v2 leaves for payload.
 
 use softverbs::profile::{Profile, RailSpec};
 
@@ -17,7 +17,7 @@ pub fn payload_of_port(mbps: f64) -> f64 {
     mbps * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
 }
 
-/// The most that a connection can carry.
+/// Highest payload rate and lowest latency of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limit {
     /// Payload in each direction in Mb/s; none if no limit is known.
@@ -44,8 +44,9 @@ impl Limit {
     }
 }
 
-/// Returns the common limit of rails of a profile. Each rail is an index and the part of its rate
-/// that it keeps (1: all of it). A rate of 0 in the profile is no limit.
+/// Returns the limit of several rails of a profile together. Each rail is given as its index and a
+/// factor: the part of its rate that it keeps (1: all of it). A rate of 0 in the profile means that
+/// there is no limit.
 pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     let Profile { links, cables, .. } = profile;
     // The maximum flow from links over rails to cables is the minimum cut (theorem of Ford and
@@ -56,8 +57,9 @@ pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
 }
 
-/// Returns the capacity of a cut. A set bit cuts a link or a cable. A rail is cut if neither its
-/// link nor its cable is.
+/// Returns the capacity of a cut. Each bit of `cut` stands for a link or a cable: first the links,
+/// then the cables. A set bit cuts it. A rail is cut if neither its link nor
+/// its cable is cut.
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
@@ -68,7 +70,8 @@ fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     shared + whole.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
 }
 
-/// Returns a rail's own limit. A slowed rail carries `factor` of what it could carry alone.
+/// Returns a rail's own limit. It is the line rate, except for a slowed rail (`factor` below 1). A
+/// slowed rail carries `factor` times the rate that it could reach if no other rail sent.
 fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
     let alone = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
     match factor < 1.0 {
@@ -85,7 +88,7 @@ fn unlimited(mbps: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Rails of 200, links of 112 and cables of 195, or no limits.
+    /// Profile with rails of 200 Mb/s, links of 112 Mb/s and cables of 195 Mb/s, or without limits.
     fn spark(rails: &[(usize, usize)], is_limited: bool) -> Profile {
         let rate = |mbps: u32| if is_limited { mbps } else { 0 };
         let mut text = String::new();
@@ -100,7 +103,8 @@ mod tests {
         Profile::parse("file", &text).unwrap()
     }
 
-    /// By hand: links of 112 through one cable of 195 and through two; a rail at a quarter of 112.
+    /// Limits computed by hand, for two links of 112 Mb/s: with one cable of 195 Mb/s, with two
+    /// cables, and with a rail slowed to a quarter of 112 Mb/s.
     #[test]
     fn the_limit_is_the_narrowest_place() {
         let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));

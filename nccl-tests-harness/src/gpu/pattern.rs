@@ -66,7 +66,8 @@ mod tests {
 
     #[test]
     fn bytes_match_the_kernels_formula() {
-        // Calculated apart from this file, by the formula in kernels.ptx in exact integers.
+        // These bytes were calculated without the code in this file, from the formula in
+        // kernels.ptx, in exact integers.
         let known = [(0, 0xfd), (1, 0x8b), (255, 0xe9), (65_537, 0x0f), (67_108_863, 0xbf)];
         for (place, byte) in known {
             assert_eq!(PATTERN.byte(place), byte, "{place}");

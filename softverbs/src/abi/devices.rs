@@ -19,7 +19,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     guard::pointer(|| {
         let there = devices()?.iter().filter(|device| {
             let phase = device.node.presence(device.index).phase;
-            // A failed device is still registered.
+            // A failed device is still registered, so it is listed.
             matches!(phase, Phase::Here | Phase::Failed)
         });
         let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
-        // A container's device rules have this effect (`devcgroup_check_permission`).
+        // A container's device rules give the same error (`devcgroup_check_permission`).
         if handle.node.forbids(handle.index) {
             return Err(libc::EPERM);
         }
@@ -122,10 +122,12 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::any_context(context) }?;
         if handle.users.none_left().is_err() {
-            // Its objects point at it, so it stays. (A kernel would destroy them.)
+            // Objects of this context still point to it, so it is not freed. (A kernel would
+            // destroy those objects.)
             return Ok(());
         }
-        // SAFETY: made by `ibv_open_device`, this far into an object that has no users left.
+        // SAFETY: `ibv_open_device` made this pointer, at this offset in an object that has no
+        // users left.
         unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
@@ -154,7 +156,8 @@ impl DeviceHandle {
     }
 }
 
-/// The devices, made once. An error goes to stderr too, because `errno` has no room for the reason.
+/// Returns the devices; the first call makes them. An error is also printed to stderr, because
+/// `errno` has no room for the reason.
 fn devices() -> Result<&'static [DeviceHandle], i32> {
     static DEVICES: OnceLock<Result<Vec<DeviceHandle>, i32>> = OnceLock::new();
     let devices = DEVICES.get_or_init(|| match Node::join() {

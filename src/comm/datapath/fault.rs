@@ -1,4 +1,4 @@
-//! Faults of a data path: meaning of failed work requests, and the errors that calls return.
+//! Faults of a data path. Classifies failed work requests, and makes the errors that calls return.
 //! Nothing here runs while messages succeed.
 
 use super::try_cell::TryCell;
@@ -8,8 +8,8 @@ use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
 use std::ops::Range;
 
-/// Reason given for a rail whose completion queue is in error. A lane's completion queue has room
-/// for a full flush, so none should overrun.
+/// Reason for the loss of a rail whose completion queue is in error. A lane's completion queue has
+/// room for a full flush, so it should never overrun.
 pub const OVERRUN: &str = "its completion queue is in error (IBV_EVENT_CQ_ERR), and completions are lost";
 
 /// Meaning and consequence of a failed work request.
@@ -19,10 +19,11 @@ pub enum Fault {
     Rail(String),
     /// The rail is lost because its device no longer answers. No more completions can be polled.
     Device(String),
-    /// The rail is lost, perhaps because of the request; see [`super::status::Strikes`].
+    /// The rail is lost, and the request may be the cause. [`super::status::Strikes`] counts such
+    /// losses.
     Doubtful(String),
-    /// The rail is lost, perhaps because of the request's key. A valid request can fail this way
-    /// once on each rail whose device is being removed.
+    /// The rail is lost, and the request's key may be the cause. A valid request can fail this way
+    /// too: once on each rail whose device is being removed.
     Denied(String),
     /// The request itself is wrong and would fail on every rail. The connection has failed.
     Fatal(String),
@@ -59,8 +60,8 @@ impl Fault {
     }
 }
 
-/// Returns the result of a call that could not enter its data path. The service thread may be using
-/// the data path for a moment, or a panic has ended it.
+/// Returns the result of a call that could not enter its data path. Either the service thread uses
+/// the data path at this moment (`Ok`), or a panic has ended all use of the data path.
 ///
 /// # Errors
 /// [`Error::Internal`] after a panic, which was logged when it happened.
@@ -82,7 +83,8 @@ pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
     Box::new(Argument::NotInFlight(error.0).into())
 }
 
-/// Returns the error for memory outside its registration, or registered for sends alone.
+/// Returns the error for a call whose memory is outside the registration, or is registered only for
+/// sends.
 #[cold]
 pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     if !memory.is_for_receives() && memory.covers(addr, bytes) {
@@ -92,7 +94,8 @@ pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registratio
     Argument::Outside { call, addr, bytes, start, end }.into()
 }
 
-/// Returns the error for a send larger than its receive (`room` bytes) or the limit (`most` bytes).
+/// Returns the error for a send that is larger than its receive buffer (`room` bytes), or larger
+/// than the limit (`most` bytes).
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {

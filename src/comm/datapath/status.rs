@@ -4,8 +4,9 @@ use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Number of rails that may be lost over requests that may be wrong. At the next loss the request
-/// counts as wrong. Twice the number of rails of a Spark, which may all fail together.
+/// Number of losses that are blamed on the rails, although a request may have caused them. The next
+/// loss is blamed on the request. Twice the number of a Spark's rails, because all rails may fail
+/// together.
 pub const STRIKES: u8 = 8;
 
 /// State of a lost lane's NIC after a fence.
@@ -13,7 +14,8 @@ pub const STRIKES: u8 = 8;
 pub enum Fenced {
     /// The NIC no longer reads or writes the connection's memory.
     Now,
-    /// The NIC was cut off, and may still read and write. The fence must be tried again.
+    /// The NIC was cut off or has failed, and may still read and write. The fence must be tried
+    /// again.
     NotYet,
 }
 
@@ -41,18 +43,20 @@ pub struct Loss {
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// Lanes that the peer is testing. Through them the peer may write into this connection's
-    /// buffers before LIVE arrives here. So they are destroyed when the connection fails.
+    /// New queue pairs that the peer is testing. Through them the peer may write into this
+    /// connection's buffers before LIVE arrives here. So they are destroyed when the connection
+    /// fails.
     on_trial: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
 
-/// Count of rails lost over requests that may be wrong ([`crate::verbs::Blame::Either`]).
+/// Count of losses that a wrong request or key may have caused: [`crate::verbs::Blame::Either`] and
+/// [`crate::verbs::Blame::Key`].
 ///
-/// A request that no rail can carry takes down each rail that it is posted on. Rails recover, so it
-/// would be retried forever without this count. The count starts again once all messages that were
-/// running at the first loss have ended.
+/// A request that no rail can carry takes down each rail that it is posted on. Rails recover, so
+/// the request would be retried forever without this count. The count starts again once all
+/// messages that were running at the first loss have ended.
 #[derive(Debug, Default)]
 pub struct Strikes {
     count: u8,
@@ -117,13 +121,14 @@ impl Status {
         Some(self.on_trial.swap_remove(at).1)
     }
 
-    /// Counts a rail lost over a request that may be wrong; see [`Strikes::another`].
+    /// Counts a loss that a wrong request or key may have caused; see [`Strikes::another`].
     #[cold]
     pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
         self.strikes[doubt as usize].another(oldest, next, most)
     }
 
-    /// Clears the count of rails lost over refused keys: the requests did not cause the losses.
+    /// Clears the count of losses by refused keys. Called when the peer has sent new keys: only its
+    /// old keys were refused, so the requests did not cause the losses.
     #[cold]
     pub fn forgive(&mut self) {
         self.strikes[Doubt::Key as usize] = Strikes::default();
@@ -135,9 +140,10 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// Drops the unreported losses of a lane about to carry data again. The peer reported the loss
-    /// first, and the lane was fenced then. Recovery would take them for losses of the new queue
-    /// pairs, and would consider those stopped.
+    /// Drops a lane's stored losses before the lane carries data again. The stored losses concern
+    /// the lane's old queue pairs: the peer reported the loss first, and the lane was fenced then.
+    /// Recovery would mistake a stored loss for a loss of the new queue pairs, and would consider
+    /// the new queue pairs stopped.
     #[cold]
     pub fn regained(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);

@@ -3,13 +3,13 @@
 //! Each queue pair writes two packets into the peer's mailbox. The first has at most
 //! [`SMALL_BYTES`], which every RoCE path carries. The second is as large as the path MTU.
 //!
-//! - If all writes are acknowledged, the lane carries.
+//! - If all writes are acknowledged, the path carries data.
 //! - A switch or port with a smaller MTU passes the first packet and drops the second on every
 //!   retry. [`Backoff`] then keeps [`SMALL_BYTES`] as the path's largest path MTU.
 //! - If both are lost, the path is silent.
 //!
-//! A path that begins to carry during the test is not mistaken for one with a small MTU: the NIC
-//! repeats both packets until its retries are used up.
+//! A path that begins to carry data during the test is not taken for one with a small MTU. The NIC
+//! resends both packets until its retries are used up, so the large one arrives too.
 //!
 //! The test posts and polls on this lane only. No call blocks: the owner polls the test until it
 //! has a result, at the latest after the time limit.
@@ -22,8 +22,8 @@ use crate::error::Result;
 use crate::verbs::CompletionBuffer;
 use std::time::{Duration, Instant};
 
-/// Path MTU that fits into Ethernet's usual 1500 bytes. The next larger one of InfiniBand is 2048
-/// (IBTA specification, volume 1, section 7.7.8).
+/// Path MTU that fits into Ethernet's usual 1500 bytes. The next larger path MTU that InfiniBand
+/// defines is 2048 (IBTA specification, volume 1, section 7.7.8).
 pub const SMALL_BYTES: u32 = 1024;
 
 /// A lane whose queue pairs are connected and under test.
@@ -35,14 +35,17 @@ pub struct LaneTest {
     mtu_bytes: u32,
     /// Number of acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// Time to write the packets again. A later packet makes the NIC repeat a lost one immediately.
-    /// The queue pair's own timeout (4 s and more at NCCL's default) can be longer than the test.
+    /// Time to write the packets again; `None` once that was done. A packet that arrives after a
+    /// lost one makes the NIC resend the lost one immediately. Without such a packet, the NIC waits
+    /// for the queue pair's timeout (4 s and more at NCCL's default), perhaps longer than the test.
     again: Option<Instant>,
     /// Time after which writes without acknowledgement count as lost.
     until: Instant,
-    /// True if only small packets were acknowledged before the packets were written again.
+    /// True if only small packets were acknowledged when the packets were written again. Otherwise
+    /// the time limit ends the test as [`Tested::Silent`], not as [`Tested::Narrow`].
     was_narrow: bool,
-    /// Right to test the path for all connections. Held if the path was dead or untested before.
+    /// Right to test the path on behalf of all connections. Held during the test if the path was
+    /// dead or untested before.
     _trial: Option<Trial>,
 }
 
@@ -138,8 +141,8 @@ impl LaneTest {
         if self.lane.has_pending() { Tested::UnderWay } else { Tested::Carries }
     }
 
-    /// Returns true if a queue pair has only its first, small packet acknowledged, and none has
-    /// more. Writes of a queue pair are acknowledged in order.
+    /// Returns true if at least one queue pair has its first packet acknowledged (the small one,
+    /// because acknowledgements come in order), and no queue pair has more than that.
     fn has_only_small_acknowledged(&self) -> bool {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }

@@ -4,8 +4,10 @@
 //! A single connection only sees the bandwidth that the others leave it. If each planned by its own
 //! measurements, the connections would divide the rails among themselves, and a rail would idle
 //! whenever its connection has nothing to send. Combined measurements show the rail's real
-//! bandwidth. (Four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s in total:
-//! 0.47 to 0.54 GB/s with separate measurements, 0.54 to 0.55 with shared ones; rung 3.)
+//! bandwidth.
+//!
+//! Measured on rung 3 with four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s
+//! in total. Separate measurements gave 0.47 to 0.54 GB/s, shared ones 0.54 to 0.55 GB/s.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,12 +16,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const AVERAGED: f64 = 8.0;
 /// Stored values are in millionths.
 const ONE: f64 = 1e6;
-/// Lower bound of the quality, so that the wait for a stalled path is bounded.
+/// Lowest quality. It limits `weigh` to 1,000 times its argument, so that the wait for a stalled
+/// path is bounded.
 const LEAST: f64 = 1e-3;
 
-/// Fraction of its expected rate that a path achieves, relative to the best path of the same
-/// connection. Any thread may read and write it. All orderings are relaxed, and a race may lose a
-/// sample: it is a hint for the choice of a rail, and no other memory depends on it.
+/// Rate of a path divided by its expected rate, relative to the best path of the same connection.
+/// Any thread may read and write it. All orderings are relaxed, and a race may lose a sample. This
+/// is safe: the value is only a hint for the choice of a rail, and no other memory depends on it.
 #[derive(Debug, Default)]
 pub struct PathQuality {
     /// The fraction in millionths; 0 without a sample.
@@ -50,7 +53,8 @@ impl PathQuality {
         self.carried_bytes.load(Ordering::Relaxed)
     }
 
-    /// Scales `bytes` to the bytes that a path at its expected rate carries in the same time.
+    /// This path needs some time for `bytes`. Returns the bytes that it would carry in that time at
+    /// its expected rate.
     #[inline]
     pub fn weigh(&self, bytes: u64) -> u64 {
         match self.kept.load(Ordering::Relaxed) {
@@ -60,7 +64,8 @@ impl PathQuality {
     }
 }
 
-/// Paths from a rail with open connections, by the peer's address. Locks, so only for set-up.
+/// Qualities of one rail's paths that have open connections, by the peer's address. Takes a lock,
+/// so it is used only during set-up.
 #[derive(Debug, Default)]
 pub struct PathQualities(Mutex<Vec<([u8; 16], Weak<PathQuality>)>>);
 

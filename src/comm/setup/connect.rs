@@ -31,9 +31,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause before redialling a peer that closed the connection before it answered. Such a peer drops
-/// the oldest unauthenticated connection when too many crowd its port. (A peer that has ended
-/// refuses the next connection.)
+/// Pause before redialling a peer that closed the connection before it answered. A listener with
+/// too many unauthenticated connections drops the oldest. (If the peer's process has ended, the
+/// next connection is refused.)
 const REDIAL: Duration = Duration::from_millis(10);
 
 struct Connecting {
@@ -83,7 +83,7 @@ struct OfferedPair {
     made: LaneProgress,
 }
 
-/// A lane of this side, with its key of the mailbox.
+/// State of a pair's lane on this side. An open lane has registered this side's mailbox.
 enum LaneProgress {
     Joining(Joining),
     Lane(Lane),
@@ -93,7 +93,8 @@ enum LaneProgress {
     Later,
 }
 
-/// Connections being made. NCCL calls again with the same handle memory until it gets each one.
+/// Connections that are still being set up. NCCL repeats each `connect` call with the same handle
+/// memory until it gets the connection.
 #[derive(Default)]
 pub struct PendingConnections {
     table: Mutex<HashMap<u64, Connecting>>,
@@ -101,8 +102,9 @@ pub struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Continues the connection of `handle`, whose last bytes identify it from the first call on.
-    /// Returns `None` until it has its first rail.
+    /// Starts or continues the connection of `handle`. The first call writes a ticket into the last
+    /// bytes of the handle, and later calls find the connection by that ticket. Returns `None`
+    /// until the connection has its first rail.
     ///
     /// # Errors
     /// [`Error::Usage`] for a handle of another network or version, or if no rail is in common;
@@ -137,8 +139,8 @@ impl PendingConnections {
         }
     }
 
-    /// Takes a half-made connection out of the table. Also drops connections whose time has passed:
-    /// after an abort NCCL never calls again for them.
+    /// Takes an unfinished connection out of the table. Also drops connections that began more than
+    /// twice the `limit` ago: after an abort NCCL never calls again for them.
     fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
         let mut table = self.lock();
         let taken = table.remove(&ticket);

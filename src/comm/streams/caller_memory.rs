@@ -12,9 +12,10 @@ use std::time::Duration;
 /// Sends `head`, then `body`, as far as a socket accepts without blocking. Returns the byte count.
 ///
 /// # Errors
-/// As `sendmsg(2)`; `WouldBlock` if the socket accepts nothing now.
+/// The errors of `sendmsg(2)`; `WouldBlock` if the socket accepts nothing now.
 pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> {
-    // NCCL has seen a flag that announces these bytes, so the kernel's loads must not be older.
+    // NCCL has read a flag that announces these bytes. The kernel must load the bytes after that
+    // read of the flag.
     order_loads();
     let mut parts = [
         libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
@@ -38,9 +39,9 @@ pub fn receive(socket: &TcpStream, body: HostMemory, tail: &mut [u8]) -> Result<
         libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() },
     ];
     let mut message = message(&mut parts);
-    // SAFETY: as in `send`. The kernel writes `tail`, which only this function's caller accesses,
-    // and `body`, on whose content no code in this process relies while a peer may write it
-    // (`HostMemory::from_caller`).
+    // SAFETY: as in `send`. The kernel writes `tail` and `body`. Only this function's caller
+    // accesses `tail`. No code in this process relies on the content of `body` while a peer may
+    // write it (`HostMemory::from_caller`).
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
@@ -53,7 +54,8 @@ fn message(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
     message
 }
 
-/// Stores bytes that are not read before they are reported, as many as `to` has room for.
+/// Stores as many bytes as `to` has room for, in any order. Nothing may read this memory before the
+/// bytes are reported.
 pub fn store(to: HostMemory, bytes: &[u8]) {
     let count = to.len().min(bytes.len());
     // SAFETY: the memory is mapped, and no code in this process relies on its content
@@ -62,8 +64,8 @@ pub fn store(to: HostMemory, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr() as *mut u8, count) };
 }
 
-/// Stores bytes that a GPU polls while they arrive, as many as `to` has room for. Stores aligned
-/// 8-byte words atomically, and the last word of each line of [`LINE_BYTES`] after the line's other
+/// Stores as many bytes as `to` has room for, while a GPU may poll this memory. Stores aligned
+/// 8-byte words atomically. In each line of [`LINE_BYTES`], stores the last word after the other
 /// words, as LL128 requires.
 pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     let bytes = &bytes[..to.len().min(bytes.len())];
@@ -88,8 +90,8 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     }
 }
 
-/// Returns the time since the peer's last acknowledgement while bytes are outstanding; otherwise,
-/// or if the system does not report it, `None`.
+/// Returns the time since the peer's last acknowledgement. `None` if no bytes are outstanding, or
+/// if the system does not report the time.
 pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
     // SAFETY: a `tcp_info` contains only numbers; all zero is a valid value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };

@@ -23,7 +23,8 @@ struct QueuedShare {
     timed: bool,
 }
 
-/// A sender with a window of messages over rails that serve in order, in virtual time.
+/// Simulation in virtual time: a sender keeps a window of messages in flight, and each rail serves
+/// its queue in order.
 struct Run {
     striping: Striping,
     /// Bytes per microsecond.
@@ -33,7 +34,7 @@ struct Run {
     /// Writes in each rail's queue, and their bytes left.
     queues: Vec<VecDeque<(QueuedShare, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
-    /// Confirmations under way to the sender: arrival in microseconds, lane, write.
+    /// Confirmations on their way to the sender: time of arrival in microseconds, lane, write.
     confirmations: VecDeque<(f64, LaneId, QueuedShare)>,
     latency_us: f64,
     now_us: f64,
@@ -134,7 +135,7 @@ impl Run {
             self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
-        // The caller takes messages in order.
+        // The sender's caller takes finished messages in order.
         while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
             self.unfinished.pop_front();
             self.done_bytes += bytes;
@@ -142,7 +143,7 @@ impl Run {
     }
 }
 
-/// 1 MiB of other connections under way on one rail.
+/// Other connections that have 1 MiB under way on this lane's rail.
 struct OnLane(LaneId);
 
 impl OtherConnections for OnLane {
@@ -163,7 +164,8 @@ fn unequal_rails_carry_their_sum_whatever_their_announced_rates() {
     assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
 }
 
-/// One of two functions of a link has a quarter of its speed. The other one gets the rest.
+/// One of the two functions of a PCIe link runs at a quarter of its speed. The other function
+/// carries what is left of the link.
 #[test]
 fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
@@ -222,16 +224,17 @@ fn a_window_of_one_message_balances_too() {
     }
 }
 
-/// A rail that is slow from the start.
+/// First a rail is slow from the start. Then the rail in use becomes slow.
 #[test]
 fn whole_messages_leave_a_slow_rail() {
     let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
-    // With this latency, one message on a fast rail is no faster than several on the slow rail.
+    // With this latency, a fast rail with one message in flight carries no more than the slow rail
+    // with several in flight.
     run.latency_us = 10.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(1.0, 8, 4096);
     assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
-    // The same after a time in which no trial found anything better.
+    // Now the rail in use becomes slow, after two seconds in which no trial found a better rail.
     run.run(2.0, 8, 4096);
     let slow = run.striping.favourite;
     run.rates[slow.index()] = 2_500.0 / 8.0;

@@ -1,4 +1,5 @@
-//! Machines that owners cable with each other, from their listings: Sparks, a workstation, pods.
+//! Hosts for tests of cabling: Sparks, a workstation and pods. Names and figures come from listings
+//! that owners of such machines have published.
 
 use crate::rails::testbed::{Function, SPARK_GUID, TestHost, spark, spark_function};
 use std::net::IpAddr;
@@ -8,7 +9,8 @@ pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// Spark `host` with cables in these ports, and only these addresses.
+/// The functions of the Spark with number `host`, with cables in these ports and no other addresses
+/// than these.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
@@ -60,8 +62,8 @@ pub(super) fn workstation(function: u8) -> Function {
     }
 }
 
-/// A virtual function of p0 as a pod sees it: another name, no port name. Devices that the cgroup
-/// forbids cannot be opened, so they are not among the ports.
+/// A virtual function of port p0 of Spark `n`, as a pod sees it: under another name, and without a
+/// port name. A pod cannot open devices that its cgroup forbids, so `host` gets no such functions.
 pub(super) fn of_pod(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),
@@ -80,7 +82,8 @@ pub(super) fn of_pod(n: u8, domain: u8) -> Function {
     }
 }
 
-/// A Spark with the addresses of a netplan file. Reads only the syntax of these examples.
+/// The functions of Spark `n`, with the addresses of a netplan file. Understands only the syntax of
+/// the examples in docs/guide/netplan.
 pub(super) fn by_netplan(n: u8, file: &str) -> Vec<Function> {
     let text = std::fs::read_to_string(file).unwrap();
     let mut addresses: Vec<(String, String)> = Vec::new();

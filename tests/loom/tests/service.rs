@@ -1,7 +1,7 @@
-//! The service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's threads use
-//! them: no order is lost, whether the thread works, waits, or ends for lack of work. An order that
-//! only a time-out would save is a deadlock here, because the pipe's wait has none. So is an order
-//! that is never executed, because each model ends with its connections.
+//! Models of the service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's
+//! threads use them. No order may be lost, whether the service thread works, waits, or ends for
+//! lack of work. Loom reports a lost order as a deadlock: the wait on the modelled pipe has no
+//! time-out that could save it, and each model waits until all its connections are closed.
 
 use loom::model::Builder;
 use loom::thread;
@@ -15,7 +15,8 @@ use loom_models::comm::recovery::tcp::Redialling;
 use loom_models::comm::streams::farewell::StreamClose;
 use std::sync::Arc;
 
-/// Switches from a thread that could continue; known bugs take two.
+/// Maximum number of times that loom interrupts a thread that could continue. Two are enough to
+/// find the known bugs.
 const PREEMPTIONS: usize = 3;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
@@ -24,7 +25,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// The complete life of one connection.
+/// Watches a connection, wakes the service thread `wakes` times, and closes the connection.
 fn connection(service: &Service, wakes: u32) {
     connection_with(service, wakes, |_| Redialling::Never);
 }
@@ -48,7 +49,7 @@ fn connections_are_watched_and_closed_one_after_another() {
     model(|| {
         let service = Service::new(Arc::new(Process));
         connection(&service, 0);
-        // The thread may be ending, or may have ended.
+        // The first connection's service thread may be ending, or may have ended.
         connection(&service, 0);
     });
 }
@@ -92,7 +93,8 @@ fn closed_streams_are_kept_until_their_data_is_delivered() {
             let service = Arc::clone(&service);
             thread::spawn(move || {
                 let notes = Arc::new(Notes::default());
-                // The caller runs one round, the service thread the other.
+                // The streams need two rounds: the caller runs the first, the service thread the
+                // second.
                 service.close_streams(StreamClose::new(2, &notes));
                 notes.once(|told| told.gone);
             })

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Setup {
     pub kind: Kind,
     pub plugin: PathBuf,
-    /// Replaces NCCL's communicator as the identity of the job.
+    /// Number of the job, passed to the plugin in place of NCCL's communicator id.
     pub job: u64,
     /// One or more sizes of messages, the largest last.
     pub sizes: Vec<usize>,
@@ -24,7 +24,7 @@ pub struct Setup {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     Ready(Ready),
-    /// The plugin registered both buffers, or the test of this kind ends with this result.
+    /// `Ok` if the plugin registered both buffers. Otherwise the final result of this kind.
     Registered(Result<(), Fate>),
     Moved(Moved),
     Litmus(Found),

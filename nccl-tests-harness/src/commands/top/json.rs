@@ -1,5 +1,5 @@
-//! A look as JSON, with the fields of docs/guide/monitoring.md. `SCHEMA` increases when a field is
-//! removed or changes its meaning.
+//! One look (a reading of all counters) as JSON. docs/guide/monitoring.md lists the fields.
+//! `SCHEMA` increases when a field is removed or changes its meaning.
 
 use super::look::PassedOver;
 use super::rates::{Job, Picture, Port};
@@ -24,13 +24,13 @@ struct JobJson<'a> {
     pid: u32,
     rank: Option<u32>,
     command: &'a str,
-    /// Time since the previous look. Null at the first look at this process.
+    /// Time since the previous look. Null in the first look that has this process.
     interval_s: Option<f64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
     #[serde(flatten)]
     row: Row,
-    /// Rails over all peers. With --peers they are in `peers`.
+    /// Rails, each summed over all peers. Empty with `--peers`: then each peer has its own rails.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rails: Vec<RailJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,4 +1,5 @@
-//! A look as plain lines, if standard output is not a terminal. Each line names its process.
+//! Prints one reading of the counters as plain lines, for output that is not a terminal. Each row
+//! begins with its process id.
 
 use super::columns::{self, mark, none};
 use super::look::PassedOver;
@@ -11,7 +12,7 @@ use std::io::{self, Write};
 
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// Remarks of the previous look, which are not repeated.
+    /// Remarks on the previous reading. A remark that still applies is not printed again.
     remarks: Vec<String>,
 }
 

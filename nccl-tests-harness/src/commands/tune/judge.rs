@@ -1,9 +1,9 @@
 //! Finds the best settings, and compares them with the defaults. Pure arithmetic on bandwidths.
 //!
 //! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the
-//! defaults' median. The sweep only proposes, because the best of many noisy figures looks better
-//! than it is. The proposed settings are then measured again, in turn with the defaults. They are
-//! chosen if their lowest score is above the defaults' highest.
+//! defaults' median. The sweep's best settings are only a proposal, because the best of many noisy
+//! figures looks better than it is. The proposed settings are measured again, alternately with the
+//! defaults. They are chosen if their lowest score is above the defaults' highest.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub struct Verdict {
 
 /// Settings within this share of the best are equally good, and the cheapest of them is proposed.
 const AS_GOOD: f64 = 0.02;
-/// A smaller gain is not written.
+/// Settings with a smaller gain are not written to the settings file.
 const LEAST_GAIN: f64 = 0.02;
 
 impl Record {
@@ -56,8 +56,9 @@ impl Record {
     }
 }
 
-/// Returns the record to measure again. Among records as good as the best, it has the fewest queue
-/// pairs, then the minimum share nearest to the default. Returns `None` if all failed.
+/// Returns the record to measure again. Of the records within `AS_GOOD` of the best, this is the
+/// one with the fewest queue pairs. Of several such records, it is the one whose minimum share is
+/// nearest to the default. Returns `None` if all failed.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
@@ -71,7 +72,7 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
     good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
 }
 
-/// Compares the proposed settings with the defaults, which were measured in turn.
+/// Compares the proposed settings with the defaults. The two were measured alternately.
 pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let reference = default.medians();
     let scores = proposed.scores(&reference);
@@ -91,7 +92,7 @@ mod tests {
         Record { candidate, rounds: rounds.iter().map(|round| round.to_vec()).collect(), failed: None }
     }
 
-    /// Twice the bandwidth at one size and half of it at the other are as good as the defaults.
+    /// Twice the bandwidth at one size and half the bandwidth at the other give a score of 1.
     #[test]
     fn scores_are_geometric_means_against_the_defaults_medians() {
         let default = record(None, &[&[9.0, 100.0], &[11.0, 90.0], &[10.0, 120.0]]);

@@ -65,7 +65,8 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     folded([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Queue pairs, smallest share, score and its range, then the sizes that fit a line of 80 columns.
+/// Columns for queue pairs, minimum share, score and its range, then one for each message size, as
+/// many as fit a line of 80 characters.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
     (columns[2], columns[3]) = (right(6), right(12));
@@ -73,7 +74,8 @@ const COLUMNS: [Column; 4 + SIZES] = {
 };
 const SIZES: usize = 4;
 
-/// Writes a line of `start` and cells. Excess cells go into the following lines.
+/// Writes a line of `start` and the first `SIZES` cells. The other cells follow on lines with an
+/// empty start.
 fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
     cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
         let start = if line == 0 { start.clone() } else { Default::default() };

@@ -5,8 +5,8 @@
 //!
 //! Each step may block: a device's firmware may not answer, and the kernel may take a second to
 //! resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
-//! later. If the attempt has ended by then, the result is dropped with its queue pairs. While that
-//! thread hangs in the device, no other step starts there.
+//! later. If the attempt has ended by then, the result is dropped with its queue pairs. While a
+//! thread hangs in a device, no other step starts on that device.
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -36,7 +36,8 @@ struct Job {
     priority: Priority,
     queue_count: usize,
     region: Arc<Region>,
-    /// Path MTU limit in bytes, if a path of the last attempts is known to lose larger packets.
+    /// Path MTU limit in bytes, if a path of the last two attempts is known to lose larger packets;
+    /// the smaller limit if both are.
     largest_mtu: Option<u32>,
 }
 
@@ -45,7 +46,7 @@ impl Driver {
     /// result. The error is the reason why the attempt is put off.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
-        // Checked before either side creates queue pairs that could not be connected.
+        // Checked first: later, back-off could forbid to connect queue pairs that exist already.
         if let Err(error) = self.is_due(lane, now) {
             self.rails[lane.index()].stage = Stage::PutOff;
             return Err(error.to_string());
@@ -99,8 +100,8 @@ impl Driver {
         }
     }
 
-    /// Takes a rail's new queue pairs from this driver or from the data path. A thread that still
-    /// works on queue pairs destroys them itself.
+    /// Removes a rail's new queue pairs from this driver or from the data path, and returns them.
+    /// Returns `None` while a thread works on them: that thread destroys them.
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Working(_)) => None,
@@ -110,7 +111,8 @@ impl Driver {
         }
     }
 
-    /// Starts a thread for a step of an attempt. Fails while an earlier thread hangs in the device.
+    /// Starts a thread for a step of an attempt. Fails while an earlier thread hangs in the rail's
+    /// device.
     fn start(
         &mut self,
         lane: LaneId,
@@ -134,11 +136,12 @@ impl Driver {
         let worker = Worker::new(result, &managed.rail.device, &call);
         self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
         threads::detach("spark-connect", move || {
-            // Destroys an abandoned attempt's queue pairs, another call that may hang.
+            // If the attempt was abandoned, `send` returns the result, and dropping it destroys the
+            // queue pairs. That may hang too, so `call` ends afterwards.
             drop(tell.send(step(&job)));
             drop(call);
         });
-        // If no thread could be started, the step has already run.
+        // If no thread could be started, the step has run in `detach`, and its result is ready.
         let at = self.clock(now);
         self.take_result(lane, now, at);
         Ok(())
@@ -173,7 +176,8 @@ impl Driver {
                 managed.stage = Stage::PutOff;
                 self.recovery.answered(lane, Err(why), at);
             }
-            // Other connections can now see the result, so the right to test the path ends here.
+            // The right to test the path ends with this arm: the result is then recorded in
+            // `backoff`, where other connections see it.
             Done::Answered { way, trial: _trial, outcome } => {
                 if let Some(way) = way {
                     managed.goes_by(way);
@@ -195,7 +199,8 @@ impl Driver {
         }
     }
 
-    /// Gives the accepting side's new queue pairs to the data path.
+    /// Gives the accepting side's new queue pairs to the data path. Returns the answer to the peer,
+    /// with its epoch.
     fn keep(&mut self, lane: LaneId, (new, mut answer): (Lane, Answer)) -> std::result::Result<Answer, String> {
         let has_failed = || "the connection has failed".to_owned();
         let opening = new.opening();
@@ -233,8 +238,9 @@ impl Driver {
         self.recovery.probed(lane, outcome, at);
     }
 
-    /// Checks that one of the last two paths may be tested now. The error is the reason for the
-    /// newest. One path is not enough: the accepting side may choose another address next.
+    /// Checks that one of the last two paths may be tested now. The error is the reason why the
+    /// newest may not. To check the newest alone is not enough: the accepting side may choose the
+    /// other address next.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
@@ -246,7 +252,8 @@ impl Driver {
 impl Job {
     fn ask(&self) -> Result<Asked> {
         let (snapshot, mut advert) = self.snapshot()?;
-        // The accepting side chooses the address, and uses the smaller path MTU of the two ends.
+        // The accepting side will choose the address, so the path is not known yet. The limit goes
+        // into the advert, because the accepting side uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
         Ok(Asked { lane: self.open()?, snapshot, advert })
     }

@@ -1,5 +1,5 @@
-//! `nccl-spark doctor --hosts a,b,c,d`: the pairs of rails between hosts, and an order of ranks in
-//! which all neighbours share a cable.
+//! `nccl-spark doctor --hosts a,b,c,d`: counts the rail pairs between hosts. Finds an order of
+//! ranks in which a cable connects each rank to the next, and the last to the first.
 //!
 //! Each other host runs `nccl-spark rails --json -` over ssh. Nothing is measured: `order` only
 //! compares addresses and subnets, by the plugin's own pairing rule.
@@ -22,7 +22,7 @@ use std::time::Instant;
 #[derive(Debug, Default, Serialize)]
 pub struct Found {
     hosts: Vec<HostJson>,
-    /// Hosts in the order of ranks. Null if every order has neighbours without a cable.
+    /// Names of the hosts in the order of their ranks. Null if no order connects all neighbours.
     order: Option<Vec<String>>,
     /// Pairs of hosts without a common rail pair.
     apart: Vec<[String; 2]>,
@@ -32,12 +32,12 @@ pub struct Found {
 struct HostJson {
     name: String,
     rails: Vec<String>,
-    /// Number of rail pairs with each host.
+    /// Number of rail pairs with each host, in the order of `Found::hosts`.
     pairs: Vec<usize>,
 }
 
-/// Asks all hosts until `end` at the latest, and prints the result. Returns false if no order of
-/// ranks has a cable between all neighbours.
+/// Asks all hosts for their rails, and prints the result. Waits for answers until `end` at the
+/// latest. Returns false if no order of ranks has a cable between all neighbours.
 ///
 /// # Errors
 /// A host does not answer, or the output cannot be written.
@@ -56,7 +56,7 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
     let own = seats::host();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
     let end = end.min(Instant::now() + ANSWER);
-    // Start all hosts before waiting for the first.
+    // Start the command on all hosts before waiting for the first answer.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
         .map(|name| {
@@ -88,7 +88,7 @@ fn all_of(mut remote: Remote, end: Instant) -> Result<String> {
             bail!("more than {MOST_BYTES} bytes came");
         }
     }
-    // A host without a rail also answers, with exit status 1.
+    // The exit status does not matter: a host without a rail prints its JSON and exits with 1.
     if text.trim().is_empty() { Err(remote.ended()) } else { Ok(text) }
 }
 
@@ -99,9 +99,9 @@ struct Rails {
     pcie_links: Vec<LinkJson>,
 }
 
-/// Parses the JSON in a host's output. A login may print other lines before the JSON.
+/// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
-    /// Above the plugin's own limit.
+    /// Higher than the plugin's own limit on rails.
     const MOST_RAILS: usize = 32;
     let start = text.find("{\n").context("it has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..]).context("it is not the JSON of this version")?;

@@ -1,4 +1,4 @@
-//! Device files, memory, kernel and processors of the machine.
+//! Findings about the machine's device files, memory, kernel and processors.
 
 use super::cures::{Cures, alike, by_number, list};
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -92,7 +92,8 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// NCCL's buffers take a few hundred MiB over all rails. One connection's do not fit below this.
+/// NCCL's buffers count a few hundred MiB, summed over all rails. Below this limit, not even the
+/// buffers of one connection can be registered.
 const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
@@ -109,7 +110,8 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
-/// Kernels 7.0.0-1019 and -1031 count more free than total CMA memory, and refuse to pin memory.
+/// Kernels 7.0.0-1019 and -1031 report more free CMA memory than they have, and refuse to pin
+/// memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("this one");
@@ -150,7 +152,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// From this latency on, leaving an idle state takes longer than a small all-reduce.
+/// Exit latency from which leaving an idle state takes longer than a small all-reduce.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {

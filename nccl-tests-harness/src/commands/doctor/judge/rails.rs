@@ -1,4 +1,5 @@
-//! The rails: the plugin's own warnings with their cures, and faults of the surrounding network.
+//! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
+//! around the rails.
 
 use super::cures::{Cures, alike, by_number, list};
 use super::qos;
@@ -164,8 +165,9 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
     }
 }
 
-/// Owners saw such a profile keep a function on DHCP after they had written netplan files, until
-/// they deleted the profile. On a network with a DHCP server it may be wanted.
+/// Reports NetworkManager's automatic profiles. Owners wrote netplan files for a function, but such
+/// a profile kept the function on DHCP until they deleted the profile. On a network with a DHCP
+/// server the profile may be wanted.
 fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     let has_v4 = |netdev: &str| {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);

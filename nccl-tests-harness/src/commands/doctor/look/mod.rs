@@ -1,9 +1,10 @@
 //! Reads the facts of a machine without judging them, or notes why a fact cannot be read.
 //!
-//! The doctor starts no Python and loads no library: a broken library would crash the doctor, and
-//! this way it can also examine a folder with a machine's files. It derives the dynamic loader's
-//! choice from the documented search order. `object` and `memchr` read build ids, compilers, search
-//! paths and version strings. Both crates are well maintained, and their authors fuzz the parsers.
+//! The doctor starts no Python and loads no library, for two reasons. A broken library would crash
+//! the doctor. And the doctor can also examine a folder with another machine's files. It derives
+//! the dynamic loader's choice from the documented search order. The crates `object` and `memchr`
+//! read build ids, compilers, search paths and version strings. Both crates are well maintained,
+//! and their authors fuzz the parsers.
 
 mod elf;
 mod functions;
@@ -40,13 +41,13 @@ pub struct Facts {
     /// Driver and PCI address of NICs without an RDMA device.
     pub unbound: Vec<(Option<String>, String)>,
     pub ports: Vec<PciePort>,
-    /// Lines of the kernel log about uncorrected errors of functions and ports.
+    /// Lines of the kernel log about uncorrected errors of `functions` and (PCIe) `ports`.
     pub pcie_log: Vec<String>,
     pub profiles: Vec<AutomaticProfile>,
     pub qos: Qos,
     pub interfaces: Vec<Interface>,
     pub survey: Survey,
-    /// The error of verbs, if sysfs was read instead.
+    /// Error of the verbs library. After an error, the ports were read from sysfs instead.
     pub verbs: Result<(), String>,
     pub cuda: Result<Vec<CudaDevice>, String>,
 }
@@ -69,7 +70,8 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
     }
     let mut machine = machine::machine(place, pid, not_seen);
-    // verbs has opened the devices. The software fabric has no device files.
+    // If verbs found ports, it has opened their devices, so /dev/infiniband counts as present. The
+    // software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &sysfs, &survey, not_seen);
     let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
@@ -92,11 +94,13 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     }
 }
 
-/// A setting with a refused value has its own finding, and counts as unset here.
+/// Returns the configuration that the variables give. A variable with a refused value counts as
+/// unset here. It has its own finding.
 fn config(variables: &[Variable]) -> Config {
     let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
     let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Each value is accepted alone, and no setting depends on another. Falls back to the defaults.
+    // This should not fail: each value was accepted alone, and no setting depends on another. If it
+    // fails, use the defaults.
     Config::from_variables(&pairs)
         .or_else(|_| Config::from_variables(&[]))
         .unwrap_or_else(|error| unreachable!("{error}"))

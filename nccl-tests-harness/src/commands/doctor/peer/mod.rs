@@ -1,17 +1,18 @@
 //! `nccl-spark doctor --peer`: findings about two hosts together. It compares the results of both
 //! doctors, and measures each pair of rails alone, then all together.
 //!
-//! On the other host a `partner` waits on one address for one doctor, for at most five minutes. ssh
-//! starts the partner (`reach`), or the user does. A token admits the doctor (`ranks::door`), and
-//! each rank has its own token. A token is valid for one connection. The partner sends its doctor's
-//! result (`sheet`), and starts a rank for each measurement. The ranks are those of the collectives
-//! (`measure`), so this module has no verbs code and no transfer code. `compare`, `grade` and
-//! `neighbours::judge` are pure.
+//! On the other host, a process (`partner`) listens on one address for one doctor, for at most five
+//! minutes. It is started by ssh (`reach`) or by the user. The doctor connects with a token
+//! (`ranks::door`), and each rank with its own token. A token is valid for one connection. The
+//! partner sends the result of its host's doctor (a `sheet`), and starts a rank for each
+//! measurement. The ranks are those of `nccl-spark`'s collectives (`measure`), so this module has
+//! no verbs code and no transfer code. `compare`, `grade` and `neighbours::judge` are pure
+//! functions.
 //!
-//! A doctor with the token can do no more than any user of the partner's host: get the result of a
-//! doctor, and run ranks of this program with that host's plugin and rails. The partner takes no
-//! path and no variable from the doctor. Each side bounds the other's messages before it uses them
-//! (`Sheet::received`, `ranks::line`).
+//! A doctor with the token can do no more than any user of the partner's host can. It can get the
+//! result of that host's doctor, and run ranks of this program with that host's plugin and rails.
+//! The partner takes no path and no variable from the doctor. Each side bounds the other's messages
+//! before it uses them (`Sheet::received`, `ranks::line`).
 
 mod compare;
 mod grade;
@@ -48,11 +49,12 @@ use std::time::Instant;
 /// Examines a peer, and adds the findings to the answer for this host.
 ///
 /// # Errors
-/// The peer cannot be reached, or sends no sheet. If its partner ends later, that is a finding.
+/// The peer cannot be reached, or sends no sheet. A partner that ends later is a finding, not an
+/// error.
 pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
     let mut partner = peer.reach(end)?;
     let mut there = sheet_of(&mut partner)?;
-    // Sentences need two different names.
+    // The hosts may have the same name, but the text of a finding must tell them apart.
     if there.host == host.sheet.host {
         there.host = format!("{} (the peer)", there.host);
     }
@@ -73,8 +75,8 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Measures each pair, then all together, and judges both ARP tables. Also returns the error that
-/// ended the measurements early, if any.
+/// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts. Also
+/// returns the error that ended the measurements early, if any.
 fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
     let (here, there, watch) = (&course.host.sheet, course.there, course.watch.clone());
@@ -87,7 +89,7 @@ fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) ->
         for (number, way) in ways.iter().enumerate() {
             let path = course.measure(way)?;
             watch.step();
-            // A closed standard error does not end the measurements.
+            // If standard error is closed, the measurements continue.
             let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, ways.len(), path.summary());
             paths.push(path);
         }

@@ -1,4 +1,4 @@
-//! The process that runs the test, in rounds until the time is up.
+//! The process that runs the litmus test: one message per round, until the time is up.
 
 use super::{Found, Order};
 use crate::commands::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
@@ -12,22 +12,23 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Lines of the messages, used in turn: one, a warp's four, its sixteen in NCCL, some that fill no
-/// group, 32 and 128 KiB, and a step of NCCL's LL128 buffer (614,400 bytes).
+/// Sizes of the messages in lines, used in turn. A warp stores a group of 4 lines at a time; in
+/// NCCL it stores 16. 63 lines fill no whole number of groups. 256 and 1024 lines are 32 and 128
+/// KiB. The largest is one step of NCCL's LL128 buffer (614,400 bytes).
 const LINES: [u32; 7] = [1, 4, 16, 63, 256, 1024, MAX_LINES];
 const MAX_LINES: u32 = 4800;
-/// Sleep of the writer's warps after each group, used in turn. The processor sees lines arrive only
-/// if the writer is not ahead of it.
+/// Times that the writer's warps sleep after each group of lines, used in turn. A slower writer
+/// lets the processor poll a line before it is stored, and so see it arrive.
 const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
-/// Number of places that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
+/// Number of places in the buffer that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
-/// Time that a line stays torn on purpose.
+/// Time that a planted torn line stays torn.
 const PLANT_NS: u32 = 1_000_000;
-/// Time limit of the reader for each line.
+/// Time limit for the reader to see each line.
 const WAIT: Duration = Duration::from_secs(20);
 /// Loads of a flag between two checks of the clock.
 const SPINS: u32 = 1024;
-/// Time limit for the processor to see a stored line.
+/// Time limit for the processor to see the stored lines of a message.
 const STORED: Duration = Duration::from_secs(5);
 
 pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTES;
@@ -83,7 +84,8 @@ impl Rounds<'_> {
         })
     }
 
-    /// Moves one message: it is stored, read by the processor, sent, and loaded by the reader.
+    /// Moves one message: the writer stores it, the processor reads it, the plugin sends it, and
+    /// the reader loads it.
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let (offset, bytes) = (round.first as usize * LINE_BYTES, round.lines as usize * LINE_BYTES);
         let Wire { from, into, send, recv } = self.wire;
@@ -92,7 +94,7 @@ impl Rounds<'_> {
             receiving.advance(|| recv.irecv_optional(into, offset, bytes, TAG)).context("receive")?;
             thread::yield_now();
         }
-        // The reader starts first, so that it polls while the lines arrive.
+        // The reader's kernel starts first, so that it polls while the lines arrive.
         self.reader.load(round, WAIT)?;
         self.writer.store(round)?;
         self.read(round, processor)?;
@@ -132,8 +134,8 @@ fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32
     (round.first..).zip(all.iter().skip(round.first as usize).take(round.lines as usize))
 }
 
-/// Polls a line until its flag is there. Returns the pieces that are old at that time, or `None` if
-/// `give_up` returns true first.
+/// Polls a line until its flag is there. Returns a bit for each 16-byte piece that is still old at
+/// that time, or `None` if `give_up` returns true first.
 fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
     loop {
         for _ in 0..SPINS {
@@ -149,7 +151,7 @@ fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl
     }
 }
 
-/// Returns the round with a number, or `None` if its flags would repeat.
+/// Returns round `number`, or `None` if it would reuse the flags of an earlier round.
 fn round(number: u64, planted: bool) -> Option<Round> {
     let sequence = u32::try_from(number + 1).ok()?;
     let index = (number % (LINES.len() * PAUSES_NS.len()) as u64) as usize;

@@ -4,7 +4,8 @@ use nccl_net_spark::counters::layout::{Counters, Counts};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Makes a flow of one connection that moved `bytes` in the last interval, and as many before.
+/// Makes a flow of one connection that moved `bytes` in the last interval, and the same number of
+/// bytes before it.
 pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
     let gained =
         Counts { bytes, writes: 1, timed_writes: 4, timed_ns: 100_000, longest_ns: 50_000, ..Counts::default() };
@@ -89,11 +90,12 @@ fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
     use Condition::{Good, Lost, Slow};
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 6 * gigabyte)]), [Good, Good, Good]);
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 4 * gigabyte)]), [Good, Good, Slow]);
-    // Relative to its own rate, the rail carries as much.
+    // The second rail is slower, and both carry a similar share of their own rate.
     let mut narrow = of("r1", 4 * gigabyte);
     narrow.side.bits_per_s = 40_000_000_000;
     assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
-    // At a hundredth of the rates, large messages use all rails, but small messages may use one.
+    // At a hundredth of the load, rails are compared only if messages are large. Large messages use
+    // all rails, but small messages may use one rail.
     let writes = |mut flow: Flow, bytes: u64| {
         flow.side.gained = flow.side.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
         flow

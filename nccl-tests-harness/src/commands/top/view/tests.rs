@@ -74,7 +74,8 @@ fn a_narrow_terminal_keeps_the_most_important_columns() {
     assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
 }
 
-/// The second of a Spark's four rails is lost. Its name is readable wherever a figure fits.
+/// The second of a Spark's four rails is lost. At every width from 20 columns on, the end of each
+/// rail's name is readable in one row.
 #[test]
 fn rails_stay_distinguishable_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];

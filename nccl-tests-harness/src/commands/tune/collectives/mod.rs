@@ -1,15 +1,17 @@
 //! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests,
 //! between the ranks that will use it.
 //!
-//! A candidate is forced by the mechanism of later use: the plugin's tuner with a table of one row.
-//! NCCL's choice is a run with the tuner off. Each round measures all of them once, so that a
-//! change of the machine affects all of them.
+//! To measure a candidate, the plugin's tuner gets a table whose one row forces the candidate. Jobs
+//! later use the learned table in the same way. To measure NCCL's choice, the tuner is off. Each
+//! round measures NCCL's choice and every candidate once, so that a change of the machine's speed
+//! affects all of them.
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
 //! - Every round with the row was faster than every round of NCCL's choice (of five rounds, one
 //!   outlier of each is allowed). This holds twice: for the row alone, and with the whole table.
-//! - If the user names groups, neither the row nor the whole table makes them slower.
+//! - If the user gives `--groups`, neither the row nor the whole table makes groups of that many
+//!   collectives slower.
 //! - A run counts only if its data is right, and NCCL's log says that every channel used the
 //!   plugin. A failed run is repeated once.
 
@@ -36,13 +38,13 @@ use std::time::Instant;
 use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
-/// Rounds in which the whole table and NCCL's choice are measured again. With five rounds each, all
-/// rounds of one are below all of the other by chance once in 252 times.
+/// Rounds in which the whole table and NCCL's choice are measured again. If both are equally fast,
+/// all five rounds of the table are faster than all five of NCCL's choice once in 252 times.
 const FINAL_ROUNDS: u32 = 5;
 /// Rounds in which groups are measured, with the table and without.
 const GROUP_ROUNDS: u32 = 3;
 
-/// Tunes.
+/// Runs the command: measures the candidates, confirms the winners, and writes the settings files.
 ///
 /// # Errors
 /// NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
@@ -161,7 +163,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Measures NCCL's choice and all candidates alone. Then measures the better ones in groups.
+    /// Measures NCCL's choice and all candidates alone. Then measures the better candidates in
+    /// groups of collectives.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut alone = Measured::new(self.plan.candidates_of(collective).map(Some));
@@ -177,9 +180,9 @@ impl<'a> Bench<'a> {
         Ok(Sweep { collective, program, alone, groups, judged, again: None })
     }
 
-    /// Measures NCCL's choice and the candidates in turn. Each round begins with another.
-    /// Candidates run with `table`, or with a table that forces their choice. Hopeless forced
-    /// candidates are dropped after the first round.
+    /// Measures NCCL's choice and the candidates in turn. The one that is measured first changes
+    /// from round to round. Candidates run with `table`, or with a table that forces their choice.
+    /// After the first round, forced candidates that are too slow at every size are dropped.
     fn measure(
         &mut self,
         run: &Run<'_>,
@@ -194,7 +197,8 @@ impl<'a> Bench<'a> {
             let count = running.len() + 1;
             let with = if table.is_some() { " with the whole table" } else { "" };
             say(out, &format!("{run}{with}: round {} of {rounds}, runs: {count}", round + 1))?;
-            // NCCL's choice is last, but first in the first round, because it reports the hosts.
+            // NCCL's choice has the last index. The first round begins with it, because its run
+            // reports the hosts and the sizes, which the forced tables need.
             let first = count - 1 + round * (count / rounds as usize).max(1);
             for at in (0..count).map(|step| (first + step) % count) {
                 let Some(&index) = running.get(at) else {
@@ -214,7 +218,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Makes a table that forces `choice` for all sums of the sweep.
+    /// Makes a table that forces `choice` at all sizes of the sweep. NCCL asks the tuner once for a
+    /// group, with the sum of its bytes, so each size is multiplied by the group's members.
     fn forced(&self, run: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
         let sum = |bytes: u64| (bytes * u64::from(run.members), choice);
         let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
@@ -277,7 +282,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Measures NCCL's choice and the table. They take turns in being first.
+    /// Measures NCCL's choice and the table. The one that is measured first alternates.
     fn compare(
         &mut self,
         sweep: &Sweep<'_>,
@@ -345,7 +350,8 @@ fn say(out: &mut impl Write, text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Fails if the sizes differ from an earlier table, because the table is then incomplete.
+/// Fails if the sizes differ from those of an earlier run, because the output of nccl-tests is then
+/// incomplete.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
         ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");

@@ -1,4 +1,4 @@
-//! The measurements of a run, by collective, and its results.
+//! The measurements of a `tune collectives` run, by collective, and the results of the run.
 
 use super::measure::Facts;
 use super::rows;
@@ -19,7 +19,7 @@ pub struct Sweep<'a> {
     pub groups: Vec<Measured>,
     #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
-    /// The confirmation of the sizes that a candidate won, if any.
+    /// Second measurement, of the sizes at which a candidate won. `None` if none won.
     #[serde(rename = "confirmation")]
     pub again: Option<Confirmation>,
 }
