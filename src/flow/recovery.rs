@@ -58,7 +58,7 @@ const REPEAT: u64 = 50 * MILLISECOND;
 const CROWDED: usize = 32;
 /// Largest number of queued messages when a message arrives. With more, the peer sends frames
 /// without acknowledging ours, which violates the protocol.
-const MOST_UNHEARD: usize = 4 * CROWDED;
+const MOST_UNCONFIRMED: usize = 4 * CROWDED;
 
 /// Rails of one connection, and the control messages about them.
 #[derive(Debug, Clone)]
@@ -376,7 +376,7 @@ impl Recovery {
     }
 
     fn handle(&mut self, message: ControlMessage, begun: u64, now: u64) {
-        self.log(LogEntry::CapturedLog(Box::new(message.clone())));
+        self.log(LogEntry::MessageReceived(Box::new(message.clone())));
         if let Err(why) = self.check(&message, begun) {
             return self.breach(why);
         }
@@ -440,7 +440,7 @@ impl Recovery {
     }
 
     fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
-        if self.link.backlog() > MOST_UNHEARD {
+        if self.link.backlog() > MOST_UNCONFIRMED {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
         match (message, self.role) {

@@ -512,7 +512,7 @@ impl Driver {
     fn log(&self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
-            LogEntry::CapturedLog(message) => tracing::debug!("{peer} sent {message:?}"),
+            LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
             LogEntry::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
             LogEntry::NoSuchRail(lane) => {
                 let count = self.rails.len();

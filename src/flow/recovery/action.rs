@@ -79,7 +79,7 @@ pub enum Failure {
 #[derive(Debug, Clone, PartialEq)]
 pub enum LogEntry {
     /// A message from the peer.
-    CapturedLog(Box<ControlMessage>),
+    MessageReceived(Box<ControlMessage>),
     /// An unreadable frame.
     Malformed(String),
     /// A message about a rail that does not exist.

@@ -160,7 +160,8 @@ fn text(found: &Found) -> String {
     if !found.apart.is_empty() {
         let pairs = found.apart.iter().map(|pair| pair.join(" and ")).collect::<Vec<_>>().join("; ");
         page += &format!("Without a rail in common ({}): {pairs}\n", count(found.apart.len(), "pair"));
-        page += "  NCCL_ALGO=Ring in this order keeps collectives off them; NCCL_SPARK_RING_TCP=1 on every host connects them by TCP.\n";
+        let ring = found.order.as_ref().map_or("", |_| "NCCL_ALGO=Ring in this order keeps collectives off them; ");
+        page += &format!("  {ring}NCCL_SPARK_RING_TCP=1 on every host connects them by TCP.\n");
     }
     page
 }
