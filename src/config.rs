@@ -180,7 +180,7 @@ settings! {
     setup.service_level = "NCCL_IB_SL", "-1", unless_minus_one::<0, 15>, "-1 (0) to 15.",
         "Service level, for RoCE the priority.";
     qp.flow_label = "NCCL_SPARK_FLOW_LABEL", "0", number::<u32, 0, 1_048_575>, "0 to 1048575.",
-        "Flow label of every queue pair, from which its UDP source port follows; 0: the driver computes one from the numbers of both queue pairs.";
+        "Flow label of every queue pair, which determines its UDP source port; 0: the driver computes one from the numbers of both queue pairs.";
     qp.timeout = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
     qp.retry_count = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
@@ -201,13 +201,13 @@ settings! {
     setup.connect_timeout = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may take to have its first rail before it fails; also how long to wait for a link where every port is down.";
     recovery.probe_timeout = "NCCL_SPARK_PROBE_TIMEOUT_MS", "3000", millis::<100, 60_000>, "100 to 60000 milliseconds.",
-        "How long a rail may take to complete its first write before a connection comes up without it (it joins when it carries).";
+        "How long a rail may take to complete its first write before a connection comes up without it; the rail joins later, once a write completes.";
     data_path.min_share_bytes = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
         "128 to 1073741824 bytes.",
         "Smallest part of a message that gets a rail of its own.";
     data_path.inflight_bytes = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
         "1 to 1099511627776 bytes.",
-        "How much all sends of one process may have in flight together; unset: no bound. A larger message goes alone.";
+        "How many bytes all sends of one process may have in flight together; unset: no bound. A larger message is sent when nothing else is in flight.";
     cpu_latency_us = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
         "0 to 1000000 microseconds.",
         "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while the process has connections; unset: none.";
@@ -216,7 +216,7 @@ settings! {
     data_path.stall_warn = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
     recovery.stall_abort_s = "NCCL_SPARK_STALL_ABORT_S", "", optional::<u64, 1, 86_400>, "1 to 86400 seconds.",
-        "How long posted requests may make no progress before the connection fails, if two answers of the peer (or two missing ones) agree on the cause; unset: for ever.";
+        "How long posted requests may make no progress before the connection fails, if two answers of the peer, or two missing answers, agree on the cause; unset: it never fails for this reason.";
     recovery.loss_timeout = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may have no working rail before it fails.";
     tuner.mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
@@ -233,7 +233,7 @@ settings! {
         "A tuner's name or file.",
         "The tuner that NCCL loads; this plugin's tuner acts only where it is unset or names a file with `spark` in its name.";
     counters = "NCCL_SPARK_COUNTERS", "1", switch, "0 or 1.",
-        "Whether other processes can read what each rail carries (`nccl-spark top`): a memory file of the job's process, which nobody else but root and the same user can open.";
+        "Whether other processes can read what each rail carries (`nccl-spark top`): a memory file of the job's process, which only root and the same user can open.";
     "NCCL_SPARK_VLLM", "0", switch, "0 or 1.",
         "For the Python package: whether it sets `NCCL_NET_PLUGIN` and `NCCL_NET` in vLLM's processes where they are unset.";
 }

@@ -14,7 +14,9 @@ mod starved;
 #[path = "admission/tuners.rs"]
 mod tuners;
 
-use attack::{HEADER_BYTES, Listener, TOKEN, Taken, between, between_late, dial, host, read_frame, tapped};
+use attack::{
+    HEADER_BYTES, Listener, TOKEN, Taken, connect_through_proxy, dial, host, proxy, proxy_after_drops, read_frame,
+};
 use common::ends::{CHECKED, Ends};
 use common::until;
 use nccl_net_spark::error::Error;
@@ -38,7 +40,7 @@ fn turn() -> MutexGuard<'static, ()> {
 /// Frames of an honest peer's handshake with another listener, whose token is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
-    let (met, taken) = tapped(&hosts);
+    let (met, taken) = connect_through_proxy(&hosts);
     met.check(1);
     taken.frames
 }
@@ -101,12 +103,12 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
     let mut clients: Vec<TcpStream> = Vec::new();
-    for (number, words) in nonsense(&old, &listener).into_iter().enumerate() {
-        for leaves in [false, true] {
+    for (number, bytes) in nonsense(&old, &listener).into_iter().enumerate() {
+        for closes in [false, true] {
             let mut client = dial(listener.known.address);
             // The listener may drop the client meanwhile.
-            let _ = client.write_all(&words);
-            if !leaves {
+            let _ = client.write_all(&bytes);
+            if !closes {
                 clients.push(client);
             } else if number % 2 == 0 {
                 // Closes with a reset.
@@ -130,7 +132,7 @@ fn is_over(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn no_part_of_a_valid_hello_is_admitted() {
+fn a_truncated_hello_is_not_admitted() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -144,7 +146,7 @@ fn no_part_of_a_valid_hello_is_admitted() {
 }
 
 #[test]
-fn slow_clients_are_awaited_and_do_not_delay_others() {
+fn slow_clients_do_not_delay_an_honest_peer() {
     let _turn = turn();
     let (old, hosts) = (old_handshake(), [host(0), host(1)]);
     let listener = Listener::open(&hosts[1]);
@@ -234,7 +236,7 @@ fn a_peer_dropped_before_its_first_message_was_read_connects_again() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
-    let (handle, taken) = between_late(&listener, 5, |_, frame| frame);
+    let (handle, taken) = proxy_after_drops(&listener, 5, |_, frame| frame);
     let met = listener.try_by(&hosts[0], handle).unwrap();
     met.check(13);
     assert_eq!(taken.join().unwrap().frames.len(), 4);
@@ -256,7 +258,7 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
     let seen = std::sync::Arc::clone(&listened);
     // An eavesdropper replays the honest peer's HELLO as soon as the listener has answered it.
-    let (handle, taken) = between(&listener, move |place, frame| {
+    let (handle, taken) = proxy(&listener, move |place, frame| {
         if place == 0 {
             *seen.lock().unwrap() = frame.clone();
         }
@@ -317,22 +319,22 @@ fn memory_bytes() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-type Lie = Box<dyn Fn(&mut Vec<u8>) + Send>;
+type Falsify = Box<dyn Fn(&mut Vec<u8>) + Send>;
 
 #[test]
-fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_it() {
+fn a_falsified_handshake_message_fails_with_an_error_that_names_the_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     // Message 0 (HELLO) is left out: without a valid HELLO, its sender is only an unauthenticated
     // client.
     for place in 1..4_usize {
-        let lies: Vec<(&str, Lie)> = vec![
-            ("another kind", Box::new(|frame| frame[2] = 6)),
-            ("no kind", Box::new(|frame| frame[2] = 77)),
+        let changes: Vec<(&str, Falsify)> = vec![
+            ("a wrong kind", Box::new(|frame| frame[2] = 6)),
+            ("an unknown kind", Box::new(|frame| frame[2] = 77)),
             ("another version", Box::new(|frame| frame[3] = frame[3].wrapping_add(1))),
             ("gigabytes", Box::new(|frame| frame[7] = 0x7f)),
             (
-                "a byte more",
+                "a trailing byte",
                 Box::new(|frame| {
                     frame.push(0);
                     let body_bytes = (frame.len() - HEADER_BYTES) as u32;
@@ -348,11 +350,11 @@ fn a_falsified_handshake_message_ends_in_an_error_text_at_the_end_that_receives_
                 }),
             ),
         ];
-        for (what, lie) in lies {
+        for (what, falsify) in changes {
             let listener = Listener::open(&hosts[1]);
-            let (handle, _taken) = between(&listener, move |at, mut frame| {
+            let (handle, _taken) = proxy(&listener, move |at, mut frame| {
                 if at == place {
-                    lie(&mut frame);
+                    falsify(&mut frame);
                 }
                 frame
             });
@@ -379,7 +381,7 @@ fn names_peer(text: &str) -> bool {
 }
 
 #[test]
-fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
+fn invalid_control_data_fails_the_connection_with_an_error_that_names_the_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
@@ -395,17 +397,17 @@ fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
         (&[0x50, 0x53, 6, 99, 0, 0, 0, 0], "speaks protocol 99"),
         (&huge, "message: 19981, at most"),
     ];
-    for (words, told) in attacks {
+    for (bytes, expected_text) in attacks {
         for side in [0, 1] {
-            let (met, taken) = tapped(&hosts);
+            let (met, taken) = connect_through_proxy(&hosts);
             let Taken { mut to_sender, mut to_receiver, .. } = taken;
             met.check(8);
             let stream = if side == 0 { &mut to_sender } else { &mut to_receiver };
-            stream.write_all(words).unwrap();
+            stream.write_all(bytes).unwrap();
             let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
             let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
             let text = &violation.to_string();
-            assert!(text.contains(told) && names_peer(text), "{text}");
+            assert!(text.contains(expected_text) && names_peer(text), "{text}");
         }
     }
 }
@@ -414,7 +416,7 @@ fn invalid_data_on_the_control_channel_ends_with_an_error_that_names_it() {
 fn meaningless_frames_are_ignored() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let (met, mut taken) = tapped(&hosts);
+    let (met, mut taken) = connect_through_proxy(&hosts);
     let gid = [0xfe; 16];
     // The message for the lane `number`, which may not exist.
     let of = |number: u8, message: ControlMessage| {
@@ -477,7 +479,7 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     for side in [0, 1] {
-        let (met, mut taken) = tapped(&hosts);
+        let (met, mut taken) = connect_through_proxy(&hosts);
         met.check(9);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         let received = Received { granted: CHECKED.len() as u64, open: Vec::new() };
@@ -491,10 +493,10 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
 }
 
 #[test]
-fn a_repeated_bye_counts_once_and_an_impossible_one_is_reported() {
+fn only_the_first_bye_counts_and_an_impossible_bye_is_a_violation() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let (met, mut taken) = tapped(&hosts);
+    let (met, mut taken) = connect_through_proxy(&hosts);
     met.check(11);
     let sent = CHECKED.len() as u64;
     send(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
@@ -505,7 +507,7 @@ fn a_repeated_bye_counts_once_and_an_impossible_one_is_reported() {
         assert!(matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())), "{error:?}");
     }
     for (side, delivered) in [(0, sent + 1), (0, u64::MAX), (1, 1)] {
-        let (met, mut taken): (Ends, Taken) = tapped(&hosts);
+        let (met, mut taken): (Ends, Taken) = connect_through_proxy(&hosts);
         met.check(12);
         let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
         send(stream, 1, ControlMessage::Bye { delivered }.encode());

@@ -517,16 +517,16 @@ fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();
-    let (mut standing, warning, log) =
+    let (mut redial_handle, warning, log) =
         (RedialHandle::default(), Arc::new(DescriptorWarning::default()), captured_log::CapturedLog::default());
     let _turn = bed::TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let refused = common::without_files(|| log.capture(|| [0, 1].map(|_| standing.invite(&channel, &warning).1)));
+    let refused = common::without_files(|| log.capture(|| [0, 1].map(|_| redial_handle.invite(&channel, &warning).1)));
     assert_eq!(refused, [None, None]);
     let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
     assert!(
         matches!(&warnings[..], [(_, line)] if line.contains("continue over the rails alone: cannot listen on 127.0.0.1:0")),
         "{warnings:?}"
     );
-    let redial = standing.invite(&channel, &warning).1.expect("there are descriptors");
+    let redial = redial_handle.invite(&channel, &warning).1.expect("there are descriptors");
     assert!(TcpStream::connect(("127.0.0.1", redial.port.get())).is_ok());
 }

@@ -28,7 +28,7 @@ const TUNER_HASH: u64 = 0;
 
 /// Maximum number of clients of one listener. The listener fails if no peer is admitted within an
 /// hour, so a new listener replaces it before that.
-const MOST_CLIENTS: u32 = 1000;
+const MAX_CLIENTS: u32 = 1000;
 
 thread_local! {
     static BOOTSTRAP: RefCell<Option<(Bootstrap, u32)>> = const { RefCell::new(None) };
@@ -58,7 +58,7 @@ pub fn check(data: &[u8]) -> bool {
         let is_admitted = serve(bootstrap, data);
         *clients += 1;
         // A listener takes one peer only, so it is replaced after it has admitted a client.
-        if is_admitted || *clients >= MOST_CLIENTS {
+        if is_admitted || *clients >= MAX_CLIENTS {
             *slot = None;
         }
         is_admitted
@@ -74,47 +74,52 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
         pieces.push(tape.bytes(length));
     }
     let lengths: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
-    let mut said = pieces.concat();
-    if has_token && let Some(place) = said.get_mut(HEADER_BYTES..HEADER_BYTES + bootstrap.handle.token.len()) {
+    let mut sent = pieces.concat();
+    if has_token && let Some(place) = sent.get_mut(HEADER_BYTES..HEADER_BYTES + bootstrap.handle.token.len()) {
         place.copy_from_slice(&bootstrap.handle.token);
     }
-    let refusal = refusal(bootstrap, &said);
+    let refusal = refusal(bootstrap, &sent);
     let is_admitted = refusal.is_some();
     // The few bytes of a client without the token must not cause a large allocation.
-    let ask =
-        |bootstrap| if is_admitted { ask(bootstrap) } else { memory::bounded(said.len() + 64, || ask(bootstrap)) };
+    let poll_listener = |bootstrap| {
+        if is_admitted {
+            poll_listener(bootstrap)
+        } else {
+            memory::bounded(sent.len() + 64, || poll_listener(bootstrap))
+        }
+    };
     let mut client = TcpStream::connect(bootstrap.handle.address).expect("the port is open");
-    client.set_nodelay(true).expect("small pieces are sent without delay");
-    let (mut told, mut rest) = (None, &said[..]);
+    client.set_nodelay(true).expect("TCP_NODELAY is set");
+    let (mut error, mut rest) = (None, &sent[..]);
     for length in lengths {
-        let (piece, behind) = rest.split_at(length);
-        rest = behind;
+        let (piece, remaining) = rest.split_at(length);
+        rest = remaining;
         // The listener may have dropped the client already.
         if client.write_all(piece).is_err() {
             break;
         }
-        told = told.or(ask(bootstrap));
+        error = error.or(poll_listener(bootstrap));
     }
     // Fails if the listener has already dropped the client.
     _ = client.shutdown(std::net::Shutdown::Write);
     client.set_nonblocking(true).expect("the client's socket");
-    while told.is_none() && !is_gone(&mut client) {
-        told = ask(bootstrap);
+    while error.is_none() && !is_gone(&mut client) {
+        error = poll_listener(bootstrap);
     }
-    match (&told, refusal) {
+    match (&error, refusal) {
         (Some(error), Some(refusal)) => assert!(error.contains(refusal), "{error}"),
         (None, None) => {}
-        _ => panic!("wanted {refusal:?}; the listener returned {told:?}"),
+        _ => panic!("expected the error {refusal:?}; the listener returned {error:?}"),
     }
     is_admitted
 }
 
 /// Polls the listener as NCCL does. Returns its error, if any; a client without the token must
 /// cause none.
-fn ask(bootstrap: &Bootstrap) -> Option<String> {
+fn poll_listener(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
-        Ok(Some(_)) => panic!("a connection over no rails"),
+        Ok(Some(_)) => panic!("a connection was accepted although the host has no rails"),
         Err(error) => Some(error.to_string()),
     }
 }
@@ -132,8 +137,8 @@ fn is_gone(client: &mut TcpStream) -> bool {
 
 /// Returns part of the error that the listener must return, or `None` if it must return no error.
 /// Only a client whose first message is a HELLO with the token causes an error.
-fn refusal(bootstrap: &Bootstrap, said: &[u8]) -> Option<&'static str> {
-    let (header, body) = said.split_first_chunk::<HEADER_BYTES>()?;
+fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
+    let (header, body) = sent.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;
     let body = body.get(..header.body_bytes)?;
     let Ok(Message::Hello(hello)) = Message::decode(header, body) else { return None };
@@ -157,11 +162,11 @@ pub fn seeds() -> Seeds {
     by_bytes.u8(1);
     hello.iter().for_each(|byte| _ = by_bytes.u8(1).u8(*byte));
     let mut with_more = Writer::default();
-    let both = [&hello[..], &frame].concat();
-    with_more.u8(1).u8(both.len() as u8).bytes(&both).u8(3).bytes(b"and");
-    let mut announced = Writer::default();
+    let hello_and_frame = [&hello[..], &frame].concat();
+    with_more.u8(1).u8(hello_and_frame.len() as u8).bytes(&hello_and_frame).u8(3).bytes(b"and");
+    let mut large_length = Writer::default();
     let large = [0x50, 0x53, 1, PROTOCOL_VERSION as u8, 0, 0x80, 0, 0];
-    announced.u8(1).u8(8).bytes(&large).u8(255).u16(2000).bytes(&[1; 2000]);
+    large_length.u8(1).u8(8).bytes(&large).u8(255).u16(2000).bytes(&[1; 2000]);
     let other_tuner = Hello { tuner_hash: TUNER_HASH + 1, ..handshake::hello([0; 16], Vec::new()) };
     let other_tuner = Message::Hello(other_tuner).encode();
     let mut with_other_tuner = Writer::default();
@@ -175,8 +180,8 @@ pub fn seeds() -> Seeds {
         ("at-once", at_once.into_bytes()),
         ("byte-by-byte", by_bytes.into_bytes()),
         ("with-another-tuner", with_other_tuner.into_bytes()),
-        ("with-more-behind", with_more.into_bytes()),
-        ("refused-half-of-the-largest", announced.into_bytes()),
+        ("frame-after-hello", with_more.into_bytes()),
+        ("refused-length-without-body", large_length.into_bytes()),
         ("refused-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
         ("refused-web-browser", [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat()),
     ]

@@ -387,7 +387,7 @@ impl Model<'_> {
         let mut moved = 0;
         self.sends.resend(self.ring, other.bit(), |share| {
             moved += 1;
-            assert!(share.memory == 7 && share.bytes <= MAX_RECEIVE_BYTES);
+            assert!(share.registration_id == 7 && share.bytes <= MAX_RECEIVE_BYTES);
             Some(LocalRoute { lane: share.lane(lost), queue: 0, lkey: 3 })
         });
         let mut moved_here = 0;

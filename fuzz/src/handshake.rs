@@ -221,7 +221,7 @@ fn messages() -> Vec<(&'static str, Message)> {
     };
     let ready = Ready {
         mailbox_addr: 0x7f00_0000_1000,
-        pairs: vec![connected, PairReady::NotYet(NotYet { why: "no route".into(), may_pass: true })],
+        pairs: vec![connected, PairReady::NotYet(NotYet { why: "no route".into(), is_temporary: true })],
     };
     let redial = RedialAt { port: NonZeroU16::MAX, token: [7; 16] };
     let go = Go {

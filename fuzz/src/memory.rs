@@ -16,7 +16,7 @@ thread_local! {
     static USE: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
-fn note(delta: isize) {
+fn record(delta: isize) {
     // The counter of an ending thread may be destroyed already.
     _ = USE.try_with(|now| {
         let (live, peak) = now.get();
@@ -28,25 +28,25 @@ fn note(delta: isize) {
 // SAFETY: each method passes its arguments to the system's allocator, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
+        record(layout.size() as isize);
         // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
+        record(layout.size() as isize);
         // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        note((bytes as isize).wrapping_sub(layout.size() as isize));
+        record((bytes as isize).wrapping_sub(layout.size() as isize));
         // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.realloc(block, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        note(-(layout.size() as isize));
+        record(-(layout.size() as isize));
         // SAFETY: the caller keeps this method's contract, which is also the call's.
         unsafe { System.dealloc(block, layout) }
     }
@@ -60,18 +60,18 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
         now.set((live, live));
         live
     });
-    let given = work();
+    let result = work();
     let most = USE.with(|now| now.get().1);
-    (given, most.wrapping_sub(before).max(0) as usize)
+    (result, most.wrapping_sub(before).max(0) as usize)
 }
 
 /// Runs `work`, which decodes `bytes` bytes from an unauthenticated client. Asserts that `work`
 /// allocates no more than the decoded values need. The limit exceeds `bytes`, because a list's
 /// items take more memory than their encodings, and a list may have room for twice its items.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    let (given, most) = peak(work);
-    assert!(most <= 16 * bytes + 1024, "{bytes} bytes made it allocate {most}");
-    given
+    let (result, most) = peak(work);
+    assert!(most <= 16 * bytes + 1024, "decoding {bytes} bytes allocated {most} bytes");
+    result
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_allocation_is_counted() {
+    fn peak_returns_the_largest_live_allocation() {
         let (_, none) = peak(|| 1 + 1);
         let (kept, most) = peak(|| {
             drop(Vec::<u8>::with_capacity(5000));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "8 bytes made it allocate 2000")]
+    #[should_panic(expected = "decoding 8 bytes allocated 2000 bytes")]
     fn excessive_allocation_is_reported() {
         drop(bounded(8, || Vec::<u8>::with_capacity(2000)));
     }

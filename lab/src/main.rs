@@ -119,12 +119,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_definitions_are_consistent() {
+    fn the_command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn examples_are_right() {
+    fn help_examples_parse() {
         for line in [BENCH, COMMUNICATORS, AS_SPARK].join("\n").lines().filter(|line| line.contains("spark-lab")) {
             let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {

@@ -188,7 +188,7 @@ mod tests {
 
     /// Runs clap's own checks of the definitions, such as the one for duplicate names.
     #[test]
-    fn the_definitions_are_consistent() {
+    fn the_command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 

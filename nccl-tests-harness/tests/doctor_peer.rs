@@ -49,7 +49,7 @@ impl Bed {
         command.envs(self.prepared.environment.iter().map(|(name, value)| (name, value)));
         let shared = self.prepared.folder().join("sys").display().to_string();
         command.env("NCCL_SPARK_SYSFS", control::sysfs_of_node(&shared, node)).env("SOFTVERBS_NODE", node.to_string());
-        let plugin = built().expect("looked for before");
+        let plugin = built().expect("is_built() was checked first");
         command.env("NCCL_IBVERBS_LIB", plugin.with_file_name("softverbs-ibverbs")).env("NCCL_NET_PLUGIN", &plugin);
         if let Some(library) = softverbs_library(&plugin) {
             command.env("NCCL_IBVERBS_LIB", library);
@@ -343,7 +343,7 @@ fn a_partner_that_dies_is_a_finding_and_earlier_measurements_are_kept() {
     progress.read_to_string(&mut err).unwrap();
     let said = Said { status: doctor.wait().unwrap().code(), out, err };
     let told = told(&said);
-    assert!(text_of(&told, "peer-lost").contains("ended before all was measured"), "{said:?}");
+    assert!(text_of(&told, "peer-lost").contains("ended before all rail pairs were measured"), "{said:?}");
     assert!(said.status == Some(3) && paths(&told)[0]["measured"].is_object(), "{said:?}");
 }
 

@@ -15,7 +15,7 @@ const RAIL: &str = "rocep1s0f0";
 /// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Bed {
+struct LossyFabric {
     folder: tempfile::TempDir,
 }
 
@@ -28,7 +28,7 @@ impl Drop for Job {
     }
 }
 
-impl Bed {
+impl LossyFabric {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -37,7 +37,7 @@ impl Bed {
         let mut command = nccl_spark();
         command.args(["all-gather", "--fabric", "soft", "--fabric-name", "bed", "--profile", "unpaced", "--nic", nic]);
         command.args(["-b", "4M", "-e", "4M", "-w", "0", "-n", rounds, "--path-fault", &format!("{RAIL}=loss:1000")]);
-        command.arg("--plugin").arg(built().expect("looked for before"));
+        command.arg("--plugin").arg(built().expect("is_built() was checked first"));
         command.env("SOFTVERBS_DIR", self.folder.path()).stdin(Stdio::null());
         command
     }
@@ -50,7 +50,7 @@ impl Bed {
         let mut command = nccl_spark();
         command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
         command.env("SOFTVERBS_DIR", self.folder.path()).env("SOFTVERBS_FABRIC", "bed").env("SOFTVERBS_NODE", "0");
-        let plugin = built().expect("looked for before");
+        let plugin = built().expect("is_built() was checked first");
         let program = nccl_spark().get_program().to_owned();
         let library = PathBuf::from(program).with_file_name("softverbs-ibverbs");
         command.env("NCCL_IBVERBS_LIB", library).env("NCCL_NET_PLUGIN", plugin);
@@ -65,13 +65,16 @@ impl Bed {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let said = self.on_node_0(&["top", "--json", "--count", "1", "--interval", "0.5"]);
-            let look: Value = serde_json::from_str(&said.out).unwrap();
-            let ports = look["ports"].as_array().unwrap().clone();
+            let snapshot: Value = serde_json::from_str(&said.out).unwrap();
+            let ports = snapshot["ports"].as_array().unwrap().clone();
             let is_growing = ports.iter().any(|port| port["per_s"]["packet_seq_err"].as_f64() > Some(0.0));
             if is_growing && ports.iter().map(lost).sum::<u64>() >= least_lost {
                 return ports;
             }
-            assert!(Instant::now() < deadline, "less than {least_lost} lost, or no more: {look:#}");
+            assert!(
+                Instant::now() < deadline,
+                "fewer than {least_lost} packets lost, or no packet lost in the last interval: {snapshot:#}"
+            );
         }
     }
 }
@@ -83,18 +86,18 @@ fn lost(port: &Value) -> u64 {
 }
 
 #[test]
-fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
+fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new();
-    let mut job = Job(bed.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let fabric = LossyFabric::new();
+    let mut job = Job(fabric.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(job.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let warning = lines.find(|line| line.contains("more than one packet in 100000 is lost")).expect("the warning");
     assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("mlnx_qos"), "{warning}");
     assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
 
-    let ports = bed.ports(10);
+    let ports = fabric.ports(10);
     let port = |device: &str| ports.iter().find(|port| port["rail"] == format!("{device}:1")).unwrap();
     let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
     // Every thousandth packet is lost. The counters of packets and of losses are not read at the
@@ -106,17 +109,17 @@ fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
         let errors = ["packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"];
         assert!(errors.iter().all(|name| port["counters"][name] == 0), "{port:#}");
     }
-    let text = bed.on_node_0(&["top", "--count", "1", "--interval", "0.5"]).out;
+    let text = fabric.on_node_0(&["top", "--count", "1", "--interval", "0.5"]).out;
     assert!(text.contains(&format!("# port {RAIL}:1: ")) && text.contains(" packet_seq_err/s"), "{text}");
 
-    let prom = bed.path("spark.prom").display().to_string();
-    bed.on_node_0(&["top", "--count", "1", "--interval", "0.1", "--prometheus", &prom]);
+    let prom = fabric.path("spark.prom").display().to_string();
+    fabric.on_node_0(&["top", "--count", "1", "--interval", "0.1", "--prometheus", &prom]);
     let text = std::fs::read_to_string(&prom).unwrap();
     let series = format!("nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} ");
     let value = text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
     assert!(value >= Some(count(RAIL, "packet_seq_err")), "{text}");
 
-    let said = bed.on_node_0(&["report", "--only", "machine", "--output", "-"]);
+    let said = fabric.on_node_0(&["report", "--only", "machine", "--output", "-"]);
     let report: Value = serde_json::from_str(&said.out).unwrap();
     let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
     let function = functions.iter().find(|function| function["device"] == RAIL).unwrap();
@@ -124,15 +127,15 @@ fn a_job_that_loses_packets_says_so_once_and_every_view_has_the_counters() {
 }
 
 #[test]
-fn the_end_of_a_job_names_what_was_lost_with_soft_roces_names_too() {
+fn the_last_lines_of_a_job_list_loss_counters_on_mlx5_and_soft_roce() {
     if !is_built() {
         return;
     }
     for (nic, errors) in
         [("mlx5", ["packet_seq_err", "out_of_sequence"]), ("soft-roce", ["rcvd_seq_err", "out_of_seq_request"])]
     {
-        let bed = Bed::new();
-        let said: Said = bed.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
+        let fabric = LossyFabric::new();
+        let said: Said = fabric.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
         assert_eq!(said.status, Some(0), "{said:?}");
         let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
         // Both ranks have lost packets by the end of the job, and each has warned once.

@@ -8,16 +8,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// A folder with a program all_gather_perf, which runs [`HEAD`] and a test's `body`. The body calls
-/// the functions of [`HEAD`]: `head` and `row` print lines of the table, `via` and `chose` print
-/// lines of NCCL's log.
+/// the functions of [`HEAD`]: `head` and `row` print lines of the table, `log_channel` and
+/// `log_channel_counts` print lines of NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
-# libmpi: as if it were linked.
+# The word libmpi makes nccl-spark believe that this is built with MPI.
 echo "# nccl-tests version 2.19.6"
 echo "h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0"
-via() { echo "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/$1/0"; }
-chose() { echo "h:1:2 [0] NCCL INFO $1 coll channels, $1 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer"; }
+log_channel() { echo "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/$1/0"; }
+log_channel_counts() { echo "h:1:2 [0] NCCL INFO $1 coll channels, $1 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer"; }
 head() { echo "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"; }
 row() { echo "  $1   256   float   none   -1   $2   $3   $3   $4   $2   $3   $3   $4"; }
 "##;
@@ -55,7 +55,8 @@ fn said(mut command: Command) -> Said {
 
 #[test]
 fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
-    let program = Program::new(r##"via Spark; head; row 8 13.2 0.00 0; row 1048576 240 2.18 0; echo "# told: $*""##);
+    let program =
+        Program::new(r##"log_channel Spark; head; row 8 13.2 0.00 0; row 1048576 240 2.18 0; echo "# told: $*""##);
     let said = program.run(&["-r", "1", "--", "-b", "8", "-g", "2"]);
     assert_eq!(said.status, Some(0), "{said:?}");
     for part in [
@@ -74,18 +75,21 @@ fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
 
 #[test]
 fn a_run_over_another_network_fails_with_the_reason() {
-    let body = r#"echo "h:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so"; via Socket; head; row 8 13.2 0.1 0"#;
+    let body = r#"echo "h:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so"; log_channel Socket; head; row 8 13.2 0.1 0"#;
     let said = Program::new(body).run(&["-r", "1"]);
     assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.err.contains("NET/Socket where NET/Spark") && said.err.contains("libnccl-net-spark.so"), "{said:?}");
+    assert!(
+        said.err.contains("NET/Socket instead of NET/Spark") && said.err.contains("libnccl-net-spark.so"),
+        "{said:?}"
+    );
 }
 
 #[test]
 fn wrong_data_and_missing_tables_are_failures() {
-    let said = Program::new("via Spark; head; row 8 13.2 0.1 4").run(&["-r", "1"]);
+    let said = Program::new("log_channel Spark; head; row 8 13.2 0.1 4").run(&["-r", "1"]);
     assert_eq!(said.status, Some(1), "{said:?}");
     assert!(said.out.contains("8 WRONG"), "{said:?}");
-    let said = Program::new("via Spark; echo oh dear").run(&["-r", "1"]);
+    let said = Program::new("log_channel Spark; echo oh dear").run(&["-r", "1"]);
     assert!(said.status == Some(1) && said.err.contains("no table; its last line: oh dear"), "{said:?}");
     let said = Program::new("echo 'h:1:1 [0] NCCL WARN Cuda failure 999'; exit 3").run(&["-r", "1"]);
     assert!(
@@ -99,8 +103,8 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
     let body = r#"
         case $NCCL_NET in
         IB) echo "h:1:1 [0] NCCL WARN NET/IB : No device found."; exit 1 ;;
-        Spark) via Spark; head; row 8 10 0.10 0; row 4096 20 4.00 0 ;;
-        Socket) [ "$NCCL_NET_PLUGIN" = none ] || exit 9; via Socket; head; row 8 30 0.03 0; row 4096 50 1.60 0 ;;
+        Spark) log_channel Spark; head; row 8 10 0.10 0; row 4096 20 4.00 0 ;;
+        Socket) [ "$NCCL_NET_PLUGIN" = none ] || exit 9; log_channel Socket; head; row 8 30 0.03 0; row 4096 50 1.60 0 ;;
         esac"#;
     let program = Program::new(body);
     let (json, plots) = (program.0.path().join("out.json"), program.0.path().join("plots"));
@@ -132,10 +136,10 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
 }
 
 #[test]
-fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
+fn several_programs_and_size_ranges_run_in_one_command() {
     // `$4` is the largest size. Over Socket, all_reduce is faster than over this plugin.
     let body = r#"
-        via "$NCCL_NET"; head
+        log_channel "$NCCL_NET"; head
         case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac
         row "$2" $us 0.10 0; row "$4" $us 0.20 0"#;
     let program = Program::new(body);
@@ -159,7 +163,7 @@ fn several_programs_and_ranges_of_sizes_are_one_command_with_one_last_line() {
 
 #[test]
 fn json_without_a_file_is_alone_on_standard_output() {
-    let program = Program::new("via Spark; head; row 8 13.2 0.1 0");
+    let program = Program::new("log_channel Spark; head; row 8 13.2 0.1 0");
     let said = program.run(&["-r", "1", "--json", "all_gather"]);
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
     assert_eq!((said.status, &report["networks"][0]["wrong"]), (Some(0), &0.0.into()), "{said:?}");
@@ -171,7 +175,7 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
     let body = r#"
         [ -n "$SOFTVERBS_FABRIC" ] && [ "$SOFTVERBS_NODE" = 0 ] || exit 7
         if [ "$NCCL_NET" = IB ]; then [ -f "${LD_LIBRARY_PATH%%:*}/libibverbs.so.1" ] && [ "$NCCL_IB_GID_INDEX" = 1 ] || exit 8; fi
-        via "$NCCL_NET"; head; row 8 10 0.10 0"#;
+        log_channel "$NCCL_NET"; head; row 8 10 0.10 0"#;
     let said = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
     assert_eq!(said.status, Some(0), "{said:?}");
     assert!(said.out.contains("ib: 0 wrong") && !said.out.contains("not measured"), "{said:?}");
@@ -181,7 +185,7 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
 fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     let body = r#"
         echo "$NCCL_NET:$NCCL_SPARK_TUNER" >> "${0%/*}/runs"; n=$(wc -l < "${0%/*}/runs")
-        chose 18; via "$NCCL_NET"; head
+        log_channel_counts 18; log_channel "$NCCL_NET"; head
         case $NCCL_SPARK_TUNER:$n in on:*) row 8 10 0.1 0 ;; off:[2-3]) row 8 20 0.1 0 ;; *) row 8 21 0.1 2 ;; esac"#;
     let program = Program::new(body);
     let json = program.0.path().join("out.json");
@@ -217,8 +221,10 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
 }
 
 #[test]
-fn the_tuner_is_the_users() {
-    let program = Program::new(r#"echo "tuner: $NCCL_SPARK_TUNER."; chose 18; via Spark; head; row 8 10 0.1 0"#);
+fn the_users_tuner_setting_reaches_nccl() {
+    let program = Program::new(
+        r#"echo "tuner: $NCCL_SPARK_TUNER."; log_channel_counts 18; log_channel Spark; head; row 8 10 0.1 0"#,
+    );
     let tuner = |mut command: Command, set: Option<&str>| {
         set.map(|value| command.env("NCCL_SPARK_TUNER", value));
         let run = said(command);
@@ -232,9 +238,9 @@ fn the_tuner_is_the_users() {
 }
 
 #[test]
-fn a_row_that_the_log_cuts_is_shown_whole() {
+fn a_row_split_by_log_lines_is_rejoined() {
     let body = r#"
-        via Spark; head
+        log_channel Spark; head
         printf '     8388608       2097152     float     sum      -1'
         printf '\n[2026-11-21 03:45:10] h:1:2 [0] net.cc:4 NCCL WARN NET/Spark : rail lost\n'
         printf '   1234.5    6.80    6.80       0'; printf 'h:1:2 [0] NCCL INFO NET/Spark: rail is back\n'
@@ -244,22 +250,23 @@ fn a_row_that_the_log_cuts_is_shown_whole() {
     assert_eq!(run.status, Some(0), "{run:?}");
     let whole = "     8388608       2097152     float     sum      -1   1234.5    6.80    6.80       0   1230.2    6.82    6.82       0";
     assert!(run.out.lines().any(|line| line == whole) && run.out.contains("# spark: 0 wrong"), "{run:?}");
-    let body = "via Spark; head; printf '   8   2   float   sum   -1'; printf '\\n\\n'; row 16 10 0.1 0";
+    let body = "log_channel Spark; head; printf '   8   2   float   sum   -1'; printf '\\n\\n'; row 16 10 0.1 0";
     let run = Program::new(body).run(&["-r", "1"]);
     assert!(run.status == Some(1) && run.err.contains("row of 8 bytes was never completed"), "{run:?}");
-    let run = Program::new("via Spark; head; row 8 10 0.1 0; printf '   16   2   float   sum   -1'").run(&["-r", "1"]);
+    let run = Program::new("log_channel Spark; head; row 8 10 0.1 0; printf '   16   2   float   sum   -1'")
+        .run(&["-r", "1"]);
     assert!(run.status == Some(1) && run.err.contains("row of 16 bytes was never completed"), "{run:?}");
 }
 
 #[test]
-fn a_table_that_lacks_a_row_is_not_taken() {
-    let body = r#"via "$NCCL_NET"; head; row 8 10 0.1 0; [ "$NCCL_NET" = Socket ] || row 16 10 0.1 0"#;
+fn a_table_with_a_missing_row_is_rejected() {
+    let body = r#"log_channel "$NCCL_NET"; head; row 8 10 0.1 0; [ "$NCCL_NET" = Socket ] || row 16 10 0.1 0"#;
     let run = Program::new(body).run(&["-r", "1", "--compare", "spark,socket", "--rounds", "1"]);
     assert!(run.out.contains("socket: not measured: its table has the sizes [8], an earlier one [8, 16]"), "{run:?}");
 }
 
 #[test]
-fn a_program_that_hangs_is_ended() {
+fn a_hanging_program_is_killed_after_the_timeout() {
     let said = Program::new("echo started; exec sleep 600").run(&["-r", "1", "-T", "1"]);
     assert!(said.status == Some(1) && said.err.contains("stopped after 1 s"), "{said:?}");
 }
@@ -277,11 +284,11 @@ fn missing_programs_are_named() {
 }
 
 #[test]
-fn ranks_of_mpirun_look_like_hosts_of_their_own() {
+fn each_mpirun_rank_has_its_own_host_id() {
     if !common::has_mpirun() {
         return;
     }
-    let body = r##"echo "# I am $NCCL_HOSTID, device $NCCL_TESTS_DEVICE"; via Spark; [ "$OMPI_COMM_WORLD_RANK" = 0 ] || exit 0; head; row 8 10 0.1 0"##;
+    let body = r##"echo "# I am $NCCL_HOSTID, device $NCCL_TESTS_DEVICE"; log_channel Spark; [ "$OMPI_COMM_WORLD_RANK" = 0 ] || exit 0; head; row 8 10 0.1 0"##;
     let program = Program::new(body);
     let log = program.0.path().join("log");
     let said = program.run(&["-r", "2", "--log", log.to_str().unwrap()]);
@@ -301,7 +308,7 @@ fn ranks_that_print_much_do_not_cut_the_table() {
     let body = r##"
         say() { yes "h:1:2 [0] NCCL INFO $1" | sed "$2"q; }
         [ "$OMPI_COMM_WORLD_RANK" = 0 ] || { say 'the other rank' 20000; exit 0; }
-        via Spark; head; n=8
+        log_channel Spark; head; n=8
         while [ $n -lt 108 ]; do
             printf '  %s   2   float   sum   -1' $n; say 'in the middle' 50; echo '  10.0  0.10  0.20  0  10.0  0.10  0.20  0'
             n=$((n + 1))

@@ -18,7 +18,7 @@ fn command(arguments: &str) -> Command {
     let mut command = nccl_spark();
     command.args(arguments.split_whitespace());
     if !["fabric", "rails"].iter().any(|other| arguments.starts_with(other)) {
-        command.arg("--plugin").arg(built().expect("looked for before"));
+        command.arg("--plugin").arg(built().expect("is_built() was checked first"));
     }
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An idle process that has a counters file open as its standard input.
-struct Fake {
+struct FakeJob {
     child: Child,
     file: File,
 }
 
-impl Fake {
+impl FakeJob {
     /// Makes a process with a file of this size, without a header.
     fn sized(bytes: u64) -> Self {
         let file = File::from(memfd_create(FILE_NAME, MFdFlags::MFD_CLOEXEC).unwrap());
@@ -95,7 +95,7 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeJob {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -127,7 +127,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "{what}: did not happen within {} s", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -138,7 +138,7 @@ fn json(line: &str) -> Value {
 
 #[test]
 fn rates_are_differences_of_two_readings() {
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     fake.set(0, Word::Bytes, 5_000);
     let mut command = fake.top(&["--json"]);
     let mut top = Running(command.stdout(Stdio::piped()).spawn().unwrap());
@@ -169,7 +169,7 @@ fn rates_are_differences_of_two_readings() {
 
 #[test]
 fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     let said = fake.run(&["--count", "2", "--peers", "-q"]);
     let rows: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((said.status, said.err.as_str(), rows.len()), (Some(0), "", 6), "{said:?}");
@@ -183,32 +183,35 @@ fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
 
 #[test]
 fn hostile_contents_are_skipped_with_a_message() {
-    let word_of = |fake: &Fake| {
+    let reason_shown_for = |fake: &FakeJob| {
         let said = fake.run(&["--count", "1"]);
         assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
         let prefix = format!("# process {}: ", fake.pid());
         said.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
     };
-    assert_eq!(word_of(&Fake::sized(4096)), format!("its counters: 4096 bytes; counters have {FILE_BYTES}"));
-    assert_eq!(word_of(&Fake::sized(FILE_BYTES as u64)), "its counters: it is no counters file");
-    let fake = Fake::new();
+    assert_eq!(reason_shown_for(&FakeJob::sized(4096)), format!("its counters: 4096 bytes instead of {FILE_BYTES}"));
+    assert_eq!(reason_shown_for(&FakeJob::sized(FILE_BYTES as u64)), "its counters: the file has no valid header");
+    let fake = FakeJob::new();
     fake.header(HeaderWord::Version, 2);
-    assert_eq!(word_of(&fake), "its counters: layout 2; this program reads layout 1");
+    assert_eq!(reason_shown_for(&fake), "its counters: layout 2; this program reads layout 1");
     fake.header(HeaderWord::Version, VERSION);
     fake.header(HeaderWord::Used, u64::MAX);
-    assert_eq!(word_of(&fake), "its counters: its header does not fit its layout");
+    assert_eq!(reason_shown_for(&fake), "its counters: its header contradicts its layout");
     let missing: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
     let told = "nccl-spark: --pid 4194304: there is no such process\n";
     assert_eq!((missing.status, missing.out.as_str(), missing.err.as_str()), (Some(2), "", told));
     let none: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
-    assert!(none.out.contains("# process 1: it keeps no counters\n") || none.out.contains("another user"), "{none:?}");
+    assert!(
+        none.out.contains("# process 1: it has no counters file\n") || none.out.contains("another user"),
+        "{none:?}"
+    );
 }
 
 /// While `top` runs, the test keeps overwriting every word of two records with random values. `top`
 /// must not panic, nor print text that a terminal could interpret as a command.
 #[test]
 fn random_counters_neither_end_top_nor_reach_the_terminal() {
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     let mut command = fake.top(&["--peers", "--count", "15"]);
     let mut top = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut random = 1_u64;
@@ -232,7 +235,7 @@ fn random_counters_neither_end_top_nor_reach_the_terminal() {
 
 #[test]
 fn an_ended_process_is_gone_at_the_next_reading() {
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     let mut command = fake.top(&["--json"]);
     let mut top = Running(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(top.0.stdout.take().unwrap()).lines().map(|line| json(&line.unwrap()));
@@ -244,7 +247,7 @@ fn an_ended_process_is_gone_at_the_next_reading() {
 }
 
 #[test]
-fn missing_permissions_are_reported_with_sudo() {
+fn missing_permissions_are_reported_with_the_advice_to_use_sudo() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("nccl-spark");
@@ -274,11 +277,11 @@ fn promtool(file: &Path) -> Option<Said> {
 }
 
 #[test]
-fn promtool_takes_the_file_and_it_stays_after_count_alone() {
+fn promtool_accepts_the_file_and_only_count_leaves_it_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("spark.prom");
     let file = path.to_str().unwrap();
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     fake.set(0, Word::Bytes, 123_456_789);
     fake.text(0, Word::Rail, "r\"\\{}");
     let said = fake.run(&["--count", "1", "--prometheus", file]);
@@ -308,7 +311,7 @@ fn promtool_takes_the_file_and_it_stays_after_count_alone() {
 }
 
 #[test]
-fn a_wrong_prometheus_file_is_one_clear_error() {
+fn wrong_options_are_one_clear_error() {
     let said = common::say(&["top", "--prometheus", "/tmp/x.txt"]);
     assert_eq!((said.status, said.err.lines().count()), (Some(2), 1), "{said:?}");
     assert!(said.err.contains("--prometheus <FILE>") && said.err.contains("must end in .prom"), "{said:?}");
@@ -331,9 +334,9 @@ fn a_wrong_prometheus_file_is_one_clear_error() {
 /// A killed `top` leaves at most its Prometheus file and one temporary file. A hundred `top`s at a
 /// time leave the process running and its counters file unchanged in size.
 #[test]
-fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
+fn killed_tops_leave_at_most_two_files_and_a_hundred_do_not_disturb_the_process() {
     let folder = tempfile::tempdir().unwrap();
-    let mut fake = Fake::new();
+    let mut fake = FakeJob::new();
     let path = folder.path().join("spark.prom");
     let mut top = Running(fake.top(&["--prometheus", path.to_str().unwrap()]).stdout(Stdio::null()).spawn().unwrap());
     wait_for("the file", || path.exists().then_some(()));
@@ -359,7 +362,7 @@ fn killed_readers_leave_nothing_behind_and_a_hundred_cost_little() {
 /// Runs `top` on its own terminal until `end` ends it. Checks that `top` draws, and that it then
 /// restores the terminal. Returns its exit status and output.
 fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
-    let fake = Fake::new();
+    let fake = FakeJob::new();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
     let pty = openpty(&size, None).unwrap();
     let before = tcgetattr(&pty.slave).unwrap();
@@ -380,7 +383,7 @@ fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitSt
     });
     let text = || String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
     wait_for("the job's row", || text().contains("sleep").then_some(()));
-    assert!(tcgetattr(&pty.slave).unwrap().local_flags != before.local_flags, "keys are not echoed meanwhile");
+    assert!(tcgetattr(&pty.slave).unwrap().local_flags != before.local_flags, "top left echo on");
     end(&mut master, &top);
     let status = top.ended();
     let after = tcgetattr(&pty.slave).unwrap();
@@ -415,7 +418,7 @@ impl Job {
         let dir = tempfile::tempdir().unwrap();
         let mut command = nccl_spark();
         command.args(["all-gather", "--fabric", "soft", "-b", "4M", "-e", "4M", "-n", "4000000000", "-w", "0"]);
-        command.args(options.split(' ')).arg("--plugin").arg(built().expect("looked for before"));
+        command.args(options.split(' ')).arg("--plugin").arg(built().expect("is_built() was checked first"));
         command.env("SOFTVERBS_DIR", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut job = Running(command.spawn().unwrap());
         let nodes = wait_for("the ranks", || {
@@ -519,7 +522,7 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     let lost = job.until("the lost rail", |jobs| rail(&jobs[0], device)["condition"] == "lost");
     let row = rail(&lost[0], device);
     assert!(row["losses"].as_u64() > Some(0) && row["sent"]["carrying"] == 0, "{row}");
-    assert!(job.until("bytes by the others", |jobs| moves(&jobs[0]["sent"]))[0]["condition"] == "lost");
+    assert!(job.until("bytes on the other rails", |jobs| moves(&jobs[0]["sent"]))[0]["condition"] == "lost");
     fabric(job.dir.path(), &format!("up 0:{device}"));
     let back = job.until("the rail's return", |jobs| {
         jobs.iter().all(|job| job["condition"] != "lost") && moves(&rail(&jobs[0], device)["sent"])
@@ -530,14 +533,14 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
 
 /// The example of docs/guide/commands.md, with rates low enough for a busy machine.
 #[test]
-fn a_slowed_rail_is_marked_at_a_small_part_of_a_sparks_rates() {
+fn a_slow_rail_is_marked_slow_until_it_recovers() {
     if !is_built() {
         return;
     }
     let job = Job::start("--profile spark-2cable --scale 0.005");
     let is = |job: &Value, condition: &str| rail(job, "rocep1s0f0")["condition"] == condition;
     fabric(job.dir.path(), "slow *:rocep1s0f0 0.25");
-    job.until("the mark", |jobs| jobs.iter().all(|job| is(job, "slow")));
+    job.until("both ranks to mark the rail slow", |jobs| jobs.iter().all(|job| is(job, "slow")));
     fabric(job.dir.path(), "slow *:rocep1s0f0 1");
-    job.until("the end of the mark", |jobs| jobs.iter().all(|job| is(job, "good")));
+    job.until("both ranks to mark it good", |jobs| jobs.iter().all(|job| is(job, "good")));
 }

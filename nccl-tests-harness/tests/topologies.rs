@@ -14,7 +14,7 @@ fn run(arguments: &str) -> Said {
 
 fn run_as(mut command: Command, arguments: &str) -> Said {
     command.args(arguments.split_whitespace()).args(["--json", "-"]);
-    command.arg("--plugin").arg(built().expect("looked for before"));
+    command.arg("--plugin").arg(built().expect("is_built() was checked first"));
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap().wait_with_output().unwrap().into()

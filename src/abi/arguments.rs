@@ -126,7 +126,7 @@ fn not_a_group(n: c_int) -> Box<Error> {
 /// # Safety
 /// `sizes` is NULL or writable: one element for a send, one for each part of a receive.
 #[inline(always)]
-pub(super) unsafe fn tell_size(sizes: *mut c_int, part: usize, bytes: u64) {
+pub(super) unsafe fn write_size(sizes: *mut c_int, part: usize, bytes: u64) {
     if !sizes.is_null() {
         // SAFETY: guaranteed by the caller.
         unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };

@@ -2,7 +2,7 @@
 //! forwards here if the comm is not a rail comm, so rail connections pay nothing for streams. A
 //! comm that is not a stream comm either is refused here.
 
-use super::arguments::{Length, Parts, check_data, count_of, irecv_group, tell_size};
+use super::arguments::{Length, Parts, check_data, count_of, irecv_group, write_size};
 use super::guard::{Health, Scope};
 use super::handles::{self, CommHandle, Out, Transfer};
 use crate::comm::{HostMemory, Registration, StreamRecvComm, StreamSendComm};
@@ -11,13 +11,13 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 /// A send or receive comm over rails or streams, for infrequent calls.
-pub(super) enum AnyTransfer<'a> {
+pub(super) enum AnyComm<'a> {
     Rails(Transfer<'a>),
     Send(&'a CommHandle<StreamSendComm>),
     Recv(&'a CommHandle<StreamRecvComm>),
 }
 
-impl<'a> AnyTransfer<'a> {
+impl<'a> AnyComm<'a> {
     /// As [`CommHandle::enter`], with the same errors, for send and receive comms of either kind.
     ///
     /// # Safety
@@ -116,7 +116,7 @@ pub(super) unsafe fn irecv<L: Length>(
 #[inline(never)]
 pub(super) unsafe fn test(request: *mut c_void, done: Out<c_int>, sizes: *mut c_int, scope: &Scope<'_>) -> Quick<()> {
     // SAFETY: guaranteed by the caller.
-    let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
+    let tell = |part, bytes| unsafe { write_size(sizes, part, bytes) };
     // SAFETY: guaranteed by the caller.
     let is_done = unsafe {
         if handles::is_request::<StreamRecvComm>(request) {

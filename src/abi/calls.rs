@@ -3,8 +3,8 @@
 //! arguments, enters the call's scope ([`guard`]), checks every pointer, and calls its safe
 //! counterpart in `plugin` or `comm`.
 
-use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, tell_size};
-use super::by_streams::{self, AnyTransfer};
+use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, write_size};
+use super::by_streams::{self, AnyComm};
 use super::guard;
 use super::handles::{self, CommHandle, Out, Transfer};
 use super::logger;
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn init_context(
         scope.enter()?;
         start(log, Some(comm_id))?;
         // SAFETY: guaranteed by the caller.
-        context.set(handles::context_for(unsafe { class_in(config) }));
+        context.set(handles::context_for(unsafe { traffic_class_of(config) }));
         Ok(())
     })
 }
@@ -59,7 +59,7 @@ fn start(log: Option<DebugLogger>, comm_id: Option<u64>) -> Result<()> {
 
 /// # Safety
 /// `config` is NULL or readable.
-unsafe fn class_in(config: *const CommConfig) -> c_int {
+unsafe fn traffic_class_of(config: *const CommConfig) -> c_int {
     // SAFETY: guaranteed by the caller.
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
@@ -136,7 +136,7 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send
         let class = match class {
             Class::Unchosen => None,
             // SAFETY: guaranteed by the caller.
-            Class::Config(config) => handles::class_of(unsafe { class_in(config) })?,
+            Class::Config(config) => handles::class_of(unsafe { traffic_class_of(config) })?,
             Class::Context(context) => handles::context_class(context)?,
         };
         if let Some(comm) = plugin::connect(dev, handle, class)? {
@@ -178,7 +178,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         // SAFETY: guaranteed by the caller.
         let mhandle = unsafe { Out::cleared(mhandle, "mhandle", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        let transfer = unsafe { AnyTransfer::enter(comm, "comm", scope) }?;
+        let transfer = unsafe { AnyComm::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
             return Err(Box::new(Argument::Data { addr: data.addr(), bytes: size }.into()));
@@ -206,7 +206,7 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
     guard::call("deregMr", |scope| {
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        let transfer = unsafe { AnyTransfer::from_raw(comm, "comm") }?;
+        let transfer = unsafe { AnyComm::from_raw(comm, "comm") }?;
         // A broken comm leaks its registrations. NCCL deregisters before it closes the comm, so
         // this reports success.
         if transfer.health().is_broken() {
@@ -375,7 +375,7 @@ pub(super) unsafe extern "C" fn iflush(
         // SAFETY: guaranteed by the caller. A NULL request tells NCCL not to wait.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        unsafe { AnyTransfer::enter(recv_comm, "recvComm", scope) }?;
+        unsafe { AnyComm::enter(recv_comm, "recvComm", scope) }?;
         count_of(n).map(|_| ())
     })
 }
@@ -395,7 +395,7 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
             return unsafe { by_streams::test(request, done, sizes, scope) };
         }
         // SAFETY: guaranteed by the caller.
-        let tell = |part, bytes| unsafe { tell_size(sizes, part, bytes) };
+        let tell = |part, bytes| unsafe { write_size(sizes, part, bytes) };
         // SAFETY: guaranteed by the caller.
         let finished = match unsafe { Transfer::of_request(request, "request", scope) }? {
             (Transfer::Send(send), number) => match send.comm().test(number)? {

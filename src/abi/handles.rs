@@ -280,7 +280,7 @@ pub(super) unsafe fn close<C: Comm>(
     Ok(())
 }
 
-/// A send or receive comm over rails; `by_streams::AnyTransfer` also covers TCP streams.
+/// A send or receive comm over rails; `by_streams::AnyComm` also covers TCP streams.
 pub(super) enum Transfer<'a> {
     Send(&'a CommHandle<RailSendComm>),
     Recv(&'a CommHandle<RailRecvComm>),

@@ -28,13 +28,13 @@ ignored! {
     ["NCCL_IB_ADDR_RANGE"] =>
         "addresses are chosen by the subnets that both ends have; NCCL_IB_HCA leaves ports out";
     ["NCCL_IB_ROCE_VERSION_NUM"] =>
-        "RoCE v2 alone is used, which is 2 here and NCCL's default";
+        "only RoCE v2 is used: value 2, which is also NCCL's default";
     ["NCCL_IB_ROUTABLE_FLID_GID_INDEX"] =>
         "it is for InfiniBand, and rails are Ethernet";
     ["NCCL_IB_PKEY"] =>
         "queue pairs use entry 0 of the partition table, the only one that RoCE has by default";
     ["NCCL_IB_SPLIT_DATA_ON_QPS"] =>
-        "a message is cut by the rates of the rails";
+        "a message is split in proportion to the rails' rates";
     ["NCCL_IB_USE_INLINE"] =>
         "messages of up to 128 bytes are always sent inline";
     ["NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS"] =>
@@ -42,7 +42,7 @@ ignored! {
     ["NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME"] =>
         "receives are matched by this plugin's own protocol";
     ["NCCL_IB_FIFO_TC"] =>
-        "what grants receives has the traffic class of the data, NCCL_IB_TC";
+        "clear-to-send writes have the traffic class of the data, NCCL_IB_TC";
     ["NCCL_IB_ADAPTIVE_ROUTING", "NCCL_IB_AR_THRESHOLD", "NCCL_IB_OOO_RQ"] =>
         "each part of a message is one write with immediate, which keeps the order of its packets";
     ["NCCL_IB_ECE_ENABLE"] =>
@@ -58,7 +58,7 @@ ignored! {
     ["NCCL_IB_RETURN_ASYNC_EVENTS"] =>
         "events of ports and devices are always read";
     ["NCCL_IB_MQP_RETRY_ALL", "NCCL_IB_MQP_RETRY_CNT", "NCCL_IB_MQP_RETRY_SLEEP_MSEC"] =>
-        "a queue pair that does not connect is tried again within NCCL_SPARK_CONNECT_TIMEOUT_S; NCCL tries 34 times by default, in about 90 s";
+        "connecting a queue pair is retried for up to NCCL_SPARK_CONNECT_TIMEOUT_S; NCCL tries 34 times by default, in about 90 s";
     [
         "NCCL_IB_RESILIENCY_PORT_FAILOVER",
         "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS",
@@ -81,7 +81,7 @@ ignored! {
         "NCCL_NET_GDR_MLOPART",
         "NCCL_DMABUF_ENABLE",
         "NCCL_GDRCOPY_ENABLE",
-    ] => "it is for GPUDirect RDMA, and the plugin announces host memory alone: a Spark's NIC cannot reach GPU memory";
+    ] => "it is for GPUDirect RDMA, and the plugin tells NCCL to give it host memory only: a Spark's NIC cannot reach GPU memory";
     ["NCCL_CROSS_NIC", "NCCL_NETDEVS_POLICY"] =>
         "NCCL sees one device, so every channel has the same network";
     ["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_INLINE", "NCCL_SOCKET_MIN_TASKSIZE"] =>

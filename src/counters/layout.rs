@@ -207,13 +207,13 @@ pub enum NotShown {
     #[error("{0} bytes, fewer than a header's")]
     Short(usize),
     /// The first word is not [`MAGIC`].
-    #[error("it is no counters file")]
+    #[error("the file has no valid header")]
     NotCounters,
     /// The file has another layout.
     #[error("layout {0}; this program reads layout {VERSION}")]
     OtherVersion(u64),
     /// The header's sizes differ from those of its version.
-    #[error("its header does not fit its layout")]
+    #[error("its header contradicts its layout")]
     Inconsistent,
 }
 

@@ -13,16 +13,16 @@ pub type PortCounters = BTreeMap<String, u64>;
 
 /// Names of the counters of packets and of lost packets in one direction: first mlx5's name, then
 /// soft-RoCE's.
-struct Way {
-    verb: &'static str,
+struct Direction {
+    name: &'static str,
     packets: [&'static str; 2],
     lost: [&'static str; 2],
 }
 
-const WAYS: [Way; 2] = [
-    Way { verb: "sent", packets: ["port_xmit_packets", "sent_pkts"], lost: ["packet_seq_err", "rcvd_seq_err"] },
-    Way {
-        verb: "received",
+const DIRECTIONS: [Direction; 2] = [
+    Direction { name: "sent", packets: ["port_xmit_packets", "sent_pkts"], lost: ["packet_seq_err", "rcvd_seq_err"] },
+    Direction {
+        name: "received",
         packets: ["port_rcv_packets", "rcvd_pkts"],
         lost: ["out_of_sequence", "out_of_seq_request"],
     },
@@ -30,7 +30,7 @@ const WAYS: [Way; 2] = [
 
 /// Other counters that show loss or congestion. A pulled cable raises the first two as well, so
 /// [`losses_text`] ignores them.
-const OTHERS: [&str; 10] = [
+const OTHER_ERROR_COUNTERS: [&str; 10] = [
     "local_ack_timeout_err",
     "completer_retry_err",
     "implied_nak_seq_err",
@@ -46,18 +46,18 @@ const OTHERS: [&str; 10] = [
 /// Number of packets in which one loss is tolerable. More losses slow a rail down. Each loss costs
 /// a round of retransmission: about 100 us, on a link that sends 3 million packets of 4 KiB a
 /// second.
-pub const ONE_IN: u64 = 100_000;
+pub const TOLERATED_LOSS_ONE_IN: u64 = 100_000;
 /// Fewer lost packets than this are not reported, because they are too few for a rate.
-const FEWEST_LOST: u64 = 10;
+const MIN_LOST: u64 = 10;
 
 /// True for a counter of errors or congestion.
 pub fn is_error(name: &str) -> bool {
-    WAYS.iter().flat_map(|way| way.lost).chain(OTHERS).any(|known| known == name)
+    DIRECTIONS.iter().flat_map(|direction| direction.lost).chain(OTHER_ERROR_COUNTERS).any(|known| known == name)
 }
 
 /// True for a counter of errors, congestion or packets.
 pub fn is_known(name: &str) -> bool {
-    is_error(name) || WAYS.iter().flat_map(|way| way.packets).any(|known| known == name)
+    is_error(name) || DIRECTIONS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
 }
 
 /// Reads the counters of a port that `wanted` accepts. `sysfs` is the mount point of sysfs.
@@ -89,18 +89,18 @@ pub fn errors_text(growth: &PortCounters) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
-/// Returns the lost packets as "4,830 of 1,000,000 sent packets", if more than one in [`ONE_IN`]
-/// was lost in a direction.
+/// Returns the lost packets as "4,830 of 1,000,000 sent packets", if more than one in
+/// [`TOLERATED_LOSS_ONE_IN`] was lost in a direction.
 pub fn losses_text(growth: &PortCounters) -> Option<String> {
     let sum = |names: &[&str]| {
         names.iter().filter_map(|name| growth.get(*name)).fold(0, |sum: u64, n| sum.saturating_add(*n))
     };
-    let direction = |way: &Way| {
-        let (lost, packets) = (sum(&way.lost), sum(&way.packets));
-        let is_much = lost >= FEWEST_LOST && packets > 0 && lost.saturating_mul(ONE_IN) > packets;
-        is_much.then(|| format!("{} of {} {} packets", grouped(lost), grouped(packets), way.verb))
+    let text = |direction: &Direction| {
+        let (lost, packets) = (sum(&direction.lost), sum(&direction.packets));
+        let is_too_high = lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
+        is_too_high.then(|| format!("{} of {} {} packets", grouped(lost), grouped(packets), direction.name))
     };
-    let texts: Vec<String> = WAYS.iter().filter_map(direction).collect();
+    let texts: Vec<String> = DIRECTIONS.iter().filter_map(text).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out() {
+    fn unreadable_counters_are_left_out() {
         let sysfs = port([("counters", ""), ("hw_counters", "packet_seq_err out_of_sequence np_cnp_sent")], 5);
         let folder = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters");
         std::fs::write(folder.join("out_of_sequence"), "N/A\n").unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_with_the_numbers_of_errors() {
+    fn errors_text_lists_counters_that_grew() {
         let counters = |values: [u64; 3]| {
             let names = ["packet_seq_err", "out_of_sequence", "port_xmit_packets"];
             names.map(str::to_owned).into_iter().zip(values).collect::<PortCounters>()
@@ -192,16 +192,16 @@ mod tests {
         let grown = |start, now| growth(&counters(start), &counters(now));
         let text = errors_text(&grown([10, 7, 0], [4_840, 7, 9_000_000]));
         assert_eq!(text.as_deref(), Some("4,830 packet_seq_err"));
-        assert_eq!(errors_text(&grown([1, 1, 1], [1, 1, 500])), None, "packets are no error");
+        assert_eq!(errors_text(&grown([1, 1, 1], [1, 1, 500])), None, "packet counters are not errors");
         // The device left and returned, so its counter began again at 0.
         assert_eq!(errors_text(&grown([100, 0, 0], [3, 0, 0])).as_deref(), Some("3 packet_seq_err"));
         let new = growth(&PortCounters::new(), &counters([5, 5, 5]));
-        assert!(new.is_empty(), "a counter without a start is as old as the driver");
+        assert!(new.is_empty(), "without a start value, the growth is not known");
         assert_eq!([999, 1_000, 1_234_567].map(grouped), ["999", "1,000", "1,234,567"]);
     }
 
     #[test]
-    fn more_than_one_packet_in_a_hundred_thousand_is_much() {
+    fn losses_above_one_in_100_000_are_reported() {
         let text = |names: [&str; 2], values: [u64; 2]| {
             losses_text(&names.map(str::to_owned).into_iter().zip(values).collect::<PortCounters>())
         };

@@ -100,7 +100,7 @@ impl Error {
     /// Returns true if the same call may succeed later: the peer's address does not resolve or has
     /// no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port's addresses are
     /// not those agreed, or the device is away. NCCL repeats `ibv_modify_qp` only after a time-out.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }

@@ -37,8 +37,8 @@ pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
 enum Request {
     Free,
     /// A send in one write, posted when it started. Its confirmation releases no reserved bytes. So
-    /// with a bound only an empty send stays in this state, and [`Sends::keep_taken`] turns all
-    /// others into [`Request::Cut`].
+    /// with a bound only an empty send stays in this state, and [`Sends::release_when_done`] turns
+    /// all others into [`Request::Cut`].
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -51,7 +51,7 @@ enum Request {
 struct Origin {
     sequence: u64,
     part: u8,
-    memory: u32,
+    registration_id: u32,
     local_addr: u64,
     remote_addr: u64,
 }
@@ -86,7 +86,7 @@ struct RunningShare {
 }
 
 impl RunningShare {
-    fn is_all_left(&mut self) {
+    fn set_all_unposted(&mut self) {
         self.left = Left::Range { from: self.offset, to: self.offset + self.bytes };
     }
 }
@@ -106,8 +106,8 @@ enum Left {
 pub struct LostShare {
     /// Size of the share.
     pub bytes: u64,
-    /// Number of the registered memory that has the bytes, as given to [`Sends::start`].
-    pub memory: u32,
+    /// Id of the registration of the bytes, as given to [`Sends::start`].
+    pub registration_id: u32,
     /// First lane that can carry the share, and the set of all that can.
     first: LaneId,
     lanes: u8,
@@ -180,7 +180,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Returns an empty set of sends. With a `bound`, [`Sends::take`] must precede each send.
+    /// Returns an empty set of sends. With a `bound`, [`Sends::reserve`] must precede each send.
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
         Self { hold: bound.map(Hold::new), ..Self::new() }
     }
@@ -191,22 +191,22 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Reserves the bytes of a send that is about to start. False if the process's bound leaves no
-    /// room. The reservation lasts until the send is done. [`Sends::give_back`] releases it if the
+    /// room. The reservation lasts until the send is done. [`Sends::release`] releases it if the
     /// send does not start. An empty send needs no reservation.
     #[must_use]
-    pub fn take(&mut self, bytes: u64) -> bool {
+    pub fn reserve(&mut self, bytes: u64) -> bool {
         self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
     }
 
     /// Releases the bytes of a send that did not start.
-    pub fn give_back(&mut self, bytes: u64) {
+    pub fn release(&mut self, bytes: u64) {
         if let Some(hold) = &mut self.hold {
             hold.give(bytes);
         }
     }
 
     /// Makes a started send release its reserved bytes when it is done.
-    pub fn keep_taken(&mut self, request: u16) {
+    pub fn release_when_done(&mut self, request: u16) {
         let at = usize::from(request) % R;
         if self.hold.is_some() {
             self.requests[at].cut(&mut self.shares[at]);
@@ -321,7 +321,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
         let Share { lane, offset, bytes } = *share;
         *place = RunningShare { lane, leads, route, offset, bytes, left: Left::Nothing };
-        place.is_all_left();
+        place.set_all_unposted();
     }
 
     /// Returns a share's next write, if any. The caller posts it and calls [`Sends::posted`].
@@ -383,7 +383,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         running.unfinished &= !(1 << (share & 7));
         if running.unfinished == 0 {
             let bytes = running.bytes;
-            slot.is_done(bytes, &mut self.hold);
+            slot.finish(bytes, &mut self.hold);
         }
         Ok(bytes)
     }
@@ -398,7 +398,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
                 Request::Cut(running) if running.origin.sequence < delivered && running.unposted == 0 => running.bytes,
                 _ => continue,
             };
-            slot.is_done(bytes, &mut self.hold);
+            slot.finish(bytes, &mut self.hold);
             any = true;
         }
         any
@@ -432,7 +432,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             }
             if running.unfinished == 0 {
                 let bytes = running.bytes;
-                slot.is_done(bytes, &mut self.hold);
+                slot.finish(bytes, &mut self.hold);
             }
         }
     }
@@ -445,19 +445,19 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             let Request::Cut(running) = slot else { continue };
-            let Origin { sequence, part, memory, .. } = running.origin;
+            let Origin { sequence, part, registration_id, .. } = running.origin;
             for share in shares.iter_mut().take(usize::from(running.count)).filter(|share| share.left == Left::Lost) {
                 let found = next::granted(ring, sequence, part).and_then(|entry| {
                     let lanes = self.epochs.lanes_with_keys(open, entry.epoch());
                     let first = LaneId::first_in(lanes)?;
                     let LocalRoute { lane, queue, lkey } =
-                        choose(&LostShare { bytes: share.bytes, memory, first, lanes })?;
+                        choose(&LostShare { bytes: share.bytes, registration_id, first, lanes })?;
                     Some((lane, Route { queue, lkey, rkey: entry.rkey(lane), timed: false }))
                 });
                 match found {
                     Some(found) => {
                         (share.lane, share.route) = found;
-                        share.is_all_left();
+                        share.set_all_unposted();
                     }
                     None => self.has_lost_shares = true,
                 }
@@ -550,7 +550,7 @@ impl Request {
     /// Marks a send done and releases its reserved bytes. Every send with a reservation must become
     /// [`Request::Done`] here, or the reservation would leak.
     #[inline(always)]
-    fn is_done(&mut self, bytes: u64, hold: &mut Option<Hold>) {
+    fn finish(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };
         if let Some(hold) = hold {
             hold.give(bytes);
@@ -560,9 +560,9 @@ impl Request {
 
 impl Origin {
     #[inline(always)]
-    fn new(head: &Head, (local_addr, memory): (u64, u32)) -> Self {
+    fn new(head: &Head, (local_addr, registration_id): (u64, u32)) -> Self {
         let Head { sequence, part, addr: remote_addr, .. } = *head;
-        Self { sequence, part, memory, local_addr, remote_addr }
+        Self { sequence, part, registration_id, local_addr, remote_addr }
     }
 }
 

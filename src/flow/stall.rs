@@ -16,13 +16,13 @@ const SECOND: u64 = 1_000_000_000;
 
 /// Time limit for the peer's answer. An answer usually takes milliseconds. It takes a few seconds
 /// if TCP loses packets.
-const ANSWER: u64 = 5 * SECOND;
+const ANSWER_TIMEOUT_NS: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
-const PAUSE: u64 = 5 * SECOND;
+const PAUSE_NS: u64 = 5 * SECOND;
 /// If the caller makes no call for this time, it no longer counts as repeating a send.
-const CALLS: u64 = 2 * SECOND;
+const REPEAT_TIMEOUT_NS: u64 = 2 * SECOND;
 /// Number of verdicts in a row with the same cause that end a connection.
-const AGREED: u32 = 2;
+const VERDICTS_TO_ABORT: u32 = 2;
 
 /// Cause of a stall. A cause with a higher number says more about the stall, so a line about
 /// several connections names the highest. The counters' memory file stores the cause as its number.
@@ -102,7 +102,7 @@ pub struct StallLimits {
 pub struct StallWatch {
     limits: StallLimits,
     progress: Option<Progress>,
-    moved_at: u64,
+    progress_at: u64,
     called_at: u64,
     /// Time since which the caller has repeated a send that is not granted.
     repeated_since: Option<u64>,
@@ -119,9 +119,9 @@ pub struct StallWatch {
 impl StallWatch {
     /// Returns a watch of a new connection.
     pub fn new(limits: StallLimits) -> Self {
-        let (moved_at, called_at, number, next_question, agreed) = Default::default();
+        let (progress_at, called_at, number, next_question, agreed) = Default::default();
         let (progress, repeated_since, asked, verdict) = Default::default();
-        Self { limits, progress, moved_at, called_at, repeated_since, number, asked, next_question, verdict, agreed }
+        Self { limits, progress, progress_at, called_at, repeated_since, number, asked, next_question, verdict, agreed }
     }
 
     /// Reports that the caller has used the data path since the last report.
@@ -132,12 +132,12 @@ impl StallWatch {
     /// Reports the progress of this side. Returns the number of a question to send, if one is due.
     pub fn sample(&mut self, progress: Progress, now: u64) -> Option<u32> {
         if self.progress != Some(progress) {
-            (self.progress, self.moved_at) = (Some(progress), now);
+            (self.progress, self.progress_at) = (Some(progress), now);
             (self.asked, self.verdict, self.agreed, self.next_question) = (None, None, 0, 0);
         }
         let repeats = matches!(progress, Progress::Sender { running: 0, untested: 0, .. })
             && self.called_at > 0
-            && now.saturating_sub(self.called_at) < CALLS;
+            && now.saturating_sub(self.called_at) < REPEAT_TIMEOUT_NS;
         self.repeated_since = repeats.then(|| self.repeated_since.unwrap_or(now));
         let limit = self.limits.abort.map_or(self.limits.warn, |abort| abort.min(self.limits.warn));
         if self.waited(now) < limit {
@@ -149,8 +149,10 @@ impl StallWatch {
                 self.asked = Some((now, 0));
                 return Some(self.number);
             }
-            Some((asked, silences)) if now.saturating_sub(asked) >= ANSWER * (silences + 1) => {
-                self.asked = Some((asked, silences + 1));
+            Some((asked, unanswered_verdicts))
+                if now.saturating_sub(asked) >= ANSWER_TIMEOUT_NS * (unanswered_verdicts + 1) =>
+            {
+                self.asked = Some((asked, unanswered_verdicts + 1));
                 self.conclude(Verdict { cause: Cause::NoAnswer, lanes: lanes(&progress), since: asked });
             }
             _ => {}
@@ -161,7 +163,7 @@ impl StallWatch {
     /// Reports the peer's answer. It is ignored if this side has made progress since the question.
     pub fn answered(&mut self, number: u32, idle_ms: u64, peer: &Progress, now: u64) {
         let Some(own) = self.progress.filter(|_| self.asked.is_some() && number == self.number) else { return };
-        (self.asked, self.next_question) = (None, now + PAUSE);
+        (self.asked, self.next_question) = (None, now + PAUSE_NS);
         match judge(&own, peer) {
             Some((cause, lanes)) => {
                 let since = now.saturating_sub(idle_ms.saturating_mul(1_000_000));
@@ -180,22 +182,22 @@ impl StallWatch {
     pub fn waited(&self, now: u64) -> u64 {
         match (&self.progress, self.repeated_since) {
             (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
-                now.saturating_sub(self.moved_at)
+                now.saturating_sub(self.progress_at)
             }
             // The caller's last call shows that it still waited then.
-            (_, Some(since)) => self.called_at.saturating_sub(since.max(self.moved_at)),
+            (_, Some(since)) => self.called_at.saturating_sub(since.max(self.progress_at)),
             _ => 0,
         }
     }
 
     /// Returns the time since this side's last progress.
     pub fn idle(&self, now: u64) -> u64 {
-        now.saturating_sub(self.moved_at)
+        now.saturating_sub(self.progress_at)
     }
 
     /// Returns true if the stall ends the connection: limit passed, and the last verdicts agree.
     pub fn must_abort(&self, now: u64) -> bool {
-        self.agreed >= AGREED && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
+        self.agreed >= VERDICTS_TO_ABORT && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
     }
 
     fn conclude(&mut self, verdict: Verdict) {

@@ -185,7 +185,7 @@ pub struct NotYet {
     pub why: String,
     /// True if a later attempt may succeed: port down, unresolved address, lost packets. False for
     /// a refused request (`EINVAL`), which stays refused.
-    pub may_pass: bool,
+    pub is_temporary: bool,
 }
 
 /// State of an offered pair.
@@ -477,8 +477,8 @@ impl Ready {
             PairReady::Connected { mailbox_rkey, qps } => {
                 w.u8(1).u32(*mailbox_rkey).list(qps, write_qp);
             }
-            PairReady::NotYet(NotYet { why, may_pass }) => {
-                w.u8(if *may_pass { 2 } else { 0 }).text(why, TEXT_BYTES);
+            PairReady::NotYet(NotYet { why, is_temporary }) => {
+                w.u8(if *is_temporary { 2 } else { 0 }).text(why, TEXT_BYTES);
             }
         });
     }
@@ -489,7 +489,7 @@ impl Ready {
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
                 1 => Ok(PairReady::Connected { mailbox_rkey: r.u32()?, qps: read_qps(r)? }),
                 state @ (0 | 2) => {
-                    Ok(PairReady::NotYet(NotYet { why: r.text("reason", TEXT_BYTES)?, may_pass: state == 2 }))
+                    Ok(PairReady::NotYet(NotYet { why: r.text("reason", TEXT_BYTES)?, is_temporary: state == 2 }))
                 }
                 value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
             })?,

@@ -1,6 +1,6 @@
 //! Path MTUs in HELLO and OFFER that a port does not have, or that do not exist.
 
-use crate::attack::{Listener, between, decoded, dial, host, tapped};
+use crate::attack::{Listener, connect_through_proxy, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;
 use crate::common::ends::Ends;
 use crate::common::until;
@@ -26,7 +26,7 @@ fn own_mtu(host: &Host) -> u32 {
 /// or of the OFFER's pairs, from `first` on.
 fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Ends, Error> {
     let listener = Listener::open(&hosts[1]);
-    let (handle, _taken) = between(&listener, move |at, frame| {
+    let (handle, _taken) = proxy(&listener, move |at, frame| {
         if at != place {
             return frame;
         }
@@ -50,7 +50,7 @@ fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_con
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let own = own_mtu(&hosts[0]);
-    let (other, _taken) = tapped(&hosts);
+    let (other, _taken) = connect_through_proxy(&hosts);
     for mtu in larger_than(own) {
         // The accepting end fails first. The connecting end gets the same reason.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
@@ -86,7 +86,7 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
 fn an_invalid_path_mtu_is_refused_with_an_error_and_other_connections_continue() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let (other, _taken) = tapped(&hosts);
+    let (other, _taken) = connect_through_proxy(&hosts);
     for mtu in NO_MTUS {
         let error = lied(&hosts, 1, 0, mtu).err().expect("it cannot be").to_string();
         let told = format!("path MTU {mtu} is not 256, 512, 1024, 2048 or 4096");
@@ -121,7 +121,7 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
 }
 
 fn hello_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
-    let (_met, taken) = tapped(hosts);
+    let (_met, taken) = connect_through_proxy(hosts);
     let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no HELLO") };
     hello.token = listener.known.token;
     hello
@@ -134,7 +134,7 @@ fn the_smaller_of_both_path_mtus_is_used_whatever_a_hello_says() {
     let own = own_mtu(&hosts[0]);
     for mtu in [256, 512, 1024, 2048, 4096] {
         let listener = Listener::open(&hosts[1]);
-        let (handle, taken) = between(&listener, move |at, frame| match (at, decoded(&frame)) {
+        let (handle, taken) = proxy(&listener, move |at, frame| match (at, decoded(&frame)) {
             (0, Message::Hello(mut hello)) => {
                 hello.rails.iter_mut().for_each(|rail| rail.mtu_bytes = mtu);
                 Message::Hello(hello).encode()

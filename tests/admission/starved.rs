@@ -1,7 +1,7 @@
 //! A process without free descriptors, while unauthenticated clients and an honest peer wait at its
 //! listeners. It runs apart, so that other tests keep their descriptors.
 
-use crate::attack::{Between, Listener, between, decoded, dial, host};
+use crate::attack::{Between, Listener, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;
 use crate::common::ends::Ends;
 use crate::common::until;
@@ -154,7 +154,7 @@ fn starved_process() {
 /// Sends a peer's HELLO to a listener that is not accepting yet.
 fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
-    let (mut handle, taken) = between(listener, move |_, frame| {
+    let (mut handle, taken) = proxy(listener, move |_, frame| {
         // The later messages are not awaited.
         let _ = say.send(frame.len());
         frame

@@ -127,12 +127,12 @@ pub struct Taken {
 
 /// Starts a proxy for one handshake, at the returned handle. It forwards the handshake's frames as
 /// changed by `alter`, which gets each frame's index. It forwards no later frames.
-pub fn between(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
-    between_late(real, 0, alter)
+pub fn proxy(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+    proxy_after_drops(real, 0, alter)
 }
 
-/// As [`between`], after dropping `drops` connections without reading.
-pub fn between_late(
+/// As [`proxy`], after dropping `drops` connections without reading.
+pub fn proxy_after_drops(
     real: &Listener,
     drops: usize,
     alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static,
@@ -161,9 +161,9 @@ pub fn between_late(
 pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);
 
 /// Connects through a proxy that changes nothing.
-pub fn tapped(hosts: &[Arc<Host>; 2]) -> (Ends, Taken) {
+pub fn connect_through_proxy(hosts: &[Arc<Host>; 2]) -> (Ends, Taken) {
     let listener = Listener::open(&hosts[1]);
-    let (handle, taken) = between(&listener, |_, frame| frame);
+    let (handle, taken) = proxy(&listener, |_, frame| frame);
     let met = listener.try_by(&hosts[0], handle).unwrap();
     let taken = taken.join().unwrap();
     assert_eq!(taken.frames.len(), 4);

@@ -54,7 +54,7 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
 
 /// Every broken rule as a line `path:line: reason`.
 fn check_all(sources: &[(String, String)], rooms: &Rooms) -> Vec<String> {
-    let files: Vec<File> = sources.iter().map(|(path, text)| File::read(path, text)).collect();
+    let files: Vec<File> = sources.iter().map(|(path, text)| File::parse(path, text)).collect();
     let test_files: BTreeSet<String> = files.iter().flat_map(|file| file.test_files.iter().cloned()).collect();
     let mut broken = rooms.check_names(&files.iter().map(|file| file.path.as_str()).collect());
     for file in &files {

@@ -24,13 +24,13 @@ pub struct PathUse {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Context {
     in_test: bool,
     inline_modules: usize,
 }
 
 impl File {
-    pub fn read(path: &str, text: &str) -> File {
+    pub fn parse(path: &str, text: &str) -> File {
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
         let mut file = File {
             path: path.to_owned(),
@@ -40,7 +40,7 @@ impl File {
             test_files: Vec::new(),
         };
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-        file.walk(&tokens, Place::default());
+        file.walk(&tokens, Context::default());
         file.tokens = tokens;
         file
     }
@@ -49,7 +49,7 @@ impl File {
         self.path.split('/').any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
     }
 
-    fn walk(&mut self, tokens: &[TokenTree], place: Place) {
+    fn walk(&mut self, tokens: &[TokenTree], context: Context) {
         let mut at = 0;
         // End of the item that follows a `#[cfg(test)]`.
         let mut test_until = 0;
@@ -57,7 +57,7 @@ impl File {
             if is_test_attribute(&tokens[at..]) {
                 test_until = test_until.max(item_end(tokens, at));
             }
-            let here = Place { in_test: place.in_test || at < test_until, ..place };
+            let here = Context { in_test: context.in_test || at < test_until, ..context };
             match &tokens[at] {
                 TokenTree::Ident(_) => at = self.walk_ident(tokens, at, here),
                 TokenTree::Group(group) => {
@@ -70,16 +70,16 @@ impl File {
     }
 
     /// Reads the identifier at `at` and the path that it begins. Returns the next token's index.
-    fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, place: Place) -> usize {
+    fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, context: Context) -> usize {
         if tokens[at].to_string() == "mod"
             && let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
         {
             let end = item_end(tokens, at);
             let TokenTree::Group(body) = &tokens[end - 1] else {
-                self.declare_module(&name.to_string(), place);
+                self.declare_module(&name.to_string(), context);
                 return at + 1;
             };
-            let inner = Place { inline_modules: place.inline_modules + 1, ..place };
+            let inner = Context { inline_modules: context.inline_modules + 1, ..context };
             self.walk(&body.stream().into_iter().collect::<Vec<_>>(), inner);
             return end;
         }
@@ -87,7 +87,7 @@ impl File {
         if is_after_colons || !is_colons(&tokens[at + 1..]) {
             return at + 1;
         }
-        self.take_path(tokens, at, &[], place);
+        self.take_path(tokens, at, &[], context);
         // `take_path` has read the braces at the end of the path, so skip them.
         let mut end = at + 1;
         while is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Ident(_))) {
@@ -98,7 +98,7 @@ impl File {
     }
 
     /// Records the path at `at` after `prefix`. The braces of a `use` give one path for each name.
-    fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], place: Place) {
+    fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], context: Context) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;
         while let Some(TokenTree::Ident(ident)) = tokens.get(at) {
@@ -113,19 +113,19 @@ impl File {
             Some(TokenTree::Group(group)) if at >= 2 && is_colons(&tokens[at - 2..]) => {
                 let inner: Vec<TokenTree> = group.stream().into_iter().collect();
                 for name in inner.split(|token| is_punct(Some(token), ',')).filter(|name| !name.is_empty()) {
-                    self.take_path(name, 0, &segments, place);
+                    self.take_path(name, 0, &segments, context);
                 }
             }
             _ => {
-                let Place { in_test, inline_modules } = place;
+                let Context { in_test, inline_modules } = context;
                 self.paths.push(PathUse { segments, line, in_test, inline_modules });
             }
         }
     }
 
     /// Records the two files that may contain the module `name`, if it is only for tests.
-    fn declare_module(&mut self, name: &str, place: Place) {
-        if !place.in_test {
+    fn declare_module(&mut self, name: &str, context: Context) {
+        if !context.in_test {
             return;
         }
         let (folder, file) = self.path.rsplit_once('/').unwrap_or(("", &self.path));

@@ -21,7 +21,7 @@ never = ["libc", "std::time::Instant"]
 "#;
 
 fn verdict(path: &str, text: &str) -> Vec<String> {
-    check_file(&File::read(path, text), false, &Rooms::read(ROOMS))
+    check_file(&File::parse(path, text), false, &Rooms::read(ROOMS))
 }
 
 #[track_caller]
@@ -83,9 +83,9 @@ fn a_pure_room_imports_no_input_or_output() {
 
 #[test]
 fn a_module_for_tests_in_its_own_file_is_test_code() {
-    let declared = File::read("src/comm/datapath/send.rs", "#[cfg(test)] mod tests; mod real;").test_files;
+    let declared = File::parse("src/comm/datapath/send.rs", "#[cfg(test)] mod tests; mod real;").test_files;
     assert_eq!(declared, ["src/comm/datapath/send/tests.rs", "src/comm/datapath/send/tests/mod.rs"]);
-    let declared = File::read("src/comm/mod.rs", "#[cfg(test)]\nmod fixtures;").test_files;
+    let declared = File::parse("src/comm/mod.rs", "#[cfg(test)]\nmod fixtures;").test_files;
     assert_eq!(declared[0], "src/comm/fixtures.rs");
 }
 

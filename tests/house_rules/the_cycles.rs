@@ -4,7 +4,7 @@ use crate::cycles::check_cycles;
 use crate::reading::File;
 
 fn check(sources: &[(&str, &str)]) -> Vec<String> {
-    let files: Vec<File> = sources.iter().map(|(path, text)| File::read(path, text)).collect();
+    let files: Vec<File> = sources.iter().map(|(path, text)| File::parse(path, text)).collect();
     check_cycles(&files)
 }
 

@@ -100,7 +100,7 @@ impl<'f> Run<'f> {
             _ => 0,
         };
         // If TCP breaks permanently, rail 0 has to carry the control frames.
-        let not_yet = if tcp.breaks_for_good() { not_yet & !1 } else { not_yet };
+        let not_yet = if tcp.breaks_permanently() { not_yet & !1 } else { not_yet };
         let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
@@ -366,7 +366,7 @@ impl<'f> Run<'f> {
         let is_over = self.held.is_none_or(|(_, until_ns)| until_ns <= now_ns);
         if is_over
             && let Some(rail) = (0..self.rails).find(|rail| self.is_sure(*rail))
-            && self.tcp.close_now_and_then(now_ns)
+            && self.tcp.maybe_close(now_ns)
         {
             self.held = Some((rail, now_ns + HELD_NS));
         }
@@ -388,7 +388,7 @@ impl<'f> Run<'f> {
 
     fn must_hold(&self, rail: usize) -> bool {
         let is_held = |(held, until_ns): (usize, u64)| held == rail && self.fabric.now_ns() < until_ns;
-        rail == 0 && self.tcp.breaks_for_good() || self.held.is_some_and(is_held)
+        rail == 0 && self.tcp.breaks_permanently() || self.held.is_some_and(is_held)
     }
 
     fn lose_functions(&mut self, now: Instant) {

@@ -16,7 +16,7 @@ enum Network {
         back_ns: Option<u64>,
     },
     /// Carries nothing before `back_ns`. `None`: it never returns.
-    Away {
+    Down {
         back_ns: Option<u64>,
     },
 }
@@ -36,7 +36,7 @@ enum Item {
 
 /// State of a side's TCP connection, as its service thread sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Line {
+enum TcpState {
     Open(u64),
     /// This side accepted the connection in place of an older one, and no control frame has arrived
     /// on it yet.
@@ -44,7 +44,7 @@ enum Line {
     GivenUp,
 }
 
-impl Line {
+impl TcpState {
     fn attempt(self) -> Option<u64> {
         match self {
             Self::Open(attempt) | Self::New(attempt) => Some(attempt),
@@ -70,7 +70,7 @@ pub struct Tcp {
     network: Network,
     /// Packets to the sender and to the receiver.
     packets: [VecDeque<Packet>; 2],
-    lines: [Line; 2],
+    states: [TcpState; 2],
     notices: [Option<Notice>; 2],
     /// The first attempt whose connection may be alive; older ones are dead.
     first_alive: u64,
@@ -81,7 +81,7 @@ pub struct Tcp {
     closings_left: u64,
     /// Random numbers for simulated events that were added later. `dice` then yields the same
     /// numbers as before for an old seed.
-    own: Dice,
+    closing_dice: Dice,
 }
 
 impl Tcp {
@@ -96,13 +96,13 @@ impl Tcp {
             back_ns: returns.then(|| at_ns + dice.below(3_000_000_000)),
         });
         let (packets, notices, first_alive, attempts, last_attempt) = Default::default();
-        let (lines, breaks_left) = ([Line::Open(0); 2], dice.below(3));
-        let mut own = Dice::new(seed.rotate_left(29));
-        let closings_left = own.below(4);
+        let (states, breaks_left) = ([TcpState::Open(0); 2], dice.below(3));
+        let mut closing_dice = Dice::new(seed.rotate_left(29));
+        let closings_left = closing_dice.below(4);
         Self {
             network,
             packets,
-            lines,
+            states,
             notices,
             first_alive,
             attempts,
@@ -110,23 +110,24 @@ impl Tcp {
             breaks_left,
             dice,
             closings_left,
-            own,
+            closing_dice,
         }
     }
 
     /// True if the network breaks permanently. Then a rail has to carry the control frames.
-    pub fn breaks_for_good(&self) -> bool {
-        matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Away { back_ns: None })
+    pub fn breaks_permanently(&self) -> bool {
+        matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Down { back_ns: None })
     }
 
     /// Sometimes closes TCP under both sides, like a middlebox, and returns true. Each side then
     /// considers the other dead unless a frame arrives within two seconds.
-    pub fn close_now_and_then(&mut self, now_ns: u64) -> bool {
+    pub fn maybe_close(&mut self, now_ns: u64) -> bool {
         let Network::Carries = self.network else { return false };
-        if self.closings_left == 0 || !self.own.one_in(32) {
+        if self.closings_left == 0 || !self.closing_dice.one_in(32) {
             return false;
         }
-        let Some(attempt) = self.lines[0].attempt().filter(|attempt| self.lines[1].attempt() == Some(*attempt)) else {
+        let Some(attempt) = self.states[0].attempt().filter(|attempt| self.states[1].attempt() == Some(*attempt))
+        else {
             return false;
         };
         self.closings_left -= 1;
@@ -134,8 +135,8 @@ impl Tcp {
         for side in [0, 1] {
             self.packets[side].retain(|packet| packet.attempt != attempt);
             // One side may notice much later than the other: when it sends, or by its keepalive.
-            let most_ns = if self.own.one_in(4) { 1_000_000_000 } else { 2_000_000 };
-            let at_ns = now_ns + self.own.below(most_ns);
+            let most_ns = if self.closing_dice.one_in(4) { 1_000_000_000 } else { 2_000_000 };
+            let at_ns = now_ns + self.closing_dice.below(most_ns);
             self.note(side, attempt, at_ns, true);
         }
         true
@@ -144,16 +145,16 @@ impl Tcp {
     /// Does what the service thread does before it runs the driver: delivers frames and notices,
     /// and dials. Sometimes delivers a frame twice.
     pub fn poll(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
-        self.let_time_pass(now_ns);
+        self.advance_network(now_ns);
         while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
             let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else { break };
             match item {
-                Item::Frame(frame) if self.lines[side].attempt() == Some(attempt) => {
+                Item::Frame(frame) if self.states[side].attempt() == Some(attempt) => {
                     driver.receive_frame(&frame, now);
                     if dice.one_in(16) {
                         driver.receive_frame(&frame, now);
                     }
-                    self.lines[side] = Line::Open(attempt);
+                    self.states[side] = TcpState::Open(attempt);
                     driver.channel_carries(now);
                 }
                 // The frame is from a connection that this side has replaced.
@@ -161,41 +162,41 @@ impl Tcp {
                 Item::Redial => self.replace(attempt, driver, now_ns),
                 Item::Resumed => {
                     self.attempts.succeeded(now_ns);
-                    self.lines[0] = Line::Open(attempt);
+                    self.states[0] = TcpState::Open(attempt);
                     driver.channel_opened();
                     driver.channel_carries(now);
                 }
             }
         }
-        self.hear_notice(side, driver, now_ns, now);
-        let is_unreachable = side == 0 && !self.breaks_for_good() && self.dial(driver, now_ns, now);
-        if self.lines[side] == Line::GivenUp {
+        self.handle_notice(side, driver, now_ns, now);
+        let is_unreachable = side == 0 && !self.breaks_permanently() && self.dial(driver, now_ns, now);
+        if self.states[side] == TcpState::GivenUp {
             driver.channel_away(is_unreachable, now);
         }
     }
 
     /// Replaces the accepting side's connection by the redialled one, and closes the old one.
     fn replace(&mut self, attempt: u64, driver: &mut Driver, now_ns: u64) {
-        if let Some(old) = self.lines[1].attempt().filter(|old| *old >= self.first_alive) {
+        if let Some(old) = self.states[1].attempt().filter(|old| *old >= self.first_alive) {
             self.note(0, old, now_ns, true);
         }
-        self.lines[1] = Line::New(attempt);
+        self.states[1] = TcpState::New(attempt);
         self.post(0, attempt, Item::Resumed, now_ns);
         driver.channel_opened();
     }
 
-    fn hear_notice(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant) {
+    fn handle_notice(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant) {
         let Some(Notice { attempt, is_closed, .. }) = self.notices[side].take_if(|notice| notice.at_ns <= now_ns)
         else {
             return;
         };
-        match (self.lines[side], is_closed) {
-            (line, _) if line.attempt() != Some(attempt) => return,
-            (_, false) => driver.lost_channel("the network is away", now),
-            (Line::New(_), true) if !driver.has_rail() => driver.lost_channel("closed at once", now),
+        match (self.states[side], is_closed) {
+            (state, _) if state.attempt() != Some(attempt) => return,
+            (_, false) => driver.lost_channel("the network is down", now),
+            (TcpState::New(_), true) if !driver.has_rail() => driver.lost_channel("closed immediately", now),
             (_, true) => driver.suspect(now),
         }
-        self.lines[side] = Line::GivenUp;
+        self.states[side] = TcpState::GivenUp;
     }
 
     fn note(&mut self, side: usize, attempt: u64, at_ns: u64, is_closed: bool) {
@@ -204,7 +205,7 @@ impl Tcp {
 
     /// Sends a frame. Returns false if the connection did not accept it.
     pub fn send(&mut self, side: usize, frame: ControlFrame, now_ns: u64, dice: &mut Dice) -> bool {
-        let Some(attempt) = self.lines[side].attempt() else { return false };
+        let Some(attempt) = self.states[side].attempt() else { return false };
         if attempt >= self.first_alive {
             let delay_ns = dice.below(100_000);
             self.post(1 - side, attempt, Item::Frame(frame), now_ns + delay_ns);
@@ -222,17 +223,17 @@ impl Tcp {
 
     /// Dials where needed. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now_ns: u64, now: Instant) -> bool {
-        let need = driver.channel_need(self.lines[0] != Line::GivenUp, now);
+        let need = driver.channel_need(self.states[0] != TcpState::GivenUp, now);
         match self.attempts.poll(need, now_ns) {
             Some(Step::Dial(attempt)) => {
                 self.last_attempt = attempt;
                 match self.network {
                     // Half of the attempts are refused. The others get no answer.
-                    Network::Away { .. } if self.dice.one_in(2) => {
+                    Network::Down { .. } if self.dice.one_in(2) => {
                         self.attempts.failed(now_ns);
                         return true;
                     }
-                    Network::Away { .. } => {}
+                    Network::Down { .. } => {}
                     Network::Carries | Network::Breaks { .. } => {
                         let delay_ns = self.dice.below(1_000_000);
                         self.post(1, attempt, Item::Redial, now_ns + delay_ns);
@@ -242,7 +243,7 @@ impl Tcp {
             // Closes the dialled connection, and with it the other side's end.
             Some(Step::Abandon) => {
                 self.packets[0].retain(|packet| packet.attempt != self.last_attempt);
-                if self.lines[1].attempt() == Some(self.last_attempt) {
+                if self.states[1].attempt() == Some(self.last_attempt) {
                     self.note(1, self.last_attempt, now_ns, true);
                 }
                 return true;
@@ -252,10 +253,10 @@ impl Tcp {
         false
     }
 
-    fn let_time_pass(&mut self, now_ns: u64) {
+    fn advance_network(&mut self, now_ns: u64) {
         match self.network {
             Network::Breaks { at_ns, back_ns } if at_ns <= now_ns => {
-                self.network = Network::Away { back_ns };
+                self.network = Network::Down { back_ns };
                 self.packets = Default::default();
                 self.first_alive = self.last_attempt + 1;
                 // If the network never returns, there is no notice: the driver notices that frames
@@ -266,12 +267,12 @@ impl Tcp {
                     back_ns.map(|_| now_ns + dice.below(most_ns))
                 };
                 for side in [0, 1] {
-                    if let (Some(at_ns), Some(attempt)) = (notices(&mut self.dice), self.lines[side].attempt()) {
+                    if let (Some(at_ns), Some(attempt)) = (notices(&mut self.dice), self.states[side].attempt()) {
                         self.note(side, attempt, at_ns, false);
                     }
                 }
             }
-            Network::Away { back_ns: Some(back_ns) } if back_ns <= now_ns => {
+            Network::Down { back_ns: Some(back_ns) } if back_ns <= now_ns => {
                 self.network = Network::Carries;
                 if self.breaks_left > 0 {
                     self.breaks_left -= 1;

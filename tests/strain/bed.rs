@@ -1,7 +1,7 @@
 //! Two processes on two machines of a software fabric, and measurements from outside.
 
 use super::flaps::Switches;
-use super::gauge::{self, History, Sample, Told};
+use super::gauge::{self, History, Sample, SelfReported};
 use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name};
 use softverbs::os::shm::{self, FabricMemory};
 use std::io::{BufRead, BufReader, Write};
@@ -68,7 +68,7 @@ impl Bed {
             };
             carried.messages += messages;
             carried.bytes += bytes;
-            let told = Told { heap_bytes, blocks, bytes: rust_bytes, registrations };
+            let told = SelfReported { heap_bytes, blocks, bytes: rust_bytes, registrations };
             Sample::take(process.child.id(), at_s, told)
         });
         (samples.collect::<Vec<_>>().try_into().expect("two processes"), carried)

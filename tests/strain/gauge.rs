@@ -13,19 +13,19 @@ use std::fs;
 /// - Shared pages have no limit. They are the fabric's file, which keeps its pages for later queue
 ///   pairs. It has 377 KB times the largest number of queue pairs that existed at one time.
 pub const QUANTITIES: [Quantity; 9] = [
-    Quantity { name: "plugin blocks", may_grow: 2, may_climb: 64 },
-    Quantity { name: "plugin bytes", may_grow: 8192, may_climb: 65_536 },
-    Quantity { name: "heap KiB", may_grow: 512, may_climb: 512 },
-    Quantity { name: "private KiB", may_grow: 4096, may_climb: 4096 },
-    Quantity { name: "shared KiB", may_grow: ANY, may_climb: ANY },
-    Quantity { name: "mappings", may_grow: 16, may_climb: 16 },
-    Quantity { name: "descriptors", may_grow: 0, may_climb: 8 },
-    Quantity { name: "threads", may_grow: 0, may_climb: 2 },
-    Quantity { name: "registrations", may_grow: 0, may_climb: 2 },
+    Quantity { name: "plugin blocks", may_grow: 2, may_rise_during_load: 64 },
+    Quantity { name: "plugin bytes", may_grow: 8192, may_rise_during_load: 65_536 },
+    Quantity { name: "heap KiB", may_grow: 512, may_rise_during_load: 512 },
+    Quantity { name: "private KiB", may_grow: 4096, may_rise_during_load: 4096 },
+    Quantity { name: "shared KiB", may_grow: ANY, may_rise_during_load: ANY },
+    Quantity { name: "mappings", may_grow: 16, may_rise_during_load: 16 },
+    Quantity { name: "descriptors", may_grow: 0, may_rise_during_load: 8 },
+    Quantity { name: "threads", may_grow: 0, may_rise_during_load: 2 },
+    Quantity { name: "registrations", may_grow: 0, may_rise_during_load: 2 },
 ];
 
 /// With fewer samples than this, the slope is not judged.
-const ENOUGH: usize = 30;
+const MIN_SLOPE_SAMPLES: usize = 30;
 const ANY: u64 = u64::MAX;
 
 pub struct Quantity {
@@ -34,12 +34,12 @@ pub struct Quantity {
     pub may_grow: u64,
     /// Allowed rise of the regression line during the load. Twice the samples' root-mean-square
     /// distance from the line is added to it.
-    pub may_climb: u64,
+    pub may_rise_during_load: u64,
 }
 
 /// Measurements that a process reports of itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Told {
+pub struct SelfReported {
     /// Bytes that glibc's allocator has handed out, to any library.
     pub heap_bytes: u64,
     /// Blocks that Rust's allocator has handed out to the plugin and to the program around it.
@@ -56,18 +56,22 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub fn take(pid: u32, at_s: f64, told: Told) -> Self {
+    pub fn take(pid: u32, at_s: f64, told: SelfReported) -> Self {
         let status = read(pid, "status");
         let number = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let line = line.unwrap_or_else(|| panic!("no {name} of process {pid}"));
-            line.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number")
+            let line = line.unwrap_or_else(|| panic!("/proc/{pid}/status has no line {name}"));
+            line.split_whitespace()
+                .next()
+                .and_then(|word| word.parse().ok())
+                .unwrap_or_else(|| panic!("/proc/{pid}/status: {name} is not a number"))
         };
         let mappings = read(pid, "maps").lines().count() as u64;
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count() as u64;
+        let descriptors =
+            fs::read_dir(format!("/proc/{pid}/fd")).expect("the process's file descriptors").count() as u64;
         let (private, shared) = (number("RssAnon:"), number("RssFile:") + number("RssShmem:"));
         let threads = number("Threads:");
-        let Told { heap_bytes, blocks, bytes, registrations } = told;
+        let SelfReported { heap_bytes, blocks, bytes, registrations } = told;
         let values = [blocks, bytes, heap_bytes >> 10, private, shared, mappings, descriptors, threads, registrations];
         Self { at_s, values }
     }
@@ -78,7 +82,7 @@ fn read(pid: u32, name: &str) -> String {
 }
 
 pub fn threads(pid: u32) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process's threads");
     // A thread that ends meanwhile has no name.
     tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
@@ -100,37 +104,37 @@ impl History {
         if self.during.len() < 2 || spread <= 0.0 {
             return (0.0, 0.0);
         }
-        let a_second = mean(&|sample| (sample.at_s - when) * (value(sample) - what)) / spread;
-        let beside = mean(&|sample| (value(sample) - what - a_second * (sample.at_s - when)).powi(2)).sqrt();
-        (a_second * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), beside)
+        let slope_per_s = mean(&|sample| (sample.at_s - when) * (value(sample) - what)) / spread;
+        let residual = mean(&|sample| (value(sample) - what - slope_per_s * (sample.at_s - when)).powi(2)).sqrt();
+        (slope_per_s * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), residual)
     }
 
     /// Prints a line for each quantity. Returns a text for each quantity beyond its limits.
     pub fn print(&self, process: usize) -> Vec<String> {
-        let mut off = Vec::new();
-        for (at, Quantity { name, may_grow, may_climb }) in QUANTITIES.iter().enumerate() {
+        let mut failures = Vec::new();
+        for (at, Quantity { name, may_grow, may_rise_during_load }) in QUANTITIES.iter().enumerate() {
             let (before, after) = (self.before.values[at], self.after.values[at]);
             let during = || self.during.iter().map(|sample| sample.values[at]);
             let (least, most) = (during().min().unwrap_or(before), during().max().unwrap_or(before));
-            let (slope, beside) = self.slope(at);
-            let climbs = self.during.len() >= ENOUGH && slope > *may_climb as f64 + 2.0 * beside;
-            let verdict =
-                match (after > before.saturating_add(*may_grow) || (*may_grow == 0 && after != before), climbs) {
-                    (true, _) => "NOT BACK",
-                    (false, true) => "CLIMBS",
-                    (false, false) => "ok",
-                };
+            let (slope, residual) = self.slope(at);
+            let rises = self.during.len() >= MIN_SLOPE_SAMPLES && slope > *may_rise_during_load as f64 + 2.0 * residual;
+            let verdict = match (after > before.saturating_add(*may_grow) || (*may_grow == 0 && after != before), rises)
+            {
+                (true, _) => "CHANGED",
+                (false, true) => "RISES",
+                (false, false) => "ok",
+            };
             let may_grow = if *may_grow == ANY { "any".to_owned() } else { may_grow.to_string() };
             println!(
                 "  {process}  {name:<14} {before:>8} {least:>8} ..{most:>8} {slope:>+9.1} {after:>8} {may_grow:>8}  {verdict}"
             );
             if verdict != "ok" {
-                off.push(format!(
+                failures.push(format!(
                     "process {process}: {name}: {before} before, {after} after, slope {slope:+.1}: {verdict}"
                 ));
             }
         }
-        off
+        failures
     }
 }
 

@@ -3,7 +3,7 @@
 //! A figure is the median of its rounds, shown with their min..max. Two libraries differ where
 //! those ranges do not overlap. Otherwise the ratio of the medians is marked as no difference.
 
-use crate::pair::side::Wrong;
+use crate::pair::side::WrongBytes;
 use nccl_tests_harness::output::numbers::{median, spread};
 use serde::Serialize;
 
@@ -65,7 +65,7 @@ pub struct Point {
     /// Series of each library, ours first. All libraries have the same metrics.
     pub sides: Vec<Vec<Series>>,
     /// Wrong bytes of each library; none if this place was not checked.
-    pub wrong: Option<Vec<Wrong>>,
+    pub wrong: Option<Vec<WrongBytes>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn json_has_units_and_rounds() {
-        let wrong = [0, 7].map(|bytes| Wrong { bytes, first: Vec::new() }).to_vec();
+        let wrong = [0, 7].map(|bytes| WrongBytes { bytes, first: Vec::new() }).to_vec();
         let point = Point {
             place: Place::SizeBytes(4096),
             limit: Some(24.0),

@@ -11,7 +11,7 @@ pub mod scenario;
 pub mod show;
 pub mod slowdown;
 
-use crate::pair::side::{About, Side, Start};
+use crate::pair::side::{About, LaunchConfig, Side};
 use anyhow::{Context, Result, bail, ensure};
 use figures::Point;
 use nccl_tests_harness::fabric::limit::{self, Limit};
@@ -77,7 +77,7 @@ fn lead(plan: &Plan, program: &Path, out: impl Write, report: &mut Report<'_>) -
     let mut sides = Vec::new();
     for (name, library) in &plan.libraries {
         let (rank_env, timeout, watch) = (plan.settings.environment(name), plan.timeout, watch.clone());
-        let start = Start { program, fabric: &fabric, rank_env, timeout, watch };
+        let start = LaunchConfig { program, fabric: &fabric, rank_env, timeout, watch };
         sides.push(Side::start(name, library.clone(), plan.settings.abi, start)?);
     }
     let (limits, limit_text) = limits(plan, &fabric, &sides);
@@ -227,9 +227,9 @@ fn introduce(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>], limit: &str, out:
     writeln!(out, "# spark-lab {}: messages over host memory from rank 0 to rank 1", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# fabric: {}", fabric.about)?;
     for side in sides {
-        let About { name, library, abi, networks, whereabouts, .. } = &side.about;
+        let About { name, library, abi, networks, pids, .. } = &side.about;
         let (library, abi) = (library.display(), abi.unwrap_or_default());
-        for (rank, (network, who)) in networks.iter().zip(whereabouts).enumerate() {
+        for (rank, (network, who)) in networks.iter().zip(pids).enumerate() {
             let Network { name: network, device, speed_mbps, .. } = network;
             writeln!(
                 out,

@@ -9,7 +9,7 @@
 use super::figures::{Metric, Place, Point, Series};
 use super::options::{CONNECTION_BYTES, Plan, Scenario};
 use crate::pair::messages::Layout;
-use crate::pair::side::{Side, Wrong};
+use crate::pair::side::{Side, WrongBytes};
 use anyhow::Result;
 use nccl_tests_harness::fabric::limit::Limit;
 
@@ -146,7 +146,7 @@ fn order(round: u32, sides: usize) -> Vec<usize> {
 
 /// Sends every message buffer once over each library and checks every byte, outside the timed part:
 /// a library that delivers wrong data is not fast.
-pub fn check(sides: &mut [Side<'_>], layout: Layout) -> Result<Vec<Wrong>> {
+pub fn check(sides: &mut [Side<'_>], layout: Layout) -> Result<Vec<WrongBytes>> {
     sides.iter_mut().map(|side| side.check(layout)).collect()
 }
 

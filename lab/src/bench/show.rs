@@ -136,15 +136,15 @@ fn limit(point: &Point) -> [String; 2] {
 mod tests {
     use super::super::figures::Series;
     use super::*;
-    use crate::pair::side::Wrong;
+    use crate::pair::side::WrongBytes;
     use clap::ValueEnum;
 
     fn series(metric: Metric, rounds: &[f64]) -> Series {
         Series { metric, rounds: rounds.to_vec() }
     }
 
-    fn wrong<const N: usize>(bytes: [u64; N]) -> Option<Vec<Wrong>> {
-        Some(bytes.map(|bytes| Wrong { bytes, first: vec!["the first".to_owned()] }).to_vec())
+    fn wrong<const N: usize>(bytes: [u64; N]) -> Option<Vec<WrongBytes>> {
+        Some(bytes.map(|bytes| WrongBytes { bytes, first: vec!["the first".to_owned()] }).to_vec())
     }
 
     fn shown(scenario: Scenario, names: &[&'static str], point: &Point) -> String {

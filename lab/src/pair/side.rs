@@ -30,7 +30,7 @@ pub struct About {
     pub networks: Vec<Network>,
     /// PIDs of the ranks.
     #[serde(skip)]
-    pub whereabouts: Vec<String>,
+    pub pids: Vec<String>,
     /// The plugin's log lines about its connections, by rank, each line once.
     pub connections: Vec<Vec<String>>,
 }
@@ -41,11 +41,11 @@ pub struct Side<'a> {
     checks: u64,
     /// Calls of `connect` since the last close: connections forward, connections back, and
     /// buffer bytes of each connection.
-    open: Vec<(usize, usize, usize)>,
-    start: Start<'a>,
+    open_calls: Vec<(usize, usize, usize)>,
+    start: LaunchConfig<'a>,
 }
 
-pub struct Start<'a> {
+pub struct LaunchConfig<'a> {
     pub program: &'a Path,
     pub fabric: &'a Fabric,
     pub rank_env: Vec<RankEnv>,
@@ -55,7 +55,7 @@ pub struct Start<'a> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Wrong {
+pub struct WrongBytes {
     /// Number of wrong bytes, both ranks together.
     pub bytes: u64,
     /// Descriptions of the first wrong byte of each rank.
@@ -63,12 +63,12 @@ pub struct Wrong {
 }
 
 impl<'a> Side<'a> {
-    pub fn start(name: &'static str, library: PathBuf, abi: Option<u32>, start: Start<'a>) -> Result<Self> {
-        let (networks, whereabouts, connections) = (Vec::new(), Vec::new(), vec![Vec::new(); 2]);
-        let mut about = About { name, library, abi, networks, whereabouts, connections };
+    pub fn start(name: &'static str, library: PathBuf, abi: Option<u32>, start: LaunchConfig<'a>) -> Result<Self> {
+        let (networks, pids, connections) = (Vec::new(), Vec::new(), vec![Vec::new(); 2]);
+        let mut about = About { name, library, abi, networks, pids, connections };
         let (job, networks, abi) = start.job(&about)?;
-        (about.networks, about.abi, about.whereabouts) = (networks, abi, job.whereabouts().collect());
-        Ok(Self { about, job, checks: 0, open: Vec::new(), start })
+        (about.networks, about.abi, about.pids) = (networks, abi, job.whereabouts().collect());
+        Ok(Self { about, job, checks: 0, open_calls: Vec::new(), start })
     }
 
     /// Replaces the ranks by new processes with the same connections. The kernel's placement of
@@ -77,8 +77,8 @@ impl<'a> Side<'a> {
     pub fn renew(&mut self) -> Result<()> {
         let (job, _, _) = self.start.job(&self.about)?;
         let old = std::mem::replace(&mut self.job, job);
-        old.finish().map_err(|error| of(self.about.name, &error))?;
-        for (forward, back, buffer_bytes) in std::mem::take(&mut self.open) {
+        old.finish().map_err(|error| with_library_name(self.about.name, &error))?;
+        for (forward, back, buffer_bytes) in std::mem::take(&mut self.open_calls) {
             self.connect(forward, back, buffer_bytes)?;
         }
         Ok(())
@@ -87,15 +87,15 @@ impl<'a> Side<'a> {
     /// Opens `forward` more connections from the sender to the receiver, and `back` the other way.
     pub fn open(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
         let opened = self.connect(forward, back, buffer_bytes)?;
-        for (known, said) in self.about.connections.iter_mut().zip(&opened) {
-            let new = said.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
+        for (known, opened_rank) in self.about.connections.iter_mut().zip(&opened) {
+            let new = opened_rank.lines.iter().filter(|line| !known.contains(line)).cloned().collect::<Vec<_>>();
             known.extend(new);
         }
         Ok(opened)
     }
 
     fn connect(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
-        self.open.push((forward, back, buffer_bytes));
+        self.open_calls.push((forward, back, buffer_bytes));
         // The receiving rank of a connection listens.
         let listening = self.ask(
             |rank| Order::Listen { connections: if rank == SENDER { back } else { forward } },
@@ -108,7 +108,7 @@ impl<'a> Side<'a> {
     }
 
     /// Sends each message buffer once, and checks every byte.
-    pub fn check(&mut self, layout: Layout) -> Result<Wrong> {
+    pub fn check(&mut self, layout: Layout) -> Result<WrongBytes> {
         self.checks += 1;
         let iteration = self.checks;
         let checked =
@@ -116,7 +116,7 @@ impl<'a> Side<'a> {
         let name = self.about.name;
         let first = checked.iter().enumerate().filter_map(|(rank, (_, first))| Some((rank, first.as_ref()?)));
         let first = first.map(|(rank, first)| format!("{name}: rank {rank}: {first}")).collect();
-        Ok(Wrong { bytes: checked.iter().map(|(wrong, _)| wrong).sum(), first })
+        Ok(WrongBytes { bytes: checked.iter().map(|(wrong, _)| wrong).sum(), first })
     }
 
     /// Sends messages on each connection. Returns the seconds of the slower rank.
@@ -171,17 +171,17 @@ impl<'a> Side<'a> {
     }
 
     pub fn close(&mut self) -> Result<()> {
-        self.open.clear();
+        self.open_calls.clear();
         self.ask(|_| Order::Close, answer!(Answer::Done => ())).map(|_| ())
     }
 
     pub fn finish(self) -> Result<()> {
         let name = self.about.name;
-        self.job.finish().map_err(|error| of(name, &error))
+        self.job.finish().map_err(|error| with_library_name(name, &error))
     }
 
     fn wait_until(&mut self, end: Instant) -> Result<()> {
-        self.job.wait_until(end).map_err(|error| of(self.about.name, &error))
+        self.job.wait_until(end).map_err(|error| with_library_name(self.about.name, &error))
     }
 
     fn ask<T>(&mut self, order: impl Fn(usize) -> Order, answer: impl Fn(Answer) -> Option<T>) -> Result<Vec<T>> {
@@ -194,11 +194,11 @@ impl<'a> Side<'a> {
         order: impl Fn(usize) -> Option<Order>,
         answer: impl Fn(Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
-        self.job.ask_some(ranks, order, answer).map_err(|error| of(self.about.name, &error))
+        self.job.ask_some(ranks, order, answer).map_err(|error| with_library_name(self.about.name, &error))
     }
 }
 
-impl Start<'_> {
+impl LaunchConfig<'_> {
     /// Starts new ranks. Also returns each rank's network, and the plugin interface's version.
     fn job(&self, about: &About) -> Result<(Job<Pair>, Vec<Network>, Option<u32>)> {
         let seats = seats::all_here(2, self.fabric, &self.rank_env);
@@ -206,13 +206,14 @@ impl Start<'_> {
         let (plugin, abi) = (&about.library, about.abi);
         let setup = |rank| Order::Setup { rank, plugin: plugin.clone(), abi, job: u64::from(std::process::id()) };
         let up = job.ask(setup, answer!(Answer::Up(network, abi) => (network, abi)));
-        let (networks, versions): (_, Vec<_>) = up.map_err(|error| of(about.name, &error))?.into_iter().unzip();
+        let (networks, versions): (_, Vec<_>) =
+            up.map_err(|error| with_library_name(about.name, &error))?.into_iter().unzip();
         Ok((job, networks, versions.into_iter().next()))
     }
 }
 
 /// Prefixes each line of an error of the ranks with the library's name.
-fn of(name: &str, error: &anyhow::Error) -> anyhow::Error {
+fn with_library_name(name: &str, error: &anyhow::Error) -> anyhow::Error {
     let lines = format!("{error:#}");
     let lines: Vec<_> = lines.lines().map(|line| format!("{name}: {line}")).collect();
     anyhow!(lines.join("\n"))

@@ -64,23 +64,23 @@ fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
     let shared = links.iter().map(|link| link.payload_mbps).chain(cables.iter().map(|cable| cable.payload_mbps));
-    let shared: f64 = shared.enumerate().filter(|(at, _)| is_cut(*at)).map(|(_, mbps)| unlimited(mbps)).sum();
+    let shared: f64 = shared.enumerate().filter(|(at, _)| is_cut(*at)).map(|(_, mbps)| zero_is_infinite(mbps)).sum();
     let rails = rails.iter().map(|(at, factor)| (&profile.rails[*at], *factor));
-    let whole = rails.filter(|(rail, _)| !is_cut(rail.link) && !is_cut(links.len() + rail.cable));
-    shared + whole.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
+    let cut_rails = rails.filter(|(rail, _)| !is_cut(rail.link) && !is_cut(links.len() + rail.cable));
+    shared + cut_rails.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
 }
 
 /// Returns a rail's own limit. It is the line rate, except for a slowed rail (`factor` below 1). A
 /// slowed rail carries `factor` times the rate that it could reach if no other rail sent.
 fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
-    let alone = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
+    let limits_mbps = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
     match factor < 1.0 {
-        true => factor * alone.into_iter().map(unlimited).fold(f64::INFINITY, f64::min),
-        false => unlimited(rail.line_mbps),
+        true => factor * limits_mbps.into_iter().map(zero_is_infinite).fold(f64::INFINITY, f64::min),
+        false => zero_is_infinite(rail.line_mbps),
     }
 }
 
-fn unlimited(mbps: f64) -> f64 {
+fn zero_is_infinite(mbps: f64) -> f64 {
     if mbps > 0.0 { mbps } else { f64::INFINITY }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     /// Limits computed by hand, for two links of 112 Mb/s: with one cable of 195 Mb/s, with two
     /// cables, and with a rail slowed to a quarter of 112 Mb/s.
     #[test]
-    fn the_limit_is_the_narrowest_place() {
+    fn the_limit_is_the_minimum_cut() {
         let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));
         let payload = |profile: &Profile, rails: &[(usize, f64)]| of_rails(profile, rails).payload_mbps;
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
@@ -116,24 +116,24 @@ mod tests {
         assert_eq!(payload(&two, &all(0.25)), Some(224.0));
         assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
         assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));
-        assert_eq!(payload(&two, &[(0, 1.0), (2, 1.0)]), Some(195.0), "one cable of two");
+        assert_eq!(payload(&two, &[(0, 1.0), (2, 1.0)]), Some(195.0), "the limit is the only cable in use");
     }
 
     #[test]
-    fn an_empty_limit_means_no_limit() {
+    fn rates_of_0_mean_no_limit() {
         let open = of_rails(&spark(&[(0, 0)], false), &[(0, 1.0)]);
         assert_eq!((open, open.gb_s()), (Limit { payload_mbps: None, latency_us: 1.4 }, None));
     }
 
     /// By hand: 4096 of 4178 bytes.
     #[test]
-    fn a_ports_speed_counts_headers() {
+    fn payload_of_port_excludes_headers() {
         assert!((payload_of_port(200_000.0) - 196_074.7).abs() < 0.1);
     }
 
     /// By hand: 8000 Mb/s are a byte a nanosecond.
     #[test]
-    fn a_limit_in_other_units() {
+    fn a_limit_converts_to_gb_s_latency_and_message_rate() {
         let limit = Limit { payload_mbps: Some(8_000.0), latency_us: 2.0 };
         assert_eq!((limit.gb_s(), limit.one_way_us(1000)), (Some(1.0), Some(3.0)));
         assert_eq!(limit.messages_per_s(1000), Some(1e6));

@@ -66,7 +66,7 @@ pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
 /// reorders loads). A word that is old then was not yet visible when the flag was. The writer is a
 /// GPU or a NIC, and no release of its pairs with this acquire: the test asks whether the writer's
 /// stores to one line become visible together.
-pub fn look(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
+pub fn read_line(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
     (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
 }
 
@@ -94,18 +94,18 @@ mod tests {
 
     #[test]
     fn a_line_is_read_after_its_flag_and_each_old_word_is_found() {
-        assert_eq!(look(&line(6, 3), 7, 3), None);
-        assert_eq!(look(&line(7, 3), 7, 3), Some(0));
+        assert_eq!(read_line(&line(6, 3), 7, 3), None);
+        assert_eq!(read_line(&line(7, 3), 7, 3), Some(0));
         for index in 0..FLAG {
             for other in [word(6, 3, index), word(7, 4, index), 0] {
                 let line = line(7, 3);
                 line[index].store(other, Relaxed);
-                assert_eq!(look(&line, 7, 3), Some(1 << (index / 2)), "{index}");
+                assert_eq!(read_line(&line, 7, 3), Some(1 << (index / 2)), "{index}");
             }
         }
         let half = line(7, 3);
         (0..8).for_each(|index| half[index].store(word(6, 3, index), Relaxed));
-        assert_eq!(look(&half, 7, 3), Some(0x0f));
+        assert_eq!(read_line(&half, 7, 3), Some(0x0f));
     }
 
     #[test]

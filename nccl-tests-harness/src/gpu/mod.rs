@@ -13,7 +13,7 @@ mod pattern;
 
 pub use cuda::Driver;
 pub(crate) use cuda::lines::Lines;
-pub(crate) use cuda::{About, Block, Gpu};
+pub(crate) use cuda::{Block, Gpu, GpuInfo};
 pub(crate) use kind::Kind;
 pub(crate) use pattern::{Pattern, Wrong};
 

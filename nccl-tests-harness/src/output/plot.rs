@@ -89,7 +89,7 @@ impl Chart {
     }
 
     fn draw_captions(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let place = format!("{}; host {}; {}", self.fabric, seats::host(), date::today());
+        let place = format!("{}; host {}; {}", self.fabric, seats::local_host_name(), date::today());
         let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
         let captions = rows(&place).into_iter().chain(rows(self.points));
         for (row, y) in captions.take(3).zip((first..).step_by(LINE_HEIGHT as usize)) {
@@ -185,7 +185,7 @@ mod tests {
         let svg = chart.render().unwrap();
         // An error bar is three strokes in the colour of its line.
         let strokes = |svg: &str| svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"").count();
-        let host = format!("; host {}; {}", seats::host(), date::today());
+        let host = format!("; host {}; {}", seats::local_host_name(), date::today());
         for part in ["title", "where where", &host, "points: one", "size, bytes", "GB/s", "a &amp; b", "64K", "#0072B2"]
         {
             assert!(svg.contains(part), "{part}: {svg}");

@@ -85,7 +85,7 @@ pub(crate) fn hello(world: &World) -> Result<Hello> {
         rank: world.rank,
         ranks: world.ranks,
         pid: std::process::id(),
-        host: host(),
+        host: local_host_name(),
         machine: machine()?,
     })
 }
@@ -106,7 +106,7 @@ fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv
 }
 
 /// Returns the machine's name.
-pub fn host() -> String {
+pub fn local_host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
 }

@@ -159,11 +159,7 @@ impl Used {
                 Ok(format!("NET/{}{abi} at {count} ends of channels", wanted.nccl_name()))
             }
             _ if !others.is_empty() => {
-                bail!(
-                    "NCCL used NET/{} where NET/{} was asked for{reason}",
-                    others.join(" and NET/"),
-                    wanted.nccl_name()
-                )
+                bail!("NCCL used NET/{} instead of NET/{}{reason}", others.join(" and NET/"), wanted.nccl_name())
             }
             _ => bail!(
                 "no channel went over a network (NET/{} was asked for): the ranks may look like one host, or nothing \
@@ -194,7 +190,7 @@ mod tests {
         let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
         assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark at 2 ends of channels");
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
-        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark where NET/IB"));
+        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark instead of NET/IB"));
     }
 
     #[test]
@@ -248,7 +244,10 @@ mod tests {
     fn a_fallback_is_reported_with_its_reason() {
         let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
         let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
-        assert!(text.contains("used NET/Socket where NET/Spark") && text.contains("libnccl-net-spark.so"), "{text}");
+        assert!(
+            text.contains("used NET/Socket instead of NET/Spark") && text.contains("libnccl-net-spark.so"),
+            "{text}"
+        );
         assert_eq!(text.matches("Could not find").count(), 1);
         let mixed = used(&[SPARK, SOCKET]).judge(Network::Spark);
         assert!(mixed.unwrap_err().to_string().contains("NET/Socket"));

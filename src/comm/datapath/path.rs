@@ -141,7 +141,7 @@ impl<P: DataPath + ?Sized> Faults for P {
     fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String) {
         if self.rails().lanes[lane.index()].is_open() {
             let fenced = self.lose(context, lane);
-            self.rails().status.lost(Loss { lane, why, fenced });
+            self.rails().status.record_loss(Loss { lane, why, fenced });
             context.waker.wake();
         }
     }

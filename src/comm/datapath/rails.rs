@@ -43,7 +43,7 @@ impl Rails {
         if self.status.has_failed() {
             return false;
         }
-        self.status.regained(lane);
+        self.status.drop_stale_losses(lane);
         self.lanes[lane.index()].take_over(new);
         self.striping.regain(lane);
         true

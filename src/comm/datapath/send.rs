@@ -163,13 +163,13 @@ impl SendPath {
         if send.bytes > head.room_bytes.min(most_bytes) {
             return Err(too_large(&context.peer.name, send.bytes, send.tag, head.room_bytes, most_bytes));
         }
-        if !self.sends.take(send.bytes) {
+        if !self.sends.reserve(send.bytes) {
             return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
         }
         let begun = self.send_granted(context, head, send);
         match begun {
-            Ok(Some(request)) => self.sends.keep_taken(request),
-            Ok(None) | Err(_) => self.sends.give_back(send.bytes),
+            Ok(Some(request)) => self.sends.release_when_done(request),
+            Ok(None) | Err(_) => self.sends.release(send.bytes),
         }
         begun
     }

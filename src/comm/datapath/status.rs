@@ -46,7 +46,7 @@ pub struct Status {
     /// New queue pairs that the peer is testing. Through them the peer may write into this
     /// connection's buffers before LIVE arrives here. So they are destroyed when the connection
     /// fails.
-    on_trial: Vec<(LaneId, Lane)>,
+    untested_lanes: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
 }
@@ -68,7 +68,7 @@ impl Strikes {
     /// Counts a loss, and returns true if there are more than `most`. `oldest` is the number of the
     /// oldest running message, `next` that of the next message to begin.
     #[cold]
-    pub fn another(&mut self, oldest: u64, next: u64, most: u8) -> bool {
+    pub fn count_loss(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
             *self = Self { count: 0, since: next };
         }
@@ -101,7 +101,7 @@ impl Status {
     /// error. [`super::rails::Rails::end`] closes the lanes.
     #[cold]
     pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
-        self.on_trial.clear();
+        self.untested_lanes.clear();
         self.failed.get_or_insert_with(|| error.into()).clone()
     }
 
@@ -109,7 +109,7 @@ impl Status {
     #[cold]
     pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
-            self.on_trial.push((lane, new));
+            self.untested_lanes.push((lane, new));
         }
         !self.has_failed()
     }
@@ -117,26 +117,26 @@ impl Status {
     /// Takes a lane's queue pairs when their test has ended.
     #[cold]
     pub fn take(&mut self, lane: LaneId) -> Option<Lane> {
-        let at = self.on_trial.iter().position(|(of, _)| *of == lane)?;
-        Some(self.on_trial.swap_remove(at).1)
+        let at = self.untested_lanes.iter().position(|(of, _)| *of == lane)?;
+        Some(self.untested_lanes.swap_remove(at).1)
     }
 
-    /// Counts a loss that a wrong request or key may have caused; see [`Strikes::another`].
+    /// Counts a loss that a wrong request or key may have caused; see [`Strikes::count_loss`].
     #[cold]
     pub fn is_struck_out(&mut self, doubt: Doubt, oldest: u64, next: u64, most: u8) -> bool {
-        self.strikes[doubt as usize].another(oldest, next, most)
+        self.strikes[doubt as usize].count_loss(oldest, next, most)
     }
 
     /// Clears the count of losses by refused keys. Called when the peer has sent new keys: only its
     /// old keys were refused, so the requests did not cause the losses.
     #[cold]
-    pub fn forgive(&mut self) {
+    pub fn reset_key_losses(&mut self) {
         self.strikes[Doubt::Key as usize] = Strikes::default();
     }
 
     /// Stores a loss for the service thread.
     #[cold]
-    pub fn lost(&mut self, loss: Loss) {
+    pub fn record_loss(&mut self, loss: Loss) {
         self.losses.push(loss);
     }
 
@@ -145,7 +145,7 @@ impl Status {
     /// Recovery would mistake a stored loss for a loss of the new queue pairs, and would consider
     /// the new queue pairs stopped.
     #[cold]
-    pub fn regained(&mut self, lane: LaneId) {
+    pub fn drop_stale_losses(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);
     }
 
@@ -165,23 +165,26 @@ mod tests {
     fn rails_lost_over_one_message_are_counted_until_it_ends() {
         let mut strikes = Strikes::default();
         for _ in 0..STRIKES {
-            assert!(!strikes.another(7, 20, STRIKES));
+            assert!(!strikes.count_loss(7, 20, STRIKES));
         }
-        assert!(strikes.another(7, 30, STRIKES), "too many rails were lost while message 7 ran");
+        assert!(strikes.count_loss(7, 30, STRIKES), "too many rails were lost while message 7 ran");
         let mut strikes = Strikes::default();
         for round in 0..100 {
-            assert!(!strikes.another(10 * round, 10 * round + 10, STRIKES), "messages of the last loss have ended");
+            assert!(
+                !strikes.count_loss(10 * round, 10 * round + 10, STRIKES),
+                "loss {round} starts a new count: the messages of the last loss have ended"
+            );
         }
     }
 
     #[test]
-    fn refused_requests_and_refused_keys_are_counted_apart_and_keys_are_forgiven() {
+    fn losses_by_requests_and_by_keys_have_separate_counts_and_new_keys_clear_theirs() {
         let mut status = Status::default();
         let lost_over = |status: &mut Status, doubt| status.is_struck_out(doubt, 7, 20, 2);
         for doubt in [Doubt::Request, Doubt::Key] {
             assert!(!lost_over(&mut status, doubt) && !lost_over(&mut status, doubt));
         }
-        status.forgive();
+        status.reset_key_losses();
         assert!(!lost_over(&mut status, Doubt::Key) && lost_over(&mut status, Doubt::Request));
     }
 
@@ -189,9 +192,9 @@ mod tests {
     fn a_lane_that_carries_again_has_no_loss_left() {
         let mut status = Status::default();
         for at in [0, 1] {
-            status.lost(Loss { lane: lane(at), why: String::new(), fenced: Fenced::Now });
+            status.record_loss(Loss { lane: lane(at), why: String::new(), fenced: Fenced::Now });
         }
-        status.regained(lane(0));
+        status.drop_stale_losses(lane(0));
         let losses: Vec<_> = status.take_losses().into_iter().map(|loss| loss.lane).collect();
         assert_eq!(losses, [lane(1)]);
     }

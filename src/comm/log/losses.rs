@@ -139,7 +139,7 @@ impl Losses {
         };
         let texts: Vec<String> = self.ports.iter().zip(&state.values).filter_map(lost).collect();
         if !texts.is_empty() && !std::mem::replace(&mut state.has_warned, true) {
-            let one_in = nic::ONE_IN;
+            let one_in = nic::TOLERATED_LOSS_ONE_IN;
             tracing::warn!(
                 "more than one packet in {one_in} is lost and sent again: {}; on a switch, give RoCE a priority with PFC \
                  on every host and port (mlnx_qos, NCCL_IB_TC); on a cable, re-seat it; see Loss in troubleshooting.md",

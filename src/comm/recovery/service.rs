@@ -50,7 +50,7 @@ struct Shared {
     orders: Vec<Order>,
     next_id: u64,
     waker: Option<UnixStream>,
-    standing: RedialHandle,
+    redial_handle: RedialHandle,
 }
 
 enum Order {
@@ -90,7 +90,7 @@ impl Service {
         // that has no owner and is never closed. The thread cannot miss the order, because it takes
         // its orders under the lock.
         self.start_or_wake(&mut shared)?;
-        let redialling = first(&mut channel, &mut shared.standing)?;
+        let redialling = first(&mut channel, &mut shared.redial_handle)?;
         shared.next_id += 1;
         let id = WatchId(shared.next_id);
         let tcp = Tcp::new(channel, redialling);
@@ -166,7 +166,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
     loop {
         let (orders, opened) = {
             let mut shared = lock(shared);
-            (std::mem::take(&mut shared.orders), shared.standing.take_opened())
+            (std::mem::take(&mut shared.orders), shared.redial_handle.take_opened())
         };
         listener = opened.or(listener);
         let look = AssertUnwindSafe(|| {
@@ -182,7 +182,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
             let mut shared = lock(shared);
             let has_orders = !shared.orders.is_empty();
             if !has_orders {
-                shared.standing.close();
+                shared.redial_handle.close();
                 listener = None;
             }
             if is_idle && !has_orders {

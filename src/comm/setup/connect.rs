@@ -61,7 +61,7 @@ enum ConnectStage {
     Joining(Box<AcceptedOffer>),
     AwaitingGo(Box<AcceptedOffer>),
     /// No rail reaches the peer, so TCP streams are being opened.
-    Opening(Box<OpeningStreams>),
+    OpeningStreams(Box<OpeningStreams>),
 }
 
 struct AcceptedOffer {
@@ -88,9 +88,9 @@ enum LaneProgress {
     Joining(Joining),
     Lane(Lane),
     /// This side cannot use the lane now.
-    NotYet(NotYet),
+    NotReady(NotYet),
     /// The peer cannot use the lane now. Its GO has the reason.
-    Later,
+    PeerNotReady,
 }
 
 /// Connections that are still being set up. NCCL repeats each `connect` call with the same handle
@@ -179,8 +179,8 @@ impl Connecting {
             ConnectProgress::AwaitingRail(awaiting) => awaiting,
             ConnectProgress::Handshaking(handshake) => match handshake.step(setup)? {
                 HandshakeStep::Waiting(handshake) => return Ok(waiting(ConnectProgress::Handshaking(handshake))),
-                HandshakeStep::ByStreams(comm) => return Ok(ConnectStep::Done(comm)),
-                HandshakeStep::ByRails(awaiting) => awaiting,
+                HandshakeStep::Streams(comm) => return Ok(ConnectStep::Done(comm)),
+                HandshakeStep::Rails(awaiting) => awaiting,
             },
         };
         Ok(match awaiting.step()? {
@@ -192,8 +192,8 @@ impl Connecting {
 
 enum HandshakeStep {
     Waiting(Box<Handshake>),
-    ByRails(AwaitingRail<SendPath>),
-    ByStreams(Box<SendComm>),
+    Rails(AwaitingRail<SendPath>),
+    Streams(Box<SendComm>),
 }
 
 impl Handshake {
@@ -206,7 +206,7 @@ impl Handshake {
                     self.stage = ConnectStage::Dialling;
                     continue;
                 }
-                ConnectStage::Redialling(_) => "room in the listen queue",
+                ConnectStage::Redialling(_) => "the listener (it dropped the connection unread)",
                 ConnectStage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
                     Some(stage) => {
                         self.stage = stage;
@@ -225,7 +225,7 @@ impl Handshake {
                     }
                     Received::Message(Message::Streams(streams)) => {
                         let opening = OpeningStreams::new(process, streams, self.handle.address)?;
-                        self.stage = ConnectStage::Opening(Box::new(opening));
+                        self.stage = ConnectStage::OpeningStreams(Box::new(opening));
                         continue;
                     }
                     other => match understood(&self.channel, other)? {
@@ -243,24 +243,24 @@ impl Handshake {
                         continue;
                     }
                     self.stage = ConnectStage::Joining(connected);
-                    "the addresses"
+                    "address resolution for the rails"
                 }
                 ConnectStage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
-                        return connected.finish(setup, self.channel, self.started, go).map(HandshakeStep::ByRails);
+                        return connected.finish(setup, self.channel, self.started, go).map(HandshakeStep::Rails);
                     }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
                         self.stage = ConnectStage::AwaitingGo(connected);
-                        "the rail test"
+                        "the GO message"
                     }
                 },
-                ConnectStage::Opening(mut opening) => {
+                ConnectStage::OpeningStreams(mut opening) => {
                     if opening.step(&mut self.channel)? {
                         let comm = opening.finish(setup, self.channel)?;
-                        return Ok(HandshakeStep::ByStreams(Box::new(comm)));
+                        return Ok(HandshakeStep::Streams(Box::new(comm)));
                     }
-                    self.stage = ConnectStage::Opening(opening);
+                    self.stage = ConnectStage::OpeningStreams(opening);
                     "the CARRIES message"
                 }
             };
@@ -304,7 +304,7 @@ fn dial(process: &Process, handle: &Handle) -> Result<Channel> {
 
 fn send_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<LocalRails> {
     let rails = LocalRails::query(process)?;
-    let said = channel.send(&Message::Hello(Hello {
+    let sent = channel.send(&Message::Hello(Hello {
         token: handle.token,
         name: process.name.clone(),
         chunk_bytes: rails.chunk_bytes(),
@@ -315,7 +315,7 @@ fn send_hello(process: &Process, channel: &mut Channel, handle: &Handle, priorit
         by_tcp: rails.by_tcp(&process.config.setup),
         rails: rails.adverts.clone(),
     }));
-    if let Err(unsent) = said {
+    if let Err(unsent) = sent {
         // The wait for the answer will report the closed connection.
         tracing::debug!("{unsent}");
     }
@@ -331,17 +331,17 @@ impl AcceptedOffer {
         let mut pairs = Vec::with_capacity(offer.pairs.len());
         let mut paired = Vec::with_capacity(offer.pairs.len());
         for pair in &offer.pairs {
-            let place = usize::from(pair.connector_rail);
-            let Some(known) = rails.known.get(place) else {
-                return Err(Violation::UnknownRail { peer: offer.name.clone(), rail: place }.into());
+            let rail_index = usize::from(pair.connector_rail);
+            let Some(known) = rails.known.get(rail_index) else {
+                return Err(Violation::UnknownRail { peer: offer.name.clone(), rail: rail_index }.into());
             };
-            paired.push(place);
+            paired.push(rail_index);
             let queue_count = pair.queue_pairs.count();
             let way = Way { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
             let made = match &pair.queue_pairs {
                 Offered::Later(_) => {
-                    let passing = |why| LaneProgress::NotYet(NotYet { why, may_pass: true });
-                    known.problem.clone().map_or(LaneProgress::Later, passing)
+                    let temporary = |why| LaneProgress::NotReady(NotYet { why, is_temporary: true });
+                    known.problem.clone().map_or(LaneProgress::PeerNotReady, temporary)
                 }
                 Offered::Now(ends) => {
                     let KnownRail { snapshot, .. } = known;
@@ -356,7 +356,7 @@ impl AcceptedOffer {
                     let no_route = negotiate::no_route(&known.snapshot, gids, known.rail.info.netdev.as_deref());
                     match no_route.map_or_else(|| open_lane(known, pair, &region), Err) {
                         Ok(lane) => LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route)),
-                        Err(not_yet) => LaneProgress::NotYet(not_yet),
+                        Err(not_yet) => LaneProgress::NotReady(not_yet),
                     }
                 }
             };
@@ -376,12 +376,12 @@ impl AcceptedOffer {
     /// Continues connecting the lanes. Returns true when every lane has its result.
     fn join(&mut self, process: &Arc<Process>) -> bool {
         for pair in &mut self.pairs {
-            let before = std::mem::replace(&mut pair.made, LaneProgress::Later);
+            let before = std::mem::replace(&mut pair.made, LaneProgress::PeerNotReady);
             pair.made = match before {
                 LaneProgress::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => LaneProgress::Joining(joining),
                     JoinStep::Joined(lane, _) => LaneProgress::Lane(lane),
-                    JoinStep::LeftOut(not_yet) => LaneProgress::NotYet(not_yet),
+                    JoinStep::LeftOut(not_yet) => LaneProgress::NotReady(not_yet),
                 },
                 decided => decided,
             };
@@ -392,10 +392,10 @@ impl AcceptedOffer {
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
             LaneProgress::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
-            LaneProgress::NotYet(not_yet) => PairReady::NotYet(not_yet.clone()),
-            LaneProgress::Later => PairReady::NotYet(NotYet { why: String::new(), may_pass: true }),
+            LaneProgress::NotReady(not_yet) => PairReady::NotYet(not_yet.clone()),
+            LaneProgress::PeerNotReady => PairReady::NotYet(NotYet { why: String::new(), is_temporary: true }),
             LaneProgress::Joining(_) => {
-                PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), may_pass: false })
+                PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), is_temporary: false })
             }
         };
         Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
@@ -408,19 +408,20 @@ impl AcceptedOffer {
             return Err(Violation::RailCount { peer, theirs, ours }.into());
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, word) in offered.into_iter().zip(go.pairs) {
-            let lane = match (made, word) {
+        for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, answer) in offered.into_iter().zip(go.pairs)
+        {
+            let lane = match (made, answer) {
                 (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
                     let path = PathId { rail: rail.id, peer_gid: way.peer_gid };
                     setup.process.backoff.carried(path, Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (LaneProgress::NotYet(_) | LaneProgress::Later, PairGo::Carries { .. }) => {
+                (LaneProgress::NotReady(_) | LaneProgress::PeerNotReady, PairGo::Carries { .. }) => {
                     return Err(Violation::NotConnected { peer }.into());
                 }
-                (LaneProgress::Lane(_) | LaneProgress::Later, PairGo::NotYet(why))
-                | (LaneProgress::NotYet(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
+                (LaneProgress::Lane(_) | LaneProgress::PeerNotReady, PairGo::NotYet(why))
+                | (LaneProgress::NotReady(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
                 (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
             };
             pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
@@ -435,7 +436,7 @@ impl AcceptedOffer {
 
 fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> std::result::Result<Lane, NotYet> {
     if let Some(why) = &known.problem {
-        return Err(NotYet { why: why.clone(), may_pass: true });
+        return Err(NotYet { why: why.clone(), is_temporary: true });
     }
     let open = || {
         let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;

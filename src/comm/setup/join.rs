@@ -84,7 +84,7 @@ impl Joining {
     /// Continues without blocking.
     pub fn step(mut self, process: &Arc<Process>) -> JoinStep {
         let now = Instant::now();
-        let left_out = |why: String| JoinStep::LeftOut(NotYet { why, may_pass: true });
+        let left_out = |why: String| JoinStep::LeftOut(NotYet { why, is_temporary: true });
         let new = match self.stage {
             JoinStage::Asking(new) => new,
             JoinStage::Connecting(answer) => {

@@ -175,8 +175,8 @@ impl ListenComm {
                     *progress = AcceptProgress::Handshaking(peer);
                     None
                 }
-                AcceptStep::ByStreams(comm) => Some(*comm),
-                AcceptStep::ByRails(awaiting) => progress.await_rail(awaiting)?,
+                AcceptStep::Streams(comm) => Some(*comm),
+                AcceptStep::Rails(awaiting) => progress.await_rail(awaiting)?,
             },
         };
         if comm.is_some() {
@@ -198,8 +198,8 @@ impl AcceptProgress {
 
 enum AcceptStep {
     Waiting(Box<Accepting>),
-    ByRails(AwaitingRail<RecvPath>),
-    ByStreams(Box<RecvComm>),
+    Rails(AwaitingRail<RecvPath>),
+    Streams(Box<RecvComm>),
 }
 
 impl Accepting {
@@ -235,7 +235,7 @@ impl Accepting {
             if gathering.is_complete(&mut self.channel)? {
                 return gathering
                     .finish(setup, self.channel, self.peer)
-                    .map(|comm| AcceptStep::ByStreams(Box::new(comm)));
+                    .map(|comm| AcceptStep::Streams(Box::new(comm)));
             }
             in_time(process, self.started, &format!("{} to open its TCP streams", self.peer))?;
             self.stage = AcceptStage::Gathering(gathering);
@@ -249,7 +249,7 @@ impl Accepting {
             return Err(out_of_turn(&self.channel, &other));
         }
         if probing.poll(&setup.process, &self.peer) {
-            return probing.finish(setup, self.channel, self.started, self.peer).map(AcceptStep::ByRails);
+            return probing.finish(setup, self.channel, self.started, self.peer).map(AcceptStep::Rails);
         }
         self.stage = AcceptStage::Probing(probing);
         Ok(AcceptStep::Waiting(Box::new(self)))
@@ -337,7 +337,7 @@ impl OfferMade {
             let peer_rail = theirs.name.clone();
             all.push(OpenedPair { pair, ends, peer_rail, queue_count, opened });
         }
-        if all.iter().all(|pair| pair.opened.as_ref().is_err_and(|not_yet| !not_yet.may_pass)) {
+        if all.iter().all(|pair| pair.opened.as_ref().is_err_and(|not_yet| !not_yet.is_temporary)) {
             let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()));
             left_out.extend(all.iter().filter_map(why));
             let (peer, rails) = (hello.name.clone(), negotiate::left_out_text(process, &left_out));
@@ -362,8 +362,8 @@ impl OfferMade {
             let KnownRail { rail, snapshot, .. } = &self.rails.known[pair.acceptor];
             let state = match (opened, answer) {
                 (Err(not_yet), _) => Probed::NotYet(not_yet),
-                (Ok(_), PairReady::NotYet(NotYet { why, may_pass })) => {
-                    Probed::NotYet(NotYet { why: format!("{peer} cannot use it: {why}"), may_pass })
+                (Ok(_), PairReady::NotYet(NotYet { why, is_temporary })) => {
+                    Probed::NotYet(NotYet { why: format!("{peer} cannot use it: {why}"), is_temporary })
                 }
                 (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
                     let route = NewRoute {
@@ -403,7 +403,7 @@ fn open(
 ) -> Result<std::result::Result<Lane, NotYet>> {
     let away = || (!theirs.is_usable).then(|| format!("the peer cannot use its rail {} now", theirs.name));
     if let Some(why) = known.problem.clone().or_else(away).or(dead) {
-        return Ok(Err(NotYet { why, may_pass: true }));
+        return Ok(Err(NotYet { why, is_temporary: true }));
     }
     match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
         Ok(mut lane) => {
@@ -441,7 +441,7 @@ impl ProbedPair {
         peer: &str,
         buffer: &mut CompletionBuffer,
     ) -> Probed {
-        let not_yet = |why, may_pass| Probed::NotYet(NotYet { why, may_pass });
+        let not_yet = |why, is_temporary| Probed::NotYet(NotYet { why, is_temporary });
         match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
             Tested::UnderWay => Probed::Testing(test),
             Tested::Carries => Probed::Carries(test.lane),
@@ -468,7 +468,7 @@ impl Probing {
     fn poll(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
-            let undecided = Probed::NotYet(NotYet { why: String::new(), may_pass: true });
+            let undecided = Probed::NotYet(NotYet { why: String::new(), is_temporary: true });
             let after = match std::mem::replace(&mut pair.state, undecided) {
                 Probed::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
@@ -494,7 +494,7 @@ impl Probing {
     ) -> Result<AwaitingRail<RecvPath>> {
         let Self { chunk_bytes, priority, mailboxes, pairs: probed, left_out, .. } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
-        let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.may_pass);
+        let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.is_temporary);
         let is_hopeless = probed.iter().all(is_final);
         let (mut pairs, mut words) = (Vec::new(), Vec::new());
         for ProbedPair { rail, pair, ends, peer_rail, queue_count, state } in probed {
@@ -522,8 +522,8 @@ impl Probing {
         let mailbox_addr = region.addr();
         let role = Role::Receiver;
         let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
-        finish(setup, channel, agreed, RecvPath::new, |channel, standing| {
-            let (redialling, redial) = standing.invite(channel, &setup.descriptors);
+        finish(setup, channel, agreed, RecvPath::new, |channel, redial_handle| {
+            let (redialling, redial) = redial_handle.invite(channel, &setup.descriptors);
             channel.send(&Message::Go(Go { mailbox_addr, pairs: words, redial }))?;
             Ok(redialling)
         })

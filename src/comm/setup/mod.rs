@@ -32,7 +32,7 @@
 //!
 //! Where no pair carries yet, `finish` holds the connection after GO until its first rail carries
 //! or `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
-//! every pair failed for a permanent reason (`NotYet::may_pass`, `Error::may_pass`).
+//! every pair failed for a permanent reason (`NotYet::is_temporary`, `Error::is_temporary`).
 //!
 //! An unauthenticated connection may send one message within ten seconds. No number in it
 //! determines the size of an allocation ([`unauthenticated`](crate::comm::unauthenticated)).

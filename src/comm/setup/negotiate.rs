@@ -259,13 +259,13 @@ pub fn report_left_out(
 
 /// Describes why a pair of rails does not carry yet, after a call has failed with `error`.
 pub fn not_yet(error: &Error) -> NotYet {
-    NotYet { why: error.to_string(), may_pass: error.may_pass() }
+    NotYet { why: error.to_string(), is_temporary: error.is_temporary() }
 }
 
 /// Like [`not_yet`], for a call on a rail's device, which may have been removed.
 pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
-    let NotYet { why, may_pass } = not_yet(error);
-    NotYet { why, may_pass: may_pass || rail.device.presence() != DevicePresence::Here }
+    let NotYet { why, is_temporary } = not_yet(error);
+    NotYet { why, is_temporary: is_temporary || rail.device.presence() != DevicePresence::Here }
 }
 
 /// Returns the reason why a path is left out for now, if it is known as dead.
@@ -289,7 +289,7 @@ pub fn no_route(
         "it has no route from {own} to {peer} through {netdev}, although there is one back: add it with ip route add {peer}/{bits} \
          via NEXT_HOST dev {netdev}"
     );
-    Some(NotYet { why, may_pass: false })
+    Some(NotYet { why, is_temporary: false })
 }
 
 /// Returns true if a rail reaches a peer's address only by a route.

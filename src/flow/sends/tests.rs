@@ -200,7 +200,7 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
     assert_eq!(sends.next_write(whole, 0, 4096), None, "no other lane is available");
     let (mut asked, source) = (Vec::new(), LocalRoute { lane: lane(2), queue: 6, lkey: 22 });
     sends.resend(&ring, 0b101, |share| {
-        asked.push((share.bytes, share.memory));
+        asked.push((share.bytes, share.registration_id));
         assert_eq!((share.lane(lane(2)), share.lane(lane(1))), (lane(2), lane(0)));
         Some(source)
     });
@@ -262,19 +262,19 @@ fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     use crate::wire::control::OpenReceive;
     let bound = Arc::new(Bound::new(1000));
     let mut sends = <Sends>::within(Some(Arc::clone(&bound)));
-    assert!(sends.is_bounded() && !<Sends>::new().is_bounded() && <Sends>::new().take(u64::MAX));
+    assert!(sends.is_bounded() && !<Sends>::new().is_bounded() && <Sends>::new().reserve(u64::MAX));
     let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
     let whole = |sends: &mut Sends, sequence, bytes, by| {
-        assert!(sends.take(bytes));
+        assert!(sends.reserve(bytes));
         let (request, _) = sends.start_whole(head(sequence), (0x5000, 9), bytes, lane(by)).unwrap();
-        sends.keep_taken(request);
+        sends.release_when_done(request);
         request
     };
     let confirmed = whole(&mut sends, 0, 100, 0);
     let came = whole(&mut sends, 1, 200, 1);
     let again = whole(&mut sends, 2, 300, 1);
     let delivered = whole(&mut sends, 3, 400, 0);
-    assert!(!sends.take(1) && sends.take(0));
+    assert!(!sends.reserve(1) && sends.reserve(0));
     assert_eq!(bound.taken_bytes(), 1000);
     sends.confirmed(confirmed, 0).unwrap();
     assert_eq!(bound.taken_bytes(), 900);
@@ -292,13 +292,13 @@ fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     assert!(sends.delivered(4));
     assert_eq!((bound.taken_bytes(), sends.test(delivered)), (0, Ok(Some(400))));
 
-    assert!(sends.take(600));
-    sends.give_back(600);
+    assert!(sends.reserve(600));
+    sends.release(600);
     assert_eq!(bound.taken_bytes(), 0, "the send did not start");
     let late = whole(&mut sends, 4, 600, 0);
     sends.ended();
     assert_eq!(bound.taken_bytes(), 0);
-    assert!(<Sends>::within(Some(Arc::clone(&bound))).take(1000), "another connection may use the whole bound");
+    assert!(<Sends>::within(Some(Arc::clone(&bound))).reserve(1000), "another connection may use the whole bound");
     sends.confirmed(late, 0).unwrap();
     assert_eq!(bound.taken_bytes(), 0);
 }

@@ -51,8 +51,8 @@ pub(super) fn samples() -> Vec<Message> {
             mailbox_addr: 0x7f00_0000_1000,
             pairs: vec![
                 PairReady::Connected { mailbox_rkey: 5, qps },
-                PairReady::NotYet(NotYet { why: "Network is unreachable".into(), may_pass: true }),
-                PairReady::NotYet(NotYet { why: "Invalid argument".into(), may_pass: false }),
+                PairReady::NotYet(NotYet { why: "Network is unreachable".into(), is_temporary: true }),
+                PairReady::NotYet(NotYet { why: "Invalid argument".into(), is_temporary: false }),
             ],
         }),
         Message::Go(Go {

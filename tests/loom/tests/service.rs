@@ -8,7 +8,7 @@ use loom::thread;
 use loom_models::comm::channel::Channel;
 use loom_models::comm::datapath::waker::Waker;
 use loom_models::comm::process::Process;
-use loom_models::comm::recovery::driver::{Driver, Notes};
+use loom_models::comm::recovery::driver::{CallLog, Driver};
 use loom_models::comm::recovery::redial::RedialHandle;
 use loom_models::comm::recovery::service::Service;
 use loom_models::comm::recovery::tcp::Redialling;
@@ -31,17 +31,17 @@ fn connection(service: &Service, wakes: u32) {
 }
 
 fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut RedialHandle) -> Redialling) {
-    let notes = Arc::new(Notes::default());
-    let id = service.watch(Channel, Driver::new(&notes), |_, standing| Ok(redialling(standing))).unwrap();
+    let log = Arc::new(CallLog::default());
+    let id = service.watch(Channel, Driver::new(&log), |_, redial_handle| Ok(redialling(redial_handle))).unwrap();
     for _ in 0..wakes {
         service.wake();
     }
     if wakes > 0 {
-        notes.once(|told| told.news > 0);
+        log.wait_until(|calls| calls.wakes_handled > 0);
     }
     service.close(id);
-    let told = notes.once(|told| told.gone);
-    assert!(told.closed && !told.failed && told.news <= wakes, "{told:?}");
+    let calls = log.wait_until(|calls| calls.is_unwatched);
+    assert!(calls.closed && !calls.failed && calls.wakes_handled <= wakes, "{calls:?}");
 }
 
 #[test]
@@ -55,12 +55,12 @@ fn connections_are_watched_and_closed_one_after_another() {
 }
 
 #[test]
-fn a_news_item_is_handled() {
+fn a_wake_up_reaches_the_driver() {
     model(|| connection(&Service::new(Arc::new(Process)), 2));
 }
 
 #[test]
-fn two_connections_of_two_threads() {
+fn two_threads_watch_connections_at_the_same_time() {
     model(|| {
         let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
@@ -92,11 +92,11 @@ fn closed_streams_are_kept_until_their_data_is_delivered() {
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || {
-                let notes = Arc::new(Notes::default());
+                let log = Arc::new(CallLog::default());
                 // The streams need two rounds: the caller runs the first, the service thread the
                 // second.
-                service.close_streams(StreamClose::new(2, &notes));
-                notes.once(|told| told.gone);
+                service.close_streams(StreamClose::new(2, &log));
+                log.wait_until(|calls| calls.is_unwatched);
             })
         };
         connection(&service, 0);
@@ -105,7 +105,7 @@ fn closed_streams_are_kept_until_their_data_is_delivered() {
 }
 
 #[test]
-fn a_news_item_without_connections_starts_no_thread() {
+fn a_wake_up_without_connections_starts_no_thread() {
     model(|| {
         let service = Service::new(Arc::new(Process));
         service.wake();

@@ -7,7 +7,7 @@ use super::judge::{self, Cures};
 use super::look::{self, Facts, Job, Libraries, Process};
 use super::picture;
 use super::place::Place;
-use super::together::Together;
+use super::together::PeerResult;
 use crate::places::{self, in_path};
 use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub struct Answer {
     pub picture: Vec<String>,
     /// Results for both hosts, with `--peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Together>,
+    pub peer: Option<PeerResult>,
 }
 
 #[derive(Debug)]

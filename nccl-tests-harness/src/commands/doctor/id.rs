@@ -45,8 +45,8 @@ ids! {
     Hotplug = Fragile "hotplug": "DGX OS's hotplug handler takes all four functions away when one cable is pulled";
     PeermemAtBoot = Note "peermem-at-boot": "nvidia-peermem is to be loaded at boot, which fails on a Spark";
     PeermemLoaded = Note "peermem-loaded": "nvidia-peermem is loaded, and nothing uses it";
-    OneProcessor = Slow "one-processor": "the process may use one processor alone";
-    SlowProcessors = Slow "slow-processors": "the process may use the slow processors alone";
+    OneProcessor = Slow "one-processor": "the process may run only on one processor";
+    SlowProcessors = Slow "slow-processors": "the process may run only on slow processors";
     DeepIdle = Note "deep-idle": "processors may sleep so deeply that waking takes longer than a small all-reduce";
     NoRail = Broken "no-rail": "no port can be used as a rail";
     HalfCable = Slow "half-cable": "one of the two functions of a cable is not used";
@@ -131,5 +131,5 @@ ids! {
     SlowPath = Slow "slow-path": "a pair of rails is slower than it should be, as the others are";
     SlowMerged = Slow "slow-merged": "each rail is fast, and all together are slow";
     FairRail = Note "fair-rail": "a pair of rails carries 80 to 90 % of what it should";
-    PeerLost = Broken "peer-lost": "the partner ended before all was measured";
+    PeerLost = Broken "peer-lost": "the partner ended before all rail pairs were measured";
 }

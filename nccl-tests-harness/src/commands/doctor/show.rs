@@ -2,7 +2,7 @@
 
 use super::answer::Answer;
 use super::finding::{Finding, Severity, Verdict};
-use super::together::Together;
+use super::together::PeerResult;
 use crate::output::{self, Verbosity, numbers, plain};
 use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
@@ -59,7 +59,7 @@ fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     format!("\n{}", line("# ", &remark))
 }
 
-fn of_peer(peer: &Together, line: &dyn Fn(&str, &str) -> String) -> String {
+fn of_peer(peer: &PeerResult, line: &dyn Fn(&str, &str) -> String) -> String {
     let host = plain(&peer.host);
     let mut page = format!("\nBetween here and {host}:\n");
     if peer.paths.is_empty() {
@@ -121,7 +121,7 @@ mod tests {
             picture: vec![odd()],
             facts: vec![Fact::new(ODD, ODD)],
             not_seen: vec![NotSeen { what: odd(), why: odd() }],
-            peer: Some(Together { host: odd(), verdict: Verdict::Good, findings: Vec::new(), paths: vec![path] }),
+            peer: Some(PeerResult { host: odd(), verdict: Verdict::Good, findings: Vec::new(), paths: vec![path] }),
             ..Answer::default()
         };
         let page = text(&answer, false, true, 80);

@@ -6,7 +6,7 @@ use crate::output::plain;
 use serde::Serialize;
 
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Together {
+pub struct PeerResult {
     pub host: String,
     pub verdict: Verdict,
     pub findings: Vec<Finding>,

@@ -64,21 +64,21 @@ pub struct Wire {
 
 /// A request: not yet accepted by the plugin, in progress, or done with this number of bytes.
 pub enum Step {
-    Asking,
-    Going(Request),
+    NotPosted,
+    Posted(Request),
     Done(usize),
 }
 
 impl Step {
     pub fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
         match self {
-            Self::Asking => {
+            Self::NotPosted => {
                 if let Some(request) = ask()? {
-                    *self = Self::Going(request);
+                    *self = Self::Posted(request);
                 }
                 Ok(None)
             }
-            Self::Going(request) => {
+            Self::Posted(request) => {
                 if let Some(bytes) = request.test()? {
                     *self = Self::Done(bytes);
                 }
@@ -92,7 +92,7 @@ impl Step {
 impl Wire {
     /// Moves a message from one end's memory into the other's. The caller limits the time.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
-        let (mut receiving, mut sending) = (Step::Asking, Step::Asking);
+        let (mut receiving, mut sending) = (Step::NotPosted, Step::NotPosted);
         loop {
             let received = receiving.advance(|| self.recv.irecv(&self.into, 0, bytes, TAG)).context("receive")?;
             let sent = sending.advance(|| self.send.isend(&self.from, 0, bytes, TAG)).context("send")?;

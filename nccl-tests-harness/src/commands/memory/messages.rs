@@ -1,7 +1,7 @@
 //! The messages between the command and the process that tests a kind of memory.
 
 use super::litmus::{self, Found};
-use crate::gpu::{About, Kind};
+use crate::gpu::{GpuInfo, Kind};
 use crate::ranks::device::Network;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct Setup {
 pub enum Answer {
     Ready(Ready),
     /// `Ok` if the plugin registered both buffers. Otherwise the final result of this kind.
-    Registered(Result<(), Fate>),
+    Registered(Result<(), TestResult>),
     Moved(Moved),
     Litmus(Found),
 }
@@ -36,12 +36,12 @@ pub struct Ready {
     /// The plugin's log lines about the connection.
     pub connections: Vec<String>,
     /// The GPUs that write and check, or the reason why this machine has none.
-    pub gpus: Result<[About; 2], String>,
+    pub gpus: Result<[GpuInfo; 2], String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum TestResult {
     NotTried {
         reason: String,
     },
@@ -81,7 +81,7 @@ impl Message {
         match (*wrong, *beyond) {
             (0, 0) => None,
             (_, 0) => Some(format!("{wrong} of {bytes} bytes WRONG{first}")),
-            (0, _) => Some(format!("{beyond} of the bytes after a message of {bytes} bytes CHANGED")),
+            (0, _) => Some(format!("{beyond} bytes after the end of a message of {bytes} bytes CHANGED")),
             _ => Some(format!("{wrong} of {bytes} bytes WRONG{first}, and {beyond} of the bytes after them CHANGED")),
         }
     }

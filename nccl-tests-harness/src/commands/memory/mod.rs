@@ -16,7 +16,7 @@ pub mod rank;
 mod show;
 
 use crate::fabric::{self, Fabric, Kind as FabricKind};
-use crate::gpu::{About, Kind};
+use crate::gpu::{GpuInfo, Kind};
 use crate::output::report;
 use crate::output::watch::Watch;
 use crate::ranks::control::answer;
@@ -25,7 +25,7 @@ use crate::ranks::job::Job;
 use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use litmus::{Outcome, Verdict};
-use messages::{Answer, Fate, Ready, Setup};
+use messages::{Answer, Ready, Setup, TestResult};
 use options::Plan;
 use rank::Memory;
 use serde::Serialize;
@@ -42,7 +42,7 @@ struct Report {
     network: Option<Network>,
     connections: Vec<String>,
     /// The GPU that wrote and the GPU that checked. Null without a GPU.
-    gpus: Option<[About; 2]>,
+    gpus: Option<[GpuInfo; 2]>,
     sizes_bytes: Vec<usize>,
     kinds: Vec<Row>,
     /// Null if the litmus test of LL128 was not requested.
@@ -53,7 +53,7 @@ struct Report {
 struct Row {
     kind: Kind,
     name: &'static str,
-    outcome: Fate,
+    outcome: TestResult,
     fault: Option<String>,
 }
 
@@ -76,19 +76,19 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     writeln!(out, "# fabric: {}", fabric.about)?;
     let mut absent = None;
     for kind in Kind::ALL {
-        let fate = match &absent {
-            Some(reason) => Fate::NotTried { reason: String::clone(reason) },
+        let result = match &absent {
+            Some(reason) => TestResult::NotTried { reason: String::clone(reason) },
             None => {
-                let (ready, fate) = attempt(plan, program, &fabric, kind)?;
+                let (ready, result) = attempt(plan, program, &fabric, kind)?;
                 if let (Some(ready), None) = (ready, &report.network) {
                     absent = introduce(plan, ready, &mut out, report)?;
                 }
-                fate
+                result
             }
         };
-        show::row(out, kind, &fate)?;
-        let fault = show::fault(kind, &fate);
-        report.kinds.push(Row { kind, name: kind.name(), outcome: fate, fault });
+        show::row(out, kind, &result)?;
+        let fault = show::fault(kind, &result);
+        report.kinds.push(Row { kind, name: kind.name(), outcome: result, fault });
     }
     if let Some(order) = plan.litmus {
         let outcome = judge_lines(plan, program, &fabric, order);
@@ -135,7 +135,7 @@ fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut R
     Ok(absent)
 }
 
-fn describe(gpu: &About) -> String {
+fn describe(gpu: &GpuInfo) -> String {
     let digit = u8::from;
     format!(
         "GPU {}: {}, INTEGRATED={} PAGEABLE_MEMORY_ACCESS={} MANAGED_MEMORY={} CONCURRENT_MANAGED_ACCESS={}",
@@ -152,15 +152,15 @@ fn describe(gpu: &About) -> String {
 ///
 /// # Errors
 /// The process does not start with `malloc`. It would then not start with any kind.
-fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, Fate)> {
+fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, TestResult)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
         Err(error) if kind == Kind::Malloc => return Err(error),
         Err(error) => return Ok((None, failed(false, &error))),
     };
     let mut registered = false;
-    let fate = proceed(job, &mut registered).unwrap_or_else(|error| failed(registered, &error));
-    Ok((Some(ready), fate))
+    let result = proceed(job, &mut registered).unwrap_or_else(|error| failed(registered, &error));
+    Ok((Some(ready), result))
 }
 
 /// Starts a process that tests a kind, or that runs the litmus test in this kind of memory.
@@ -185,7 +185,7 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Orde
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, Kind::HostAlloc, Some(order))?;
         let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
-        if let Err(Fate::Refused { reason } | Fate::NotTried { reason }) = registered {
+        if let Err(TestResult::Refused { reason } | TestResult::NotTried { reason }) = registered {
             return Ok(Outcome::Failed { reason });
         }
         let found = next(&mut job, answer!(Answer::Litmus(found) => found))?;
@@ -198,8 +198,8 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Orde
     run().unwrap_or_else(|error| Outcome::Failed { reason: words_of(&error) })
 }
 
-fn failed(registered: bool, error: &anyhow::Error) -> Fate {
-    Fate::Failed { registered, reason: words_of(error) }
+fn failed(registered: bool, error: &anyhow::Error) -> TestResult {
+    TestResult::Failed { registered, reason: words_of(error) }
 }
 
 /// Returns an error's text without the rank number, because there is only one rank.
@@ -207,17 +207,17 @@ fn words_of(error: &anyhow::Error) -> String {
     format!("{error:#}").replace("rank 0: ", "its process: ")
 }
 
-fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<Fate> {
+fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult> {
     let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
-    let fate = match registered {
-        Err(fate) => fate,
+    let result = match registered {
+        Err(result) => result,
         Ok(()) => {
             *is_registered = true;
-            Fate::Moved(next(&mut job, answer!(Answer::Moved(moved) => moved))?)
+            TestResult::Moved(next(&mut job, answer!(Answer::Moved(moved) => moved))?)
         }
     };
     job.finish().context("close")?;
-    Ok(fate)
+    Ok(result)
 }
 
 fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {

@@ -2,7 +2,7 @@
 
 use super::ends::{Actor, End, Ends, Wire};
 use super::litmus::{Found, rounds};
-use super::messages::{Answer, Fate, Message, Moved, Ready, Setup};
+use super::messages::{Answer, Message, Moved, Ready, Setup, TestResult};
 use crate::gpu::{self, Block, Driver, Gpu, Kind, Pattern};
 use crate::net::{Context, Plugin, RecvComm, SendComm};
 use crate::ranks::activity;
@@ -42,7 +42,7 @@ impl Work for Memory {
 
         let ends = match allocate(&setup, gpus)? {
             Ok(ends) => ends,
-            Err(reason) => return answer(Answer::Registered(Err(Fate::NotTried { reason }))),
+            Err(reason) => return answer(Answer::Registered(Err(TestResult::NotTried { reason }))),
         };
         activity::stage(format!("registering {}", setup.kind.name()));
         let pointer = setup.kind.pointer();
@@ -53,7 +53,7 @@ impl Work for Memory {
             Ok(registered) => registered,
             Err(error) => {
                 let reason = format!("{error:#}");
-                return answer(Answer::Registered(Err(Fate::Refused { reason })));
+                return answer(Answer::Registered(Err(TestResult::Refused { reason })));
             }
         };
         answer(Answer::Registered(Ok(())))?;

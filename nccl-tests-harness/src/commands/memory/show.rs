@@ -1,25 +1,27 @@
 //! The result of each kind of memory: its fault, and its row of the table.
 
-use super::messages::Fate;
+use super::messages::TestResult;
 use crate::gpu::Kind;
 use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
 /// Returns the reason why a kind counts as failed.
-pub fn fault(kind: Kind, fate: &Fate) -> Option<String> {
-    match (kind, fate) {
-        (_, Fate::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
-        (Kind::DeviceAsCuda, Fate::Moved(_) | Fate::Failed { registered: true, .. }) => {
+pub fn fault(kind: Kind, result: &TestResult) -> Option<String> {
+    match (kind, result) {
+        (_, TestResult::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
+        (Kind::DeviceAsCuda, TestResult::Moved(_) | TestResult::Failed { registered: true, .. }) => {
             Some("was registered as CUDA memory, but the plugin announces host pointers only".to_owned())
         }
-        (_, Fate::Moved(_)) => None,
-        (Kind::Malloc, Fate::NotTried { .. }) => Some("not tried".to_owned()),
-        (kind, Fate::Refused { .. }) => kind.must_register().then(|| "must be registered, but was not".to_owned()),
-        (_, Fate::NotTried { .. }) => None,
+        (_, TestResult::Moved(_)) => None,
+        (Kind::Malloc, TestResult::NotTried { .. }) => Some("not tried".to_owned()),
+        (kind, TestResult::Refused { .. }) => {
+            kind.must_register().then(|| "must be registered, but was not".to_owned())
+        }
+        (_, TestResult::NotTried { .. }) => None,
         // The RDMA device accepted such an address without the plugin. The table shows that the
         // device then cannot read it, which is not the plugin's failure.
-        (Kind::Device, Fate::Failed { registered: true, .. }) => None,
-        (_, Fate::Failed { .. }) => Some("failed".to_owned()),
+        (Kind::Device, TestResult::Failed { registered: true, .. }) => None,
+        (_, TestResult::Failed { .. }) => Some("failed".to_owned()),
     }
 }
 
@@ -29,23 +31,23 @@ pub fn head(out: &mut impl Write) -> io::Result<()> {
     table.row(&["# kind", "registered", "writer", "checker", "moved", "wrong"])
 }
 
-pub fn row(out: &mut impl Write, kind: Kind, fate: &Fate) -> io::Result<()> {
+pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<()> {
     let (name, mut table) = (kind.name(), table(out));
-    match fate {
-        Fate::NotTried { reason } => {
+    match result {
+        TestResult::NotTried { reason } => {
             table.row(&[name, "not tried", "-", "-", "-", "-"])?;
             table.remark(&format!("{name}: not tried: {reason}"))
         }
-        Fate::Refused { reason } => {
+        TestResult::Refused { reason } => {
             table.row(&[name, "no", "-", "-", "-", "-"])?;
             table.remark(&format!("{name}: not registered: {reason}"))
         }
-        Fate::Failed { registered, reason } => {
+        TestResult::Failed { registered, reason } => {
             table.row(&[name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
             let what = if *registered { "not moved" } else { "failed before registration" };
             reason.lines().try_for_each(|text| table.remark(&format!("{name}: {what}: {text}")))
         }
-        Fate::Moved(moved) => {
+        TestResult::Moved(moved) => {
             let sizes = moved.messages.len();
             let most = moved.messages.iter().map(|message| message.bytes).max().unwrap_or_default();
             let sizes = if sizes == 1 { format!("1 size, {most}") } else { format!("{sizes} sizes to {most}") };
@@ -65,22 +67,22 @@ mod tests {
     use super::super::messages::{Message, Moved};
     use super::*;
 
-    fn moved(wrong: u32, beyond: u32) -> Fate {
+    fn moved(wrong: u32, beyond: u32) -> TestResult {
         let good = Message { bytes: 8, wrong: 0, first_wrong: None, beyond: 0 };
         let last = Message { bytes: 65_540, wrong, first_wrong: (wrong > 0).then_some(17), beyond };
-        Fate::Moved(Moved { written_by: "GPU 0".into(), checked_by: "GPU 1".into(), messages: vec![good, last] })
+        TestResult::Moved(Moved { written_by: "GPU 0".into(), checked_by: "GPU 1".into(), messages: vec![good, last] })
     }
 
-    fn not_tried() -> Fate {
-        Fate::NotTried { reason: "libcuda not found".into() }
+    fn not_tried() -> TestResult {
+        TestResult::NotTried { reason: "libcuda not found".into() }
     }
 
-    fn refused() -> Fate {
-        Fate::Refused { reason: "regMr returned ncclInvalidUsage (5): no".into() }
+    fn refused() -> TestResult {
+        TestResult::Refused { reason: "regMr returned ncclInvalidUsage (5): no".into() }
     }
 
-    fn failed(registered: bool) -> Fate {
-        Fate::Failed { registered, reason: "killed".into() }
+    fn failed(registered: bool) -> TestResult {
+        TestResult::Failed { registered, reason: "killed".into() }
     }
 
     #[test]

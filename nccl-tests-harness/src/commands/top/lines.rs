@@ -63,7 +63,7 @@ pub fn remarks(picture: &Picture) -> Vec<String> {
     for job in &picture.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
         if lanes > 0 {
-            remarks.push(format!("process {pid}: {lanes} lanes are not counted: it has too many"));
+            remarks.push(format!("process {pid}: {lanes} lanes have no record: its counters file is full"));
         }
     }
     remarks
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_with_errors_is_a_remark() {
+    fn a_port_with_errors_gets_a_remark() {
         let mut packets = port(1.0);
         packets.per_s = Some([("port_xmit_packets".to_owned(), 5.0)].into());
         let picture = Picture { ports: vec![port(7.5), packets], ..Picture::default() };

@@ -159,7 +159,7 @@ impl Looker {
             Err(error) => return Err(format!("its open files cannot be listed: {error}")),
         };
         if links.is_empty() && is_asked_for {
-            return Err("it keeps no counters".to_owned());
+            return Err("it has no counters file".to_owned());
         }
         let mut files = BTreeSet::new();
         for link in links {
@@ -216,7 +216,7 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
         return Err(io::Error::new(ErrorKind::InvalidData, "not a regular file"));
     }
     if metadata.len() != FILE_BYTES as u64 {
-        let text = format!("{} bytes; counters have {FILE_BYTES}", metadata.len());
+        let text = format!("{} bytes instead of {FILE_BYTES}", metadata.len());
         return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
     // The link may lead elsewhere by now, but this path does not. std adds O_CLOEXEC.
@@ -266,10 +266,10 @@ mod tests {
         assert_eq!(refusal(folder.path()), "not a regular file");
         let file = folder.path().join("file");
         std::fs::write(&file, [0; 100]).unwrap();
-        assert_eq!(refusal(&file), format!("100 bytes; counters have {FILE_BYTES}"));
+        assert_eq!(refusal(&file), format!("100 bytes instead of {FILE_BYTES}"));
         File::options().write(true).open(&file).unwrap().set_len(FILE_BYTES as u64).unwrap();
         let (_, opened) = open(&file).unwrap();
-        assert_eq!(read_twice(&opened), Err("its counters: it is no counters file".to_owned()));
+        assert_eq!(read_twice(&opened), Err("its counters: the file has no valid header".to_owned()));
         // If the file is truncated after it was opened, there are fewer bytes but no signal.
         File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: 0 bytes, fewer than a header's".to_owned()));

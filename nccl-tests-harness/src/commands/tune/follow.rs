@@ -87,7 +87,7 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
-                let who = format!("rank {} on {}", world.rank, seats::host());
+                let who = format!("rank {} on {}", world.rank, seats::local_host_name());
                 for line in tune.write(chosen, &remark).context(who.clone())? {
                     println!("# {who}: {line}");
                 }

@@ -36,9 +36,9 @@ pub struct Verdict {
 }
 
 /// Settings within this share of the best are equally good, and the cheapest of them is proposed.
-const AS_GOOD: f64 = 0.02;
+const EQUAL_WITHIN: f64 = 0.02;
 /// Settings with a smaller gain are not written to the settings file.
-const LEAST_GAIN: f64 = 0.02;
+const MIN_GAIN: f64 = 0.02;
 
 impl Record {
     pub fn medians(&self) -> Vec<f64> {
@@ -49,16 +49,16 @@ impl Record {
     /// Returns one score for each round, relative to these bandwidths by size.
     pub fn scores(&self, reference: &[f64]) -> Vec<f64> {
         let score = |round: &Vec<f64>| {
-            let logarithms = round.iter().zip(reference).map(|(one, of)| (one / of).ln());
+            let logarithms = round.iter().zip(reference).map(|(bandwidth, reference)| (bandwidth / reference).ln());
             (logarithms.sum::<f64>() / reference.len() as f64).exp()
         };
         self.rounds.iter().map(score).collect()
     }
 }
 
-/// Returns the record to measure again. Of the records within `AS_GOOD` of the best, this is the
-/// one with the fewest queue pairs. Of several such records, it is the one whose minimum share is
-/// nearest to the default. Returns `None` if all failed.
+/// Returns the record to measure again. Of the records within `EQUAL_WITHIN` of the best, this is
+/// the one with the fewest queue pairs. Of several such records, it is the one whose minimum share
+/// is nearest to the default. Returns `None` if all failed.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
@@ -68,7 +68,7 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
         let share_ratio = |share: u64| (share as f64 / default_share_bytes as f64).ln().abs();
         record.candidate.map_or((0, 0.0), |one| (one.qps, share_ratio(one.min_share_bytes)))
     };
-    let good = scored.into_iter().filter(|(score, _)| *score >= best * (1.0 - AS_GOOD)).map(|(_, record)| record);
+    let good = scored.into_iter().filter(|(score, _)| *score >= best * (1.0 - EQUAL_WITHIN)).map(|(_, record)| record);
     good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
 }
 
@@ -79,8 +79,9 @@ pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let (lowest, _) = spread(&scores);
     let (_, highest_default) = spread(&default.scores(&reference));
     let gain = median(&scores) - 1.0;
-    let gains = proposed.medians().iter().zip(&reference).map(|(one, of)| one / of - 1.0).collect();
-    Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= LEAST_GAIN }
+    let gains =
+        proposed.medians().iter().zip(&reference).map(|(bandwidth, reference)| bandwidth / reference - 1.0).collect();
+    Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= MIN_GAIN }
 }
 
 #[cfg(test)]
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_of_the_good_choices_is_proposed() {
+    fn the_fewest_queue_pairs_within_2_percent_of_the_best_are_proposed() {
         let default = record(None, &[&[10.0]]);
         let proposed = |tried: &[Record]| propose(&default, tried, 16384).map(|record| record.candidate.unwrap());
         let two = Candidate { qps: 2, min_share_bytes: 8192 };

@@ -83,7 +83,7 @@ pub struct Driver {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct GpuInfo {
     /// Number in CUDA's order.
     pub number: u32,
     pub name: String,
@@ -161,7 +161,7 @@ impl Driver {
         Ok(device)
     }
 
-    pub(super) fn about(&self, number: u32, device: c_int) -> Result<About> {
+    pub(super) fn about(&self, number: u32, device: c_int) -> Result<GpuInfo> {
         const ROOM: usize = 256;
         let mut name = [0_u8; ROOM];
         // SAFETY: writes at most that many bytes, the last of them NUL.
@@ -175,7 +175,7 @@ impl Driver {
             self.check("cuDeviceGetAttribute", code).with_context(|| format!("{attribute:?}"))?;
             anyhow::Ok(value != 0)
         };
-        Ok(About {
+        Ok(GpuInfo {
             number,
             name: name.to_string_lossy().into_owned(),
             integrated: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)?,

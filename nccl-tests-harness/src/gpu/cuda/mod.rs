@@ -8,7 +8,7 @@ mod driver;
 pub mod lines;
 mod memory;
 
-pub use driver::{About, Driver};
+pub use driver::{Driver, GpuInfo};
 
 use super::kind::Kind;
 use super::pattern::{Pattern, Wrong, span};
@@ -31,7 +31,7 @@ pub(crate) struct Gpu {
     tally: Allocation,
     module: Module,
     context: Rc<Context>,
-    about: About,
+    about: GpuInfo,
 }
 
 pub(crate) struct Block {
@@ -100,7 +100,7 @@ impl Gpu {
         open().with_context(|| format!("open GPU {number}"))
     }
 
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &GpuInfo {
         &self.about
     }
 

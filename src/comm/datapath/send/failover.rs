@@ -26,7 +26,7 @@ impl SendPath {
         sends.resend(ring.words(), open, |share| {
             let by = share.lane(striping.lane_for(share.bytes, &Sending(lanes)));
             let lane = &mut lanes[by.index()];
-            let Some(memory) = context.registrations.find(share.memory) else {
+            let Some(memory) = context.registrations.find(share.registration_id) else {
                 deregistered = true;
                 return None;
             };
@@ -112,7 +112,7 @@ impl DataPath for SendPath {
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.sends.learn_epoch(lane, epoch) {
             // The peer's device has returned with new keys. Only its old keys were refused.
-            self.rails.status.forgive();
+            self.rails.status.reset_key_losses();
         }
     }
 

@@ -9,38 +9,38 @@ use std::time::Instant;
 
 /// Calls that a driver got.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
+pub struct DriverCalls {
     /// True once the driver was closed.
     pub closed: bool,
-    /// Number of runs because of news.
-    pub news: u32,
+    /// Number of runs because of a wake-up.
+    pub wakes_handled: u32,
     /// True once the service thread has reported a fault.
     pub failed: bool,
     /// True once the connection is no longer watched.
-    pub gone: bool,
+    pub is_unwatched: bool,
 }
 
 /// Record of a driver's calls, which the model reads.
 #[derive(Default)]
-pub struct Notes {
-    told: Mutex<Told>,
+pub struct CallLog {
+    calls: Mutex<DriverCalls>,
     more: Condvar,
 }
 
-impl Notes {
+impl CallLog {
     /// Records a call.
-    pub fn note(&self, change: impl FnOnce(&mut Told)) {
-        change(&mut self.told.lock().unwrap());
+    pub fn record(&self, change: impl FnOnce(&mut DriverCalls)) {
+        change(&mut self.calls.lock().unwrap());
         self.more.notify_all();
     }
 
     /// Waits until `enough` holds, and returns the calls so far.
-    pub fn once(&self, enough: impl Fn(&Told) -> bool) -> Told {
-        let mut told = self.told.lock().unwrap();
-        while !enough(&told) {
-            told = self.more.wait(told).unwrap();
+    pub fn wait_until(&self, enough: impl Fn(&DriverCalls) -> bool) -> DriverCalls {
+        let mut calls = self.calls.lock().unwrap();
+        while !enough(&calls) {
+            calls = self.more.wait(calls).unwrap();
         }
-        *told
+        *calls
     }
 }
 
@@ -58,14 +58,14 @@ pub enum PortChange {
 /// A driver whose peer closes as soon as it does.
 pub struct Driver {
     peer: Arc<Peer>,
-    notes: Arc<Notes>,
+    log: Arc<CallLog>,
 }
 
 impl Driver {
-    /// Creates a driver that records its calls in `notes`.
-    pub fn new(notes: &Arc<Notes>) -> Self {
+    /// Creates a driver that records its calls in `log`.
+    pub fn new(log: &Arc<CallLog>) -> Self {
         let peer = Arc::new(Peer::new("peer".to_owned()));
-        Self { peer, notes: Arc::clone(notes) }
+        Self { peer, log: Arc::clone(log) }
     }
 
     /// The connection's peer.
@@ -86,7 +86,7 @@ impl Driver {
     /// Closes the connection.
     pub fn close(&mut self) {
         self.peer.said_bye(0);
-        self.notes.note(|told| told.closed = true);
+        self.log.record(|calls| calls.closed = true);
     }
 
     /// Returns `None`, because there is no deadline.
@@ -97,7 +97,7 @@ impl Driver {
     /// Runs the driver.
     pub fn poll(&mut self, _: Instant, has_news: bool, _: &mut dyn FnMut(ControlFrame) -> bool) {
         if has_news {
-            self.notes.note(|told| told.news += 1);
+            self.log.record(|calls| calls.wakes_handled += 1);
         }
     }
 
@@ -109,14 +109,14 @@ impl Driver {
 
     /// A fault of the service thread, which no model has.
     pub fn give_up(&mut self, _: Error) {
-        self.notes.note(|told| told.failed = true);
+        self.log.record(|calls| calls.failed = true);
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.notes.note(|told| told.gone = true);
+            self.log.record(|calls| calls.is_unwatched = true);
         }
     }
 }

@@ -7,7 +7,7 @@
 mod order;
 
 use super::rail::RailSheet;
-use super::ssh::{ANSWER, Remote, Ssh};
+use super::ssh::{ANSWER_TIMEOUT, Remote, Ssh};
 use crate::commands::rails::{self, LinkJson, RailJson};
 use crate::output::numbers::count;
 use crate::output::plain;
@@ -20,7 +20,7 @@ use std::io::Write;
 use std::time::Instant;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Found {
+pub struct HostsReport {
     hosts: Vec<HostJson>,
     /// Names of the hosts in the order of their ranks. Null if no order connects all neighbours.
     order: Option<Vec<String>>,
@@ -32,7 +32,7 @@ pub struct Found {
 struct HostJson {
     name: String,
     rails: Vec<String>,
-    /// Number of rail pairs with each host, in the order of `Found::hosts`.
+    /// Number of rail pairs with each host, in the order of `HostsReport::hosts`.
     pairs: Vec<usize>,
 }
 
@@ -42,10 +42,10 @@ struct HostJson {
 /// # Errors
 /// A host does not answer, or the output cannot be written.
 pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> Result<bool> {
-    report::of_run(json.as_ref(), Found::default(), |mut out, found| {
+    report::of_run(json.as_ref(), HostsReport::default(), |mut out, found| {
         let rails = ask(names, ssh, end)?;
         let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        *found = Found::of(names, &rails, &reach);
+        *found = HostsReport::of(names, &rails, &reach);
         write!(out, "{}", text(found))?;
         out.flush()?;
         Ok(found.order.is_some())
@@ -53,9 +53,9 @@ pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> R
 }
 
 fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
-    let own = seats::host();
+    let own = seats::local_host_name();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
-    let end = end.min(Instant::now() + ANSWER);
+    let end = end.min(Instant::now() + ANSWER_TIMEOUT);
     // Start the command on all hosts before waiting for the first answer.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
@@ -72,20 +72,20 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
                 let own = rails::Found::from(nccl_net_spark::plugin::survey()?);
                 return Ok(RailSheet::all(&own.rails, &own.pcie_links));
             };
-            let text = all_of(remote, end)?;
-            parse(&text).with_context(|| format!("{name}: what `nccl-spark rails --json -` printed there"))
+            let text = read_output(remote, end)?;
+            parse(&text).with_context(|| format!("{name}: cannot parse the output of `nccl-spark rails --json -`"))
         })
         .collect()
 }
 
-fn all_of(mut remote: Remote, end: Instant) -> Result<String> {
-    const MOST_BYTES: usize = 1 << 20;
+fn read_output(mut remote: Remote, end: Instant) -> Result<String> {
+    const MAX_OUTPUT_BYTES: usize = 1 << 20;
     let mut text = String::new();
     while let Some(line) = remote.line(end)? {
         text += &line;
         text.push('\n');
-        if text.len() > MOST_BYTES {
-            bail!("more than {MOST_BYTES} bytes came");
+        if text.len() > MAX_OUTPUT_BYTES {
+            bail!("the host printed more than {MAX_OUTPUT_BYTES} bytes");
         }
     }
     // The exit status does not matter: a host without a rail prints its JSON and exits with 1.
@@ -102,19 +102,20 @@ struct Rails {
 /// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
     /// Higher than the plugin's own limit on rails.
-    const MOST_RAILS: usize = 32;
-    let start = text.find("{\n").context("it has no JSON")?;
-    let found: Rails = serde_json::from_str(&text[start..]).context("it is not the JSON of this version")?;
+    const MAX_RAILS: usize = 32;
+    let start = text.find("{\n").context("the output has no JSON")?;
+    let found: Rails = serde_json::from_str(&text[start..])
+        .context("the JSON does not have the fields of this version; install the same version on all hosts")?;
     if let Some(error) = found.error {
         bail!("{}", plain(&error));
     }
-    if found.rails.len() > MOST_RAILS {
-        bail!("it has {} rails, and {MOST_RAILS} at most are taken", found.rails.len());
+    if found.rails.len() > MAX_RAILS {
+        bail!("the host lists {} rails; at most {MAX_RAILS} are supported", found.rails.len());
     }
     Ok(RailSheet::all(&found.rails, &found.pcie_links))
 }
 
-impl Found {
+impl HostsReport {
     fn of(names: &[String], rails: &[Vec<RailSheet>], reach: &Reach) -> Self {
         let all = 0..names.len();
         let hosts = all.clone().map(|at| HostJson {
@@ -125,16 +126,20 @@ impl Found {
         Self {
             hosts: hosts.collect(),
             order: reach.order().map(|order| order.into_iter().map(|at| names[at].clone()).collect()),
-            apart: reach.apart().into_iter().map(|(one, other)| [names[one].clone(), names[other].clone()]).collect(),
+            apart: reach
+                .pairs_without_rails()
+                .into_iter()
+                .map(|(one, other)| [names[one].clone(), names[other].clone()])
+                .collect(),
         }
     }
 }
 
-fn text(found: &Found) -> String {
-    let wide = found.hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max(5);
+fn text(found: &HostsReport) -> String {
+    let column_width = found.hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max(5);
     let row = |name: &str, cells: Vec<String>| {
-        let cells = cells.iter().map(|cell| format!(" {cell:>wide$}")).collect::<String>();
-        format!("{name:<wide$}{cells}\n")
+        let cells = cells.iter().map(|cell| format!(" {cell:>column_width$}")).collect::<String>();
+        format!("{name:<column_width$}{cells}\n")
     };
     let mut page = row("rails", found.hosts.iter().map(|host| host.name.clone()).collect());
     for (at, host) in found.hosts.iter().enumerate() {
@@ -146,7 +151,7 @@ fn text(found: &Found) -> String {
         page += &row(&host.name, host.pairs.iter().enumerate().map(cell).collect());
     }
     for host in found.hosts.iter().filter(|host| host.rails.is_empty()) {
-        page += &format!("{} has no rail: nccl-spark doctor there says why\n", host.name);
+        page += &format!("{}: no rail found; run `nccl-spark doctor` on it for the reason\n", host.name);
     }
     match found.order.as_deref() {
         Some(order) => {
@@ -155,7 +160,9 @@ fn text(found: &Found) -> String {
                 page += &format!("  {} -- {first}\n", order.join(" -- "));
             }
         }
-        None => page += "\nNo order of ranks has a cable between all neighbours, the last and the first too.\n",
+        None => {
+            page += "\nNo order of ranks has a cable between all neighbours (the last and the first rank are neighbours too).\n"
+        }
     }
     if !found.apart.is_empty() {
         let pairs = found.apart.iter().map(|pair| pair.join(" and ")).collect::<Vec<_>>().join("; ");

@@ -28,7 +28,7 @@ impl Reach {
         self.rails[one][other].max(self.rails[other][one])
     }
 
-    pub fn apart(&self) -> Vec<(usize, usize)> {
+    pub fn pairs_without_rails(&self) -> Vec<(usize, usize)> {
         let count = self.rails.len();
         let all = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
         all.filter(|(one, other)| self.rails(*one, *other) == 0).collect()

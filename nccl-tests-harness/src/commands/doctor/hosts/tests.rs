@@ -19,7 +19,7 @@ fn the_output_of_rails_on_a_host_is_read() {
     assert_eq!(rails[0].addresses, [("::ffff:192.168.100.1".parse().unwrap(), Some(24))]);
     let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
     assert!(error("command not found").contains("no JSON"));
-    assert!(error("{\n\"rails\": 7}").contains("not the JSON of this version"));
+    assert!(error("{\n\"rails\": 7}").contains("does not have the fields of this version"));
     let failed = "{\n\"rails\": [], \"pcie_links\": [], \"ok\": false, \"error\": \"libibverbs.so.1 is missing\"}";
     assert!(error(failed).contains("libibverbs.so.1 is missing"));
     assert!(error(&failed.replace("is missing", "\\u001b[2J")).contains("libibverbs.so.1 ?[2J"));
@@ -31,10 +31,10 @@ fn the_page_shows_the_order_and_unreachable_hosts() {
     let names = ["a", "b", "c"].map(str::to_owned);
     let rails: Vec<_> = hosts.iter().map(|text| parse(text).unwrap()).collect();
     let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let page = text(&Found::of(&names, &rails, &reach));
+    let page = text(&HostsReport::of(&names, &rails, &reach));
     assert!(page.contains("No order of ranks") && page.contains("(2 pairs): a and b; b and c"), "{page}");
     let two = [0, 2].map(|at: usize| rails[at].clone());
     let reach = Reach::of(&two.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let page = text(&Found::of(&[names[0].clone(), names[2].clone()], &two, &reach));
+    let page = text(&HostsReport::of(&[names[0].clone(), names[2].clone()], &two, &reach));
     assert!(page.contains("Ranks in this order: a,c\n  a -- c -- a\n"), "{page}");
 }

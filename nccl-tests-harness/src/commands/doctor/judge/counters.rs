@@ -3,7 +3,7 @@
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Facts, Function};
-use nccl_net_spark::counters::nic::ONE_IN;
+use nccl_net_spark::counters::nic::TOLERATED_LOSS_ONE_IN;
 
 struct Group {
     id: Id,
@@ -79,9 +79,9 @@ fn finding(rail: &Function, group: &Group, count: u64, packets: u64) -> Finding 
     let counted = |name| rail.counters.get(name).filter(|value| **value > 0).map(|value| format!("{name} {value}"));
     let names: Vec<String> = group.names.split(' ').filter_map(counted).collect();
     // Without a packet count the share is unknown.
-    let is_much = packets > 0 && count.saturating_mul(ONE_IN) > packets;
+    let is_much = packets > 0 && count.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
     let (severity, of) = match is_much {
-        true => (Severity::Fragile, format!("{packets} packets, more than one in {ONE_IN}")),
+        true => (Severity::Fragile, format!("{packets} packets, more than one in {TOLERATED_LOSS_ONE_IN}")),
         false => (Severity::Note, format!("{packets} packets")),
     };
     let text = format!("{} {} ({} of {of})", rail.device, group.what, names.join(", "));

@@ -43,14 +43,14 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     }
     let failed: Vec<_> = machine.device_files.iter().filter(|file| file.error.is_some()).collect();
     if !machine.has_dev_infiniband {
-        let text = "sysfs shows RDMA devices, and /dev/infiniband is not there: programs cannot open them";
+        let text = "sysfs shows RDMA devices, and /dev/infiniband does not exist: programs cannot open the devices";
         found.push(Id::DevInfiniband.finding(text).cured_by(CONTAINER));
     } else {
         device_files(machine, &failed, found);
     }
     let explained = !machine.has_dev_infiniband || !failed.is_empty();
     if let (Err(why), false) = (&facts.verbs, explained) {
-        let text = format!("verbs cannot be used: {why}");
+        let text = format!("libibverbs does not work: {why}");
         found.push(Id::Verbs.finding(text).cured_by("sudo apt install libibverbs1 ibverbs-providers"));
     }
 }
@@ -94,18 +94,21 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
 
 /// NCCL's buffers count a few hundred MiB, summed over all rails. Below this limit, not even the
 /// buffers of one connection can be registered.
-const LEAST_MEMLOCK_BYTES: u64 = 512 << 20;
+const MIN_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     let Some(bytes) = machine.memlock_bytes.filter(|bytes| *bytes != u64::MAX) else { return };
-    let (severity, effect) = match bytes < LEAST_MEMLOCK_BYTES {
+    let (severity, effect) = match bytes < MIN_MEMLOCK_BYTES {
         true => (Severity::Broken, "registering NCCL's buffers fails with ENOMEM"),
-        false => (Severity::Fragile, "a program that registers buffers of its own can reach it, as each rail counts"),
+        false => (
+            Severity::Fragile,
+            "a program that registers its own buffers can reach it, because every rail's registration counts",
+        ),
     };
     let text = format!("the limit of locked memory is {} MiB: {effect}", bytes >> 20);
     let cure = match machine.container {
         Some(_) => "docker run --ulimit memlock=-1 ...",
-        None => "ulimit -l unlimited    # for good: '* - memlock unlimited' in /etc/security/limits.conf",
+        None => "ulimit -l unlimited    # permanently: '* - memlock unlimited' in /etc/security/limits.conf",
     };
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
@@ -114,10 +117,10 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
 /// memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
-    let kernel = machine.kernel.as_deref().unwrap_or("this one");
+    let kernel = machine.kernel.as_deref().unwrap_or("unknown");
     let text = format!(
-        "the kernel's contiguous memory area is broken (CmaFree {free} kB of CmaTotal {total} kB), so registering memory fails with ENOMEM; \
-         kernels 7.0.0-1019 and -1031 are known for it, this is {kernel}"
+        "the kernel reports more free than total contiguous memory (CmaFree {free} kB, CmaTotal {total} kB), so registering memory fails with ENOMEM; \
+         kernels 7.0.0-1019 and -1031 have this bug, and this kernel is {kernel}"
     );
     let cure = "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX kho=off\"' | sudo tee /etc/default/grub.d/kho.cfg && sudo update-grub && sudo reboot";
     found.push(Id::CmaRegression.finding(text).cured_by(cure));
@@ -132,7 +135,7 @@ fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
         (false, false) => return,
     };
     let text = format!(
-        "DGX OS's hotplug handler is {what}: one pulled or bad cable takes all four functions off PCI, also those of the other cable"
+        "DGX OS's hotplug handler is {what}: if one cable is pulled or bad, the handler removes all four functions from PCI, including those of the other cable"
     );
     found.push(Id::Hotplug.finding(text).cured_by(cure));
 }
@@ -140,14 +143,14 @@ fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
 fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     if let [first, ..] = &machine.peermem_files[..] {
         let text = format!(
-            "{} has nvidia-peermem loaded at boot, which fails on a Spark (Invalid argument) and is of no use there",
+            "{} loads nvidia-peermem at boot; on a Spark this fails (Invalid argument), and nothing needs the module",
             list(&machine.peermem_files)
         );
         let cure = format!("sudo sed -i '/^nvidia[-_]peermem/d' {first}");
         found.push(Id::PeermemAtBoot.finding(text).cured_by(cure));
     }
     if machine.modules.iter().any(|module| module == "nvidia_peermem") {
-        let text = "nvidia-peermem is loaded: nothing uses it, as the plugin announces host memory alone";
+        let text = "nvidia-peermem is loaded but unused: the plugin tells NCCL to give it host memory only";
         found.push(Id::PeermemLoaded.finding(text).cured_by("sudo modprobe -r nvidia-peermem"));
     }
 }
@@ -159,7 +162,9 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
     if let [only] = cpus.allowed[..]
         && cpus.capacities.len() > 1
     {
-        let text = format!("the process may use processor {only} alone: NCCL's threads and the program's share it");
+        let text = format!(
+            "the process may run only on processor {only}, which NCCL's threads and the program's threads must share"
+        );
         found.push(Id::OneProcessor.finding(text).cured_by("mpirun --bind-to none ..."));
         return;
     }
@@ -168,7 +173,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
     if cures.proxy_cpus.is_none() && fastest > 0 && !cpus.allowed.is_empty() && !cpus.allowed.iter().any(is_fast) {
         let fast: Vec<u32> =
             cpus.capacities.iter().filter(|(_, capacity)| *capacity == fastest).map(|(cpu, _)| *cpu).collect();
-        let text = "the process may use slow processors alone, and NCCL's proxy threads move every message";
+        let text = "the process may run only on slow processors, where NCCL's proxy threads delay every message";
         found.push(Id::SlowProcessors.finding(text).cured_by(format!("taskset -c {} COMMAND", ranges(&fast))));
     }
 }
@@ -176,7 +181,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
 fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
     if let Some(deepest) = cpus.deepest_idle().filter(|state| state.latency_us >= LONG_IDLE_US) {
         let text = format!(
-            "processors may go into idle state {}, which takes {} us to leave: more than a small all-reduce takes",
+            "processors may enter idle state {}; leaving it takes {} us, longer than a small all-reduce",
             deepest.name, deepest.latency_us
         );
         found.push(Id::DeepIdle.finding(text).cured_by("export NCCL_SPARK_CPU_LATENCY_US=10    # as root"));

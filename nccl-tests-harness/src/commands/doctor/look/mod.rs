@@ -75,17 +75,17 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &sysfs, &survey, not_seen);
     let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
-    let ports = pcie::ports(place, pci);
+    let pcie_ports = pcie::ports(place, pci);
     let netdevs: Vec<&str> = functions.iter().filter_map(|one| one.netdev.as_deref()).collect();
     let addresses = functions.iter().filter_map(|one| Some(one.pci.as_ref()?.address.as_str()));
-    let addresses: Vec<&str> = addresses.chain(ports.iter().map(|port| port.address.as_str())).collect();
+    let addresses: Vec<&str> = addresses.chain(pcie_ports.iter().map(|port| port.address.as_str())).collect();
     Facts {
         machine,
         pcie_log: pcie::log(place, &addresses, not_seen),
         profiles: profiles::automatic_profiles(place, &netdevs, not_seen),
         unbound: functions::unbound(place),
         functions,
-        ports,
+        ports: pcie_ports,
         qos,
         interfaces,
         survey,
@@ -115,7 +115,7 @@ fn ports(place: &Place, config: &RailConfig, not_seen: &mut Vec<NotSeen>) -> (Ve
         Ok(ports) => (ports, Ok(())),
         Err(error) => {
             let why = error.to_string();
-            not_seen.push(NotSeen::new("what verbs says of the ports; sysfs alone was read", &why));
+            not_seen.push(NotSeen::new("ports as reported by libibverbs (read from sysfs instead)", &why));
             (by_sysfs(), Err(why))
         }
     }

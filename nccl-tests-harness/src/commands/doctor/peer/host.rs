@@ -50,7 +50,7 @@ impl Host {
         Ok(Self { sheet, plugin, place: place.clone(), survey: seen.facts.survey.clone(), soft })
     }
 
-    pub fn sheet_now(&self) -> Sheet {
+    pub fn sheet_with_arp_table(&self) -> Sheet {
         Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
     }
 

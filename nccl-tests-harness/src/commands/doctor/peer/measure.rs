@@ -40,7 +40,7 @@ const COUNTED_S: f64 = 1.0;
 const ENOUGH: f64 = 0.5;
 const LATENCY_ROUNDS: usize = 15;
 
-pub struct Course<'a> {
+pub struct Measurements<'a> {
     pub host: &'a Host,
     pub there: &'a Sheet,
     pub partner: Partner,
@@ -58,7 +58,7 @@ struct OneWay {
     path_mtu_bytes: Option<u32>,
 }
 
-impl Course<'_> {
+impl Measurements<'_> {
     /// Measures the rails of `pairs` together. A path that carries no data is an outcome.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// First word of the line in which a partner prints its address and token.
 pub const PARTNER_WORD: &str = "nccl-spark-partner";
-pub const ANSWER: Duration = Duration::from_secs(10);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {

@@ -34,11 +34,11 @@ use super::answer::Answer;
 use super::finding::Finding;
 use super::id::Id;
 use super::rail::{Pair, pairs};
-use super::together::{Path, Together};
+use super::together::{Path, PeerResult};
 use crate::output;
 use crate::output::watch::Watch;
 use anyhow::{Result, anyhow};
-use measure::Course;
+use measure::Measurements;
 use messages::Ask;
 use reach::Partner;
 use sheet::Sheet;
@@ -61,42 +61,46 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     let pairs = pairs(&host.sheet.rails, &there.rails, |rail, own, peer| host.has_route(rail, own, peer));
     let mut found = compare::compare(&host.sheet, &there, &pairs);
     let watch = Watch::start("measurements", || pairs.len() as u64 + 1);
-    let course = Course { host, there: &there, partner, program, end, watch };
-    let (paths, lost) = measured(course, &pairs, &mut found);
+    let measurements = Measurements { host, there: &there, partner, program, end, watch };
+    let (paths, lost) = measured(measurements, &pairs, &mut found);
     let (alone, merged) = paths.split_at(paths.len().min(pairs.len()));
     found.extend(grade::judge(&there.host, alone, merged.first()));
     if let Some(error) = lost {
-        let text = format!("the partner on {} ended before all was measured: {error:#}", there.host);
+        let text = format!("the partner on {} ended before all rail pairs were measured: {error:#}", there.host);
         found.push(Id::PeerLost.finding(text).cured_by("nccl-spark doctor    # there"));
     }
     answer.findings.extend(found);
-    answer.peer = Some(Together { host: there.host, verdict: there.verdict, findings: there.findings, paths });
+    answer.peer = Some(PeerResult { host: there.host, verdict: there.verdict, findings: there.findings, paths });
     answer.settle();
     Ok(())
 }
 
 /// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts. Also
 /// returns the error that ended the measurements early, if any.
-fn measured(mut course: Course<'_>, pairs: &[Pair], found: &mut Vec<Finding>) -> (Vec<Path>, Option<anyhow::Error>) {
+fn measured(
+    mut measurements: Measurements<'_>,
+    pairs: &[Pair],
+    found: &mut Vec<Finding>,
+) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
-    let (here, there, watch) = (&course.host.sheet, course.there, course.watch.clone());
+    let (here, there, watch) = (&measurements.host.sheet, measurements.there, measurements.watch.clone());
     if pairs.is_empty() || here.program != there.program {
         return (paths, None);
     }
-    let mut ways: Vec<&[Pair]> = pairs.chunks(1).collect();
-    ways.extend((pairs.len() > 1).then_some(pairs));
+    let mut selections: Vec<&[Pair]> = pairs.chunks(1).collect();
+    selections.extend((pairs.len() > 1).then_some(pairs));
     let mut all = || -> Result<()> {
-        for (number, way) in ways.iter().enumerate() {
-            let path = course.measure(way)?;
+        for (number, selection) in selections.iter().enumerate() {
+            let path = measurements.measure(selection)?;
             watch.step();
             // If standard error is closed, the measurements continue.
-            let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, ways.len(), path.summary());
+            let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, selections.len(), path.summary());
             paths.push(path);
         }
-        let table = sheet_of(&mut course.partner)?.neighbours;
+        let table = sheet_of(&mut measurements.partner)?.neighbours;
         let ours: Vec<(usize, usize)> = pairs.iter().map(|pair| (pair.here, pair.there)).collect();
-        found.extend(neighbours::judge(here, &course.host.sheet_now().neighbours, there, &ours));
-        found.extend(neighbours::judge(there, &table, here, &neighbours::turned(pairs)));
+        found.extend(neighbours::judge(here, &measurements.host.sheet_with_arp_table().neighbours, there, &ours));
+        found.extend(neighbours::judge(there, &table, here, &neighbours::swapped(pairs)));
         Ok(())
     };
     let outcome = all();

@@ -80,6 +80,6 @@ fn has(rail: &RailSheet, address: Ipv4Addr) -> bool {
     rail.addresses.iter().any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
 }
 
-pub fn turned(pairs: &[Pair]) -> Vec<(usize, usize)> {
+pub fn swapped(pairs: &[Pair]) -> Vec<(usize, usize)> {
     pairs.iter().map(|pair| (pair.there, pair.here)).collect()
 }

@@ -3,7 +3,7 @@
 //! program, with the plugin and rails of this host.
 
 use super::host::Host;
-use super::messages::{ANSWER, Ask, PARTNER_WORD, RankDoor};
+use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD, RankDoor};
 use crate::commands::collectives::rank::Collectives;
 use crate::output;
 use crate::ranks::control::Work;
@@ -30,7 +30,7 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     // The doctor may measure until the end.
     while let Some(ask) = line.receive_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
-            Ask::Sheet => line.send(&host.sheet_now())?,
+            Ask::Sheet => line.send(&host.sheet_with_arp_table())?,
             Ask::Rank { rails } => {
                 // End the rank of the previous measurement first, because it may hang.
                 drop(rank.take());
@@ -69,7 +69,7 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
     let door = Door::open(address)?;
     line.send(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
-    let control = OwnedFd::from(door.admit(Instant::now() + ANSWER)?);
+    let control = OwnedFd::from(door.admit(Instant::now() + ANSWER_TIMEOUT)?);
     let mut command = Command::new(program);
     command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
     command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));

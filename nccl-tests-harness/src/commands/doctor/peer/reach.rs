@@ -1,6 +1,6 @@
 //! Connects to a partner, which either ssh starts or the user has started.
 
-use super::messages::{ANSWER, Ask, PARTNER_WORD};
+use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
 use crate::ranks::door::{self, PROTOCOL, Token};
 use crate::ranks::line::Line;
@@ -71,7 +71,7 @@ impl Partner {
     /// No answer comes within 10 s.
     pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T> {
         self.line.send(ask)?;
-        self.line.receive(ANSWER)
+        self.line.receive(ANSWER_TIMEOUT)
     }
 
     /// Opens another connection to a door that the partner has opened.
@@ -88,7 +88,7 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
     let mut arguments = vec!["doctor", "--partner", "--attached", "--limit", &seconds];
     arguments.extend(interface.iter().flat_map(|interface| ["--interface", interface]));
     let mut remote = ssh.start(host, &arguments)?;
-    let answer = end.min(Instant::now() + ssh::ANSWER);
+    let answer = end.min(Instant::now() + ssh::ANSWER_TIMEOUT);
     // A login may print lines of its own first.
     while let Some(line) = remote.line(answer)? {
         if let Some(rest) = line.strip_prefix(PARTNER_WORD) {

@@ -31,7 +31,7 @@ pub struct Sheet {
     pub qos: BTreeMap<String, QosSheet>,
     /// Hardware addresses by interface.
     pub interfaces: Vec<(String, String)>,
-    /// ARP table for the rails. Empty until [`super::Host::sheet_now`].
+    /// ARP table for the rails. Empty until [`super::Host::sheet_with_arp_table`].
     pub neighbours: Vec<Neighbour>,
     pub verdict: Verdict,
     pub findings: Vec<Finding>,
@@ -93,7 +93,7 @@ impl Sheet {
         let (listed, interfaces) = (Found::from(seen.facts.survey.clone()), seen.facts.interfaces.iter());
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
-            host: seats::host(),
+            host: seats::local_host_name(),
             program: env!("PROGRAM_VERSION").to_owned(),
             plugin: plugin_sheet(plugin),
             nccl: seen.libraries.nccl.iter().find_map(|file| {

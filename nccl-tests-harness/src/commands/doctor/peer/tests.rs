@@ -229,8 +229,8 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
     assert_eq!(ids(&foreign), [(Severity::Fragile, "arp-foreign")]);
     // An entry of another interface does not affect the rail.
     assert_eq!(neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "wlan0")], &other, &all), []);
-    let turned = neighbours::turned(&[Pair { here: 0, there: 2, shares_subnet: true }]);
-    assert_eq!(turned, [(2, 0)]);
+    let swapped = neighbours::swapped(&[Pair { here: 0, there: 2, shares_subnet: true }]);
+    assert_eq!(swapped, [(2, 0)]);
 }
 
 /// Makes a path of one pair, with its rates in Gb/s. The expected rate is 112.

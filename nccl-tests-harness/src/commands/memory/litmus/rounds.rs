@@ -2,7 +2,7 @@
 
 use super::{Found, Order};
 use crate::commands::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
-use crate::gpu::lines::{LINE_BYTES, Round, Tally, WORDS, look};
+use crate::gpu::lines::{LINE_BYTES, Round, Tally, WORDS, read_line};
 use crate::gpu::{self, Lines};
 use crate::net::Words;
 use crate::ranks::activity;
@@ -23,13 +23,13 @@ const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
 /// Number of places in the buffer that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
 /// Time that a planted torn line stays torn.
-const PLANT_NS: u32 = 1_000_000;
+const TEAR_NS: u32 = 1_000_000;
 /// Time limit for the reader to see each line.
 const WAIT: Duration = Duration::from_secs(20);
 /// Loads of a flag between two checks of the clock.
 const SPINS: u32 = 1024;
 /// Time limit for the processor to see the stored lines of a message.
-const STORED: Duration = Duration::from_secs(5);
+const VISIBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTES;
 
@@ -46,7 +46,7 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
 
 /// Returns the tested kernels of the end's GPU for its buffer.
 fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
-    let Actor::Gpu(gpu) = &end.actor else { bail!("no GPU stores or loads lines") };
+    let Actor::Gpu(gpu) = &end.actor else { bail!("LL128 lines need a GPU at both ends") };
     activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));
     gpu::prove_lines(gpu)?;
     Lines::new(gpu, &end.block, words)
@@ -66,7 +66,7 @@ impl Rounds<'_> {
         let (start, limit) = (Instant::now(), Duration::from_secs(order.seconds));
         let (mut processor, mut reader, mut messages) = (Tally::default(), Tally::default(), 0);
         while start.elapsed() < limit && reader.missing == 0 {
-            let round = round(messages, order.planted).context("more rounds than sequence numbers")?;
+            let round = round(messages, order.planted).context("all 2^32 - 1 sequence numbers are used up")?;
             self.round(&round, &mut processor).with_context(|| format!("message {messages}, {round:?}"))?;
             reader = self.reader.tally()?;
             messages += 1;
@@ -89,8 +89,8 @@ impl Rounds<'_> {
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let (offset, bytes) = (round.first as usize * LINE_BYTES, round.lines as usize * LINE_BYTES);
         let Wire { from, into, send, recv } = self.wire;
-        let mut receiving = Step::Asking;
-        while matches!(receiving, Step::Asking) {
+        let mut receiving = Step::NotPosted;
+        while matches!(receiving, Step::NotPosted) {
             receiving.advance(|| recv.irecv_optional(into, offset, bytes, TAG)).context("receive")?;
             thread::yield_now();
         }
@@ -99,7 +99,7 @@ impl Rounds<'_> {
         self.writer.store(round)?;
         self.read(round, processor)?;
         // NCCL's proxy sends when all flags are there, regardless of the data.
-        let mut sending = Step::Asking;
+        let mut sending = Step::NotPosted;
         loop {
             let sent = sending.advance(|| send.isend(from, offset, bytes, TAG)).context("send")?;
             let received = receiving.advance(|| bail!("the receive was posted before")).context("receive")?;
@@ -118,10 +118,14 @@ impl Rounds<'_> {
     /// Polls the last word of each line, its flag, as NCCL's proxy does before it sends
     /// (`sendProxyProgress` in src/transport/net.cc). Checks each line when its flag is there.
     fn read(&self, round: &Round, processor: &mut Tally) -> Result<()> {
-        let until = Instant::now() + STORED;
+        let until = Instant::now() + VISIBLE_TIMEOUT;
         for (number, line) in lines(self.words, round) {
             let Some(pieces) = wait(line, round.sequence, number, || Instant::now() > until) else {
-                bail!("the CPU did not see a flag that {} stored within {} s", self.writer.name(), STORED.as_secs());
+                bail!(
+                    "{} stored a flag that the CPU did not see within {} s",
+                    self.writer.name(),
+                    VISIBLE_TIMEOUT.as_secs()
+                );
             };
             processor.add(pieces, 0);
         }
@@ -139,7 +143,7 @@ fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32
 fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
     loop {
         for _ in 0..SPINS {
-            if let Some(pieces) = look(line, sequence, number) {
+            if let Some(pieces) = read_line(line, sequence, number) {
                 return Some(pieces);
             }
             std::hint::spin_loop();
@@ -160,7 +164,7 @@ fn round(number: u64, planted: bool) -> Option<Round> {
         lines: LINES[index % LINES.len()],
         sequence,
         pause_ns: PAUSES_NS[index / LINES.len()],
-        delay_ns: if planted { PLANT_NS } else { 0 },
+        delay_ns: if planted { TEAR_NS } else { 0 },
     })
 }
 
@@ -172,7 +176,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn rounds_take_all_sizes_at_all_paces_and_stay_in_the_buffer() {
+    fn rounds_cover_each_size_with_each_pause_within_the_buffer() {
         let rounds: Vec<_> = (0..420).map(|number| round(number, false).unwrap()).collect();
         for lines in LINES {
             for pause_ns in PAUSES_NS {
@@ -185,7 +189,7 @@ mod tests {
             assert_eq!((round.sequence, round.delay_ns), (number as u32 + 1, 0));
             assert!((round.first + round.lines) as usize * LINE_BYTES <= BUFFER_BYTES, "{round:?}");
         }
-        assert_eq!(round(3, true).unwrap().delay_ns, PLANT_NS);
+        assert_eq!(round(3, true).unwrap().delay_ns, TEAR_NS);
         assert!(round(u64::from(u32::MAX) - 1, false).is_some() && round(u64::from(u32::MAX), false).is_none());
     }
 
@@ -200,6 +204,6 @@ mod tests {
         let (number, line) = all[1];
         assert_eq!(wait(line, round.sequence, number, || true), None);
         line[WORDS - 1].store(word(round.sequence, number, WORDS - 1), Relaxed);
-        assert_eq!(wait(line, round.sequence, number, || true), Some(0xff), "the flag alone is there");
+        assert_eq!(wait(line, round.sequence, number, || true), Some(0xff), "all pieces but the flag are old");
     }
 }

@@ -48,16 +48,21 @@ const GROUP_ROUNDS: u32 = 3;
 ///
 /// # Errors
 /// NCCL's own choice cannot be measured, the hosts differ, or a settings file cannot be written.
-pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
+pub fn run(
+    plan: Plan,
+    own_program: &Path,
+    lookup: &dyn Fn(&str) -> Option<String>,
+    out: &mut impl Write,
+) -> Result<()> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
-    let most = most_runs(&plan);
-    let watch = Watch::start("runs", || most);
+    let max_runs = max_runs(&plan);
+    let watch = Watch::start("runs", || max_runs);
     let mut out = watch.over(out);
     let out = &mut out;
-    introduce(&plan, most, out)?;
-    let runner = Runner::new(&plan, own, lookup)?;
+    introduce(&plan, max_runs, out)?;
+    let runner = Runner::new(&plan, own_program, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
-    let mut bench = Bench { plan: &plan, runner, most, watch, started: Instant::now() };
+    let mut bench = Bench { plan: &plan, runner, max_runs, watch, started: Instant::now() };
     let mut sweeps = Vec::new();
     for (collective, program) in &plan.collectives {
         let sweep = bench.sweep(*collective, program, out)?;
@@ -78,17 +83,17 @@ pub fn run(plan: Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out:
     };
     let outcome = Outcome { fabric, facts: &facts, sweeps: &sweeps, learned_rows, kept_rows, table: table.as_ref() };
     sink.map_or(Ok(()), |sink| sink.write(&show::json(&plan, &outcome)))?;
-    conclude(&plan, own, &outcome, out)
+    conclude(&plan, own_program, &outcome, out)
 }
 
-fn introduce(plan: &Plan, most: u64, out: &mut impl Write) -> Result<()> {
+fn introduce(plan: &Plan, max_runs: u64, out: &mut impl Write) -> Result<()> {
     writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# each run: {}", plan.arguments.join(" "))?;
     let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).count());
     let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
     writeln!(
         out,
-        "# NCCL's choice and up to {count} candidate(s) in turns, rounds: {rounds}; at most {most} runs in all"
+        "# measuring NCCL's choice and up to {count} candidate(s) in turn, rounds: {rounds}; at most {max_runs} runs in all"
     )?;
     for note in &plan.notes {
         writeln!(out, "# {note}")?;
@@ -97,7 +102,7 @@ fn introduce(plan: &Plan, most: u64, out: &mut impl Write) -> Result<()> {
 }
 
 /// Returns the number of runs if nothing is dropped, everything is confirmed, and no run fails.
-fn most_runs(plan: &Plan) -> u64 {
+fn max_runs(plan: &Plan) -> u64 {
     let groups = plan.groups.len() as u64;
     let finals = 2 * (u64::from(FINAL_ROUNDS) + u64::from(GROUP_ROUNDS) * groups);
     let each = |(collective, _): &(Collective, PathBuf)| {
@@ -106,7 +111,7 @@ fn most_runs(plan: &Plan) -> u64 {
     plan.collectives.iter().map(each).sum()
 }
 
-fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write) -> Result<()> {
+fn conclude(plan: &Plan, own_program: &Path, outcome: &Outcome<'_>, out: &mut impl Write) -> Result<()> {
     let &Outcome { facts, learned_rows, kept_rows, table, .. } = outcome;
     writeln!(out, "#")?;
     if learned_rows == 0 {
@@ -116,7 +121,7 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write
         without_table(out)?;
     }
     if kept_rows > 0 {
-        writeln!(out, "# older rows kept, of other collectives or numbers of ranks: {kept_rows}")?;
+        writeln!(out, "# older rows kept (for other collectives or other numbers of ranks): {kept_rows}")?;
     }
     if let Some(table) = table {
         writeln!(out, "# the table, rows: {}\n{table}", table.rows().len())?;
@@ -126,7 +131,7 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write
         return Ok(out.flush()?);
     }
     let remark = show::remark(outcome, &date::today());
-    write::everywhere(plan, own, table, &remark, out)?;
+    write::everywhere(plan, own_program, table, &remark, out)?;
     if table.is_some() && !facts.fingerprint.gpu.contains("GB10") {
         writeln!(out, "# this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
     }
@@ -134,8 +139,8 @@ fn conclude(plan: &Plan, own: &Path, outcome: &Outcome<'_>, out: &mut impl Write
 }
 
 fn without_table(out: &mut impl Write) -> Result<()> {
-    writeln!(out, "# no table is learned, but on a GB10 the tuner stays in use, with the rows that the plugin ships:")?;
-    writeln!(out, "# for NCCL's own choice at every size set NCCL_SPARK_TUNER=off on every host")?;
+    writeln!(out, "# this run learned no table; on a GB10 the tuner still uses the rows that the plugin ships")?;
+    writeln!(out, "# to let NCCL choose at every size, set NCCL_SPARK_TUNER=off on every host")?;
     Ok(())
 }
 
@@ -157,7 +162,7 @@ impl fmt::Display for Run<'_> {
 struct Bench<'a> {
     plan: &'a Plan,
     runner: Runner<'a>,
-    most: u64,
+    max_runs: u64,
     watch: Watch,
     started: Instant,
 }
@@ -167,17 +172,17 @@ impl<'a> Bench<'a> {
     /// groups of collectives.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
-        let mut alone = Measured::new(self.plan.candidates_of(collective).map(Some));
-        self.measure(&Run { collective, program, members: 1 }, &mut alone, rounds, None, out)?;
-        let winners = alone.winners(gain);
+        let mut single = Measured::new(self.plan.candidates_of(collective).map(Some));
+        self.measure(&Run { collective, program, members: 1 }, &mut single, rounds, None, out)?;
+        let winners = single.winners(gain);
         let mut groups = Vec::new();
         for &members in self.plan.groups.iter().filter(|_| !winners.is_empty()) {
             let mut group = Measured { members, ..Measured::new(winners.iter().copied().map(Some)) };
             self.measure(&Run { collective, program, members }, &mut group, rounds, None, out)?;
             groups.push(group);
         }
-        let judged = verdict::judge(&alone, &groups, gain);
-        Ok(Sweep { collective, program, alone, groups, judged, again: None })
+        let judged = verdict::judge(&single, &groups, gain);
+        Ok(Sweep { collective, program, single, groups, judged, confirmation: None })
     }
 
     /// Measures NCCL's choice and the candidates in turn. The one that is measured first changes
@@ -195,8 +200,8 @@ impl<'a> Bench<'a> {
         for round in 0..rounds as usize {
             let running: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].dropped.is_none()).collect();
             let count = running.len() + 1;
-            let with = if table.is_some() { " with the whole table" } else { "" };
-            say(out, &format!("{run}{with}: round {} of {rounds}, runs: {count}", round + 1))?;
+            let suffix = if table.is_some() { " with the whole table" } else { "" };
+            say(out, &format!("{run}{suffix}: round {} of {rounds}, runs: {count}", round + 1))?;
             // NCCL's choice has the last index. The first round begins with it, because its run
             // reports the hosts and the sizes, which the forced tables need.
             let first = count - 1 + round * (count / rounds as usize).max(1);
@@ -236,14 +241,14 @@ impl<'a> Bench<'a> {
             if proposed.is_empty() {
                 continue;
             }
-            let [nccl, mut with] = self.compare(sweep, 1, &table, FINAL_ROUNDS, out)?;
-            if with.dropped.is_some() {
-                with.rounds.clear();
+            let [nccl, mut table_record] = self.compare(sweep, 1, &table, FINAL_ROUNDS, out)?;
+            if table_record.dropped.is_some() {
+                table_record.rounds.clear();
             }
             let lines = verdict::sizes(&nccl).into_iter().map(|bytes| {
                 let holds = |row: &&Row| (row.from_bytes..=row.to_bytes).contains(&bytes);
                 let row = proposed.iter().find(holds).map(|row| row.choice);
-                let (without, with) = (nccl.times(bytes), with.times(bytes));
+                let (without, with) = (nccl.times(bytes), table_record.times(bytes));
                 let row = row.map(|choice| (choice, verdict::compare(&without, &with, gain)));
                 Confirmed { bytes, row, differs: verdict::differ(&without, &with, gain) }
             });
@@ -251,7 +256,7 @@ impl<'a> Bench<'a> {
             for &members in &self.plan.groups {
                 self.check_groups(sweep, members, &table, &mut lines, out)?;
             }
-            sweep.again = Some(Confirmation { lines, nccl, table: with });
+            sweep.confirmation = Some(Confirmation { sizes: lines, nccl, table: table_record });
             show::confirmation(sweep, out)?;
         }
         Ok(())
@@ -266,15 +271,15 @@ impl<'a> Bench<'a> {
         lines: &mut [Confirmed],
         out: &mut impl Write,
     ) -> Result<()> {
-        let [nccl, with] = self.compare(sweep, members, table, GROUP_ROUNDS, out)?;
-        if let Some(Dropped::Failed(reason)) = with.dropped {
+        let [nccl, table_record] = self.compare(sweep, members, table, GROUP_ROUNDS, out)?;
+        if let Some(Dropped::Failed(reason)) = table_record.dropped {
             let collective = sweep.collective;
             return Err(anyhow::Error::msg(reason).context(format!("{collective} in groups of {members}")));
         }
         for each in verdict::sizes(&nccl) {
-            let is_acting = |line: &&mut Confirmed| line.choice().is_some() && is_of_size(line.bytes, each, members);
-            if let Some(Confirmed { row: Some((_, finding)), .. }) = lines.iter_mut().find(is_acting)
-                && verdict::is_clearly_slower(&nccl.times(each), &with.times(each))
+            let has_row = |line: &&mut Confirmed| line.choice().is_some() && is_of_size(line.bytes, each, members);
+            if let Some(Confirmed { row: Some((_, finding)), .. }) = lines.iter_mut().find(has_row)
+                && verdict::is_clearly_slower(&nccl.times(each), &table_record.times(each))
             {
                 *finding = Finding::SlowInGroups;
             }
@@ -332,7 +337,7 @@ impl<'a> Bench<'a> {
         }
         if is_first {
             let facts = self.facts()?;
-            let minutes = self.started.elapsed().as_secs_f64() * self.most as f64 / 60.0;
+            let minutes = self.started.elapsed().as_secs_f64() * self.max_runs as f64 / 60.0;
             say(out, &facts.used)?;
             say(out, &format!("hosts: {}, ranks: {}", facts.fingerprint, facts.ranks))?;
             say(out, &format!("at most about {} min, estimated from the first run", minutes.ceil()))?;
@@ -354,7 +359,10 @@ fn say(out: &mut impl Write, text: &str) -> Result<()> {
 /// incomplete.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
-        ensure!(earlier.keys().eq(times.keys()), "the table has other sizes than in an earlier run");
+        ensure!(
+            earlier.keys().eq(times.keys()),
+            "nccl-tests printed other sizes than in an earlier run (output incomplete?)"
+        );
     }
     Ok(times)
 }

@@ -27,32 +27,32 @@ fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
 }
 
 pub fn sweep(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
-    let rounds = sweep.alone.nccl.rounds.len();
+    let rounds = sweep.single.nccl.rounds.len();
     let name = sweep.collective;
     let title = format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
     let mut table = start(out, &title)?;
     for &Judged { bytes, nccl_us, best, finding } in &sweep.judged {
         table.row(&cells(bytes, nccl_us, best, finding.words()))?;
     }
-    for record in &sweep.alone.candidates {
+    for record in &sweep.single.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
             table.remark(&format!("{choice} not measured further: {}", reason.lines().next().unwrap_or_default()))?;
         }
     }
-    let slow = sweep.alone.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
+    let slow = sweep.single.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
     if slow > 0 {
-        let count = sweep.alone.candidates.len();
+        let count = sweep.single.candidates.len();
         table.remark(&format!("candidates that were slow at every size: {slow} of {count}"))?;
     }
     Ok(())
 }
 
 pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
-    let Some(again) = &sweep.again else { return Ok(()) };
-    let rounds = again.nccl.rounds.len();
+    let Some(confirmation) = &sweep.confirmation else { return Ok(()) };
+    let rounds = confirmation.nccl.rounds.len();
     let title = format!("{}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective);
     let mut table = start(out, &title)?;
-    for line in &again.lines {
+    for line in &confirmation.sizes {
         let words = match (line.row.map(|(_, finding)| finding), line.differs) {
             (Some(Finding::Better), _) => "row is written".to_owned(),
             (Some(Finding::NoCandidate), _) => "no row: a run failed".to_owned(),
@@ -60,11 +60,11 @@ pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
             (None, true) => "no row; times differ".to_owned(),
             (None, false) => "no row, as before".to_owned(),
         };
-        let best = line.row.map(|(choice, _)| (choice, again.table.median(line.bytes)));
+        let best = line.row.map(|(choice, _)| (choice, confirmation.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());
-        table.row(&cells(line.bytes, again.nccl.median(line.bytes), best, &words))?;
+        table.row(&cells(line.bytes, confirmation.nccl.median(line.bytes), best, &words))?;
     }
-    if let Some(Dropped::Failed(reason)) = &again.table.dropped {
+    if let Some(Dropped::Failed(reason)) = &confirmation.table.dropped {
         table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
     }
     Ok(())
@@ -77,9 +77,12 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     if learned_rows == 0 {
         return format!("nothing new on {date}{older}");
     }
-    let gains = sweeps.iter().filter_map(|sweep| sweep.again.as_ref()).flat_map(|again| again.gains());
+    let gains =
+        sweeps.iter().filter_map(|sweep| sweep.confirmation.as_ref()).flat_map(|confirmation| confirmation.gains());
     let (least, most) = spread(&gains.collect::<Vec<_>>());
-    let with_rows = |sweep: &&Sweep<'_>| sweep.again.as_ref().is_some_and(|again| again.gains().next().is_some());
+    let with_rows = |sweep: &&Sweep<'_>| {
+        sweep.confirmation.as_ref().is_some_and(|confirmation| confirmation.gains().next().is_some())
+    };
     let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
     format!(
         "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",

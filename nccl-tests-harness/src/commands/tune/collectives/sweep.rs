@@ -15,21 +15,19 @@ pub struct Sweep<'a> {
     #[serde(skip)]
     pub program: &'a Path,
     #[serde(flatten)]
-    pub alone: Measured,
+    pub single: Measured,
     pub groups: Vec<Measured>,
     #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
     /// Second measurement, of the sizes at which a candidate won. `None` if none won.
-    #[serde(rename = "confirmation")]
-    pub again: Option<Confirmation>,
+    pub confirmation: Option<Confirmation>,
 }
 
 #[derive(Serialize)]
 pub struct Confirmation {
     pub nccl: Record,
     pub table: Record,
-    #[serde(rename = "sizes")]
-    pub lines: Vec<Confirmed>,
+    pub sizes: Vec<Confirmed>,
 }
 
 pub struct Confirmed {
@@ -61,7 +59,7 @@ impl Serialize for Confirmed {
 impl Confirmation {
     /// Returns NCCL's time divided by the table's, for each size with a confirmed row.
     pub fn gains(&self) -> impl Iterator<Item = f64> {
-        let rows = self.lines.iter().filter(|line| line.choice().is_some());
+        let rows = self.sizes.iter().filter(|line| line.choice().is_some());
         rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
     }
 }
@@ -75,7 +73,7 @@ impl Sweep<'_> {
     }
 
     pub fn confirmed(&self, ranks: usize) -> Vec<Row> {
-        let lines = self.again.iter().flat_map(|again| &again.lines);
+        let lines = self.confirmation.iter().flat_map(|confirmation| &confirmation.sizes);
         let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
         rows::rows(self.collective, ranks, &sizes)
     }

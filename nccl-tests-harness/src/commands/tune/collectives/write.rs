@@ -43,7 +43,7 @@ impl Task {
         if local_rank.is_some_and(|rank| rank != "0") {
             return Ok(());
         }
-        let host = seats::host();
+        let host = seats::local_host_name();
         let file = keep::place(self.output, lookup(keep::SETTINGS_FILE))?;
         for line in put(&file, self.table.as_ref(), self.before.as_ref(), &self.remark).with_context(|| host.clone())? {
             writeln!(out, "# {host}: {line}")?;
@@ -164,7 +164,7 @@ mod tests {
         assert!(!file.exists());
         for rank in [Some("0"), None] {
             let said = run(rank, Some(text));
-            assert!(said.starts_with(&format!("# {}: ", seats::host())), "{said}");
+            assert!(said.starts_with(&format!("# {}: ", seats::local_host_name())), "{said}");
             let expected = format!("# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE={text}\n");
             assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
         }
