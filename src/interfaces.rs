@@ -106,10 +106,10 @@ pub enum Holder<'i> {
     },
     /// No interface of this namespace has the address. The GID's interface may have it in another
     /// namespace.
-    Unseen,
+    Elsewhere,
     /// The GID's interface is in this namespace and does not have the address. Only for link-local
     /// GIDs.
-    Nobody(&'i Interface),
+    Missing(&'i Interface),
 }
 
 /// Finds the interface that has the address of a GID. `sysfs` is the mount point of sysfs ("/sys").
@@ -122,12 +122,12 @@ pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interfac
         Some(Holder::Found { interface, prefix: address.prefix })
     };
     if let Some(own) = own {
-        return found(own).unwrap_or(Holder::Nobody(own));
+        return found(own).unwrap_or(Holder::Missing(own));
     }
     // The index may be from another namespace, and an unrelated interface may have it here. So
     // `found` compares the address.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
-    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Unseen)
+    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Elsewhere)
 }
 
 /// Returns the kernel's name of the network interface for an entry of a port's GID table.
@@ -147,7 +147,7 @@ pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
 /// Command after which each interface of a host answers ARP only for its own addresses, and sends
 /// ARP requests only from its own addresses (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl`
 /// documentation).
-pub const ARP_CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
+pub const ARP_FIX_COMMAND: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 
 /// Returns a GID's interface if it is in this namespace. Name and index must both match, because
 /// an unrelated interface of this namespace may have the same name or the same index.

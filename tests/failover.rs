@@ -8,7 +8,7 @@
 mod bed;
 mod common;
 
-use bed::{Bed, PLACE, RAILS, Stream, TURN, WINDOW, host, set};
+use bed::{Bed, RAILS, SLOT_BYTES, Stream, TURN, WINDOW, host, set};
 use common::comms::{Receiving, Sending};
 use common::{fill, until, without_files};
 use nccl_net_spark::comm::channel::Channel;
@@ -91,7 +91,7 @@ fn all_rails_die_and_one_returns_in_time() {
         while begun.elapsed() < Duration::from_millis(150) {
             stream.step(&bed).unwrap();
         }
-        assert!(stream.done <= before + WINDOW as u64, "messages came over no rail");
+        assert!(stream.done <= before + WINDOW as u64, "messages arrived while all rails were down");
         set(RAILS[round % 2], Action::Up);
         stream.run(&bed, 30);
         set(RAILS[1 - round % 2], Action::Up);
@@ -133,18 +133,18 @@ fn both_ends_fail_after_too_long_without_any_rail() {
     stream.run(&bed, 10);
     RAILS.iter().for_each(|rail| set(rail, Action::Down));
     let first = until(|| stream.step(&bed).err());
-    let is_told = |error: &Error| {
+    let names_rails_and_timeout = |error: &Error| {
         let text = error.to_string();
         matches!(error, Error::Network(_))
             && RAILS.iter().all(|rail| text.contains(rail))
             && text.contains("LOSS_TIMEOUT_S=1")
     };
-    assert!(is_told(&first), "{first}");
+    assert!(names_rails_and_timeout(&first), "{first}");
     // Both ends report it, whichever detected it first.
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
     let receiver = until(|| bed.recv.irecv(&[part], false).err());
     let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
-    assert!(is_told(&receiver) && is_told(&sender), "{receiver}; {sender}");
+    assert!(names_rails_and_timeout(&receiver) && names_rails_and_timeout(&sender), "{receiver}; {sender}");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
 }
 
 #[test]
-fn a_request_that_completes_as_invalid_costs_its_rail_and_not_the_job() {
+fn a_remote_invalid_request_error_loses_the_rail_but_not_the_connection() {
     let bed = Bed::new(&[]);
     let mut stream = Stream::new(&bed);
     for rail in RAILS.iter().cycle().take(12) {
@@ -191,7 +191,7 @@ fn a_request_that_completes_as_invalid_costs_its_rail_and_not_the_job() {
 }
 
 #[test]
-fn a_request_that_completes_as_invalid_on_every_rail_ends_the_connection() {
+fn a_remote_invalid_request_error_on_every_rail_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
@@ -208,7 +208,10 @@ fn a_request_that_completes_as_invalid_on_every_rail_ends_the_connection() {
         granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
     });
     let text = error.to_string();
-    assert!(text.contains("peer rejected the request") && text.contains("other rails failed on it before"), "{text}");
+    assert!(
+        text.contains("peer rejected the request") && text.contains("the same request already failed on other rails"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -221,18 +224,18 @@ fn unused_grants_survive_the_loss_of_their_rail() {
         // So only the service thread can see that a grant failed.
         let rail = RAILS[round as usize % 2];
         set(rail, Action::Down);
-        let parts = |n: u64| stream.to.as_ptr() as u64 + n * PLACE as u64;
+        let slot_addr = |n: u64| stream.to.as_ptr() as u64 + n * SLOT_BYTES as u64;
         for n in 0..WINDOW as u64 {
-            let part = RecvPart { addr: parts(n), bytes: BYTES, tag: 3, memory: &stream.into };
+            let part = RecvPart { addr: slot_addr(n), bytes: BYTES, tag: 3, memory: &stream.into };
             let receive = until(|| bed.recv.irecv(&[part], true).unwrap());
             assert!(until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(true)));
         }
         for n in 0..WINDOW {
-            fill(&mut stream.from[n * PLACE..n * PLACE + BYTES], round * 100 + n as u64);
-            let addr = stream.from.as_ptr() as u64 + (n * PLACE) as u64;
+            fill(&mut stream.from[n * SLOT_BYTES..n * SLOT_BYTES + BYTES], round * 100 + n as u64);
+            let addr = stream.from.as_ptr() as u64 + (n * SLOT_BYTES) as u64;
             let send = until(|| bed.send.isend(addr, BYTES, 3, &stream.out).unwrap());
             until(|| bed.send.test(send).unwrap());
-            let at = n * PLACE..n * PLACE + BYTES;
+            let at = n * SLOT_BYTES..n * SLOT_BYTES + BYTES;
             assert!(stream.from[at.clone()] == stream.to[at], "message {n} of round {round} differs");
         }
         set(rail, Action::Up);
@@ -253,11 +256,11 @@ impl SharedPath for Faulty {
 
 /// A data path that cannot be borrowed. Records that a caller tried.
 #[derive(Default)]
-struct Lent {
+struct NeverBorrowed {
     was_asked_for: AtomicBool,
 }
 
-impl SharedPath for Lent {
+impl SharedPath for NeverBorrowed {
     fn borrow(&self) -> Option<PathGuard<'_>> {
         self.was_asked_for.store(true, Ordering::Release);
         None
@@ -282,7 +285,8 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         waker: host.setup().service.clone(),
     });
     let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
-    let terms = Terms { role: Role::Sender, priority: Priority::default(), first_rail: Duration::from_secs(60) };
+    let terms =
+        Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
     let driver = Driver::new(process, Arc::clone(&context), path, terms, mailboxes, Vec::new());
     (Channel::from_stream(stream).unwrap(), driver, context, far_end)
 }
@@ -291,21 +295,25 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
 fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let hosts = [host(0, &[]), host(1, &[])];
-    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let mut said = false;
+    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
+    let mut was_called = false;
     let refused = without_files(|| {
         hosts[0].setup().service.watch(channel, driver, |_, _| {
-            said = true;
+            was_called = true;
             Ok(Redialling::Never)
         })
     });
     assert!(matches!(refused, Err(Error::Os { .. })), "{refused:?}");
-    assert_eq!((Arc::strong_count(&context), said), (1, false), "the service keeps it, or its peer was informed");
+    assert_eq!(
+        (Arc::strong_count(&context), was_called),
+        (1, false),
+        "the service kept the connection, or the peer was informed"
+    );
     // Here the message to the peer cannot be sent.
-    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(Lent::default()));
-    let unsaid = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
-    assert!(hosts[0].setup().service.watch(channel, driver, unsaid).is_err());
-    assert_eq!(Arc::strong_count(&context), 1, "the service keeps it");
+    let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
+    let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
+    assert!(hosts[0].setup().service.watch(channel, driver, cannot_send).is_err());
+    assert_eq!(Arc::strong_count(&context), 1, "the service kept the connection");
     let bed = Bed::over(hosts);
     Stream::new(&bed).run(&bed, 10);
 }
@@ -326,25 +334,25 @@ fn a_panic_of_the_service_thread_fails_its_connections_with_an_error_and_later_o
     });
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
     let carries = |host: &Host| common::records(host).iter().filter(|record| record.state == State::Carries).count();
-    assert_eq!(carries(&bed.hosts[0]), 0, "a failed connection counts as one that carries");
+    assert_eq!(carries(&bed.hosts[0]), 0, "a failed connection is still in state Carries");
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);
 }
 
 /// A data path that panics once the test releases it; until then it blocks the service thread.
-struct FaultyInTime {
-    here: Sender<()>,
-    go: Mutex<Receiver<()>>,
+struct PanicsOnRelease {
+    entered: Sender<()>,
+    release: Mutex<Receiver<()>>,
 }
 
-impl SharedPath for FaultyInTime {
+impl SharedPath for PanicsOnRelease {
     fn borrow(&self) -> Option<PathGuard<'_>> {
         panic!("on purpose");
     }
 
     fn is_unused(&self) -> bool {
-        self.here.send(()).unwrap();
-        self.go.lock().unwrap().recv().unwrap();
+        self.entered.send(()).unwrap();
+        self.release.lock().unwrap().recv().unwrap();
         false
     }
 }
@@ -353,19 +361,19 @@ impl SharedPath for FaultyInTime {
 fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let host = host(0, &[]);
-    let ((here, is_here), (go, gone)) = (channel(), channel());
-    let (line, driver, _, _far) = watched(&host, Arc::new(FaultyInTime { here, go: Mutex::new(gone) }));
+    let ((entered, has_entered), (releaser, release)) = (channel(), channel());
+    let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
-    is_here.recv().unwrap();
+    has_entered.recv().unwrap();
     // In its next round the service thread finds two requests, this `close` and the `watch` below.
     // The `close` panics.
     host.setup().service.close(faulty);
-    let path = Arc::new(Lent::default());
+    let path = Arc::new(NeverBorrowed::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
     host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
-    go.send(()).unwrap();
+    releaser.send(()).unwrap();
     until(|| (Arc::strong_count(&path) == 1).then_some(()));
-    assert!(path.was_asked_for.load(Ordering::Acquire), "the data path was not informed of the failure");
+    assert!(path.was_asked_for.load(Ordering::Acquire), "the service never borrowed the data path");
 }
 
 /// Receiving process of [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`].
@@ -384,11 +392,11 @@ fn receiving_process() {
     let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nhandle {hex}");
     let recv = until(|| listener.accept().unwrap());
-    let to = vec![0_u8; PLACE];
+    let to = vec![0_u8; SLOT_BYTES];
     // SAFETY: the buffer lives as long as the process.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
     let into = recv.register(memory).unwrap();
-    let part = RecvPart { addr: to.as_ptr() as u64, bytes: PLACE, tag: 3, memory: &into };
+    let part = RecvPart { addr: to.as_ptr() as u64, bytes: SLOT_BYTES, tag: 3, memory: &into };
     loop {
         let receive = until(|| recv.irecv(&[part], false).unwrap());
         until(|| recv.test(receive, |_, _| {}).unwrap().then_some(()));
@@ -410,20 +418,20 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let hex = lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("handle ").map(str::to_owned));
-    let hex = hex.expect("the receiving process says its handle");
+    let hex = hex.expect("the receiving process prints its handle");
     let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
     let own = host(0, &[]);
     let send = until(|| own.connect(&mut handle, None).unwrap());
-    let from = vec![7_u8; PLACE];
+    let from = vec![7_u8; SLOT_BYTES];
     // SAFETY: the buffer lives until the connection has failed, and is not read after that.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
     let out = send.register(memory).unwrap();
-    let one = || -> Result<(), Error> {
+    let send_one = || -> Result<(), Error> {
         let addr = from.as_ptr() as u64;
-        let request = until(|| send.isend(addr, PLACE, 3, &out).transpose()).map_err(|e| *e)?;
+        let request = until(|| send.isend(addr, SLOT_BYTES, 3, &out).transpose()).map_err(|e| *e)?;
         until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
     };
-    (0..20).for_each(|_| one().unwrap());
+    (0..20).for_each(|_| send_one().unwrap());
     // The receiving process runs its rails in software, so they freeze with it. This process loses
     // them, and they return when the other process continues.
     kill(pid, Signal::SIGSTOP).unwrap();
@@ -431,10 +439,10 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
         std::thread::sleep(Duration::from_secs(3));
         kill(pid, Signal::SIGCONT).unwrap();
     });
-    (0..20).for_each(|_| one().unwrap());
+    (0..20).for_each(|_| send_one().unwrap());
     thaw.join().unwrap();
     kill(pid, Signal::SIGKILL).unwrap();
-    let error = (0..1_000_000).find_map(|_| one().err()).expect("a killed peer shows");
+    let error = (0..1_000_000).find_map(|_| send_one().err()).expect("a send to a killed peer fails");
     let text = error.to_string();
     assert!(
         matches!(error, Error::PeerGone(_))

@@ -400,14 +400,14 @@ fn impossible_claims_of_a_receiver_are_refused() {
         stage.check();
         stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         let error = stage.complaint(0).expect("an error");
-        assert!(breaks_protocol(&error, "end 1", "it claims"), "{error}");
+        assert!(breaks_protocol(&error, "end 1", "FENCED claims"), "{error}");
     }
     for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
         stage.again();
         stage.check();
         stage.tell(side, 1, ControlMessage::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error").to_string();
-        let told = format!("end {} violated the protocol: it claims {delivered} delivered messages", 1 - side);
+        let told = format!("end {} violated the protocol: BYE claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
         assert_eq!(stage.pair.contexts[side].peer.presence(), PeerState::Here);
     }

@@ -14,6 +14,8 @@ use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, Start};
 use std::sync::atomic::Ordering;
 
+/// Index of the sending side in a [`Pair`]'s arrays.
+const SENDER: usize = 0;
 const BYTES: usize = 64;
 const ROUND_NS: u64 = 50_000_000;
 
@@ -22,7 +24,7 @@ struct Bed {
     log: CapturedLog,
     pairs: Vec<Pair>,
     /// True while the receivers' service thread does not run.
-    is_stopped: bool,
+    is_receiver_stopped: bool,
 }
 
 /// Lines about stalls, each with its time in seconds.
@@ -30,10 +32,10 @@ type Lines = Vec<(u64, String)>;
 
 // One test only: a process has one fabric and one virtual clock.
 #[test]
-fn the_warning_says_who_is_stuck() {
+fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
     // Above 80 s, which is how long requests wait in the scenarios that must not abort.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
-    let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_stopped: false };
+    let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_receiver_stopped: false };
     bed.nothing_posted();
     bed.no_receive_posted();
     bed.no_send_posted();
@@ -49,7 +51,7 @@ fn the_warning_says_who_is_stuck() {
 
 impl Bed {
     fn connect(&mut self, rails: &[usize], count: usize) {
-        self.is_stopped = false;
+        self.is_receiver_stopped = false;
         self.pairs = (0..count).map(|_| self.fabric.connect_over(rails, 1, Start::default())).collect();
     }
 
@@ -74,7 +76,8 @@ impl Bed {
         let now = self.fabric.now();
         for pair in &mut self.pairs {
             let mut frames = [Vec::<ControlFrame>::new(), Vec::new()];
-            for (side, driver) in pair.drivers.iter_mut().enumerate().filter(|(side, _)| *side == 0 || !self.is_stopped)
+            for (side, driver) in
+                pair.drivers.iter_mut().enumerate().filter(|(side, _)| *side == SENDER || !self.is_receiver_stopped)
             {
                 driver.poll(now, false, &mut |frame| {
                     frames[1 - side].push(frame);
@@ -82,7 +85,7 @@ impl Bed {
                 });
             }
             for ((side, driver), frames) in pair.drivers.iter_mut().enumerate().zip(frames) {
-                if side == 0 || !self.is_stopped {
+                if side == SENDER || !self.is_receiver_stopped {
                     frames.iter().for_each(|frame| driver.receive_frame(frame, now));
                 }
             }
@@ -130,9 +133,9 @@ impl Bed {
         for _ in 0..6 {
             let (send, receive) = self.exchange();
             // The service threads have seen the data, so the caller need not test.
-            assert_eq!(self.pass(300, |_| ()), [], "a caller that sleeps, and no request that waits");
+            assert_eq!(self.pass(300, |_| ()), [], "warned although no request waits: the caller has not tested them");
             assert!(self.is_sent(send) && self.is_received(receive));
-            assert_eq!(self.pass(300, |_| ()), [], "a caller that computes");
+            assert_eq!(self.pass(300, |_| ()), [], "warned although no request is posted");
         }
     }
 
@@ -142,20 +145,20 @@ impl Bed {
         assert!(self.is_sent(send) && self.is_received(receive));
         assert_eq!(self.pass(30, |_| ()), []);
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "the peer's rank has posted no receive for 9", "GPU or its program is late");
+        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 9", "GPU or its program is late");
     }
 
     fn no_send_posted(&mut self) {
         self.connect(&[0, 1], 1);
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
-        is_one(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
+        assert_one_line(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
     }
 
     fn one_line_for_many_connections(&mut self) {
         self.connect(&[0, 1], 3);
         let lines = self.pass(80, |bed| (0..3).for_each(|pair| assert_eq!(bed.isend(pair, 0).unwrap(), None)));
-        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
         assert!(lines[0].1.contains(" on 3 connections: "), "{lines:?}");
     }
 
@@ -170,8 +173,18 @@ impl Bed {
             assert!(!bed.is_received(receive));
         });
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "the peer has posted a receive, and its clear-to-send has not arrived here", "");
-        is_one(&receiver, "end 0", "a receive is posted here, and its clear-to-send has not arrived at the peer", "");
+        assert_one_line(
+            &sender,
+            "end 1",
+            "the peer has posted a receive, and its clear-to-send has not arrived here",
+            "",
+        );
+        assert_one_line(
+            &receiver,
+            "end 0",
+            "a receive is posted here, and its clear-to-send has not arrived at the peer",
+            "",
+        );
     }
 
     fn receiver_does_not_test(&mut self) {
@@ -179,7 +192,7 @@ impl Bed {
         let (send, _) = self.exchange();
         assert!(self.is_sent(send));
         let lines = self.repeat_send();
-        is_one(
+        assert_one_line(
             &lines,
             "end 1",
             "the peer's requests are done, and its program has not tested them for 6",
@@ -193,7 +206,7 @@ impl Bed {
         assert!(self.is_received(receive));
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
-        is_one(
+        assert_one_line(
             &lines,
             "end 0",
             "the peer's requests are done, and its program has not tested them for 6",
@@ -209,15 +222,20 @@ impl Bed {
             assert!(!bed.is_received(receive));
         });
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "the peer's receive is here, and the send waits on this host", "another tag");
-        is_one(&receiver, "end 0", "the peer's rank has posted no send", "");
+        assert_one_line(
+            &sender,
+            "end 1",
+            "the peer has granted a receive, and the send waits on this host",
+            "another tag",
+        );
+        assert_one_line(&receiver, "end 0", "the peer's rank has posted no send", "");
     }
 
     fn no_answer(&mut self) {
         self.connect(&[0, 1], 1);
-        self.is_stopped = true;
+        self.is_receiver_stopped = true;
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "the peer has not answered for", "its process is stopped");
+        assert_one_line(&lines, "end 1", "the peer has not answered for", "its process is stopped");
     }
 
     fn lost_data(&mut self) {
@@ -228,8 +246,8 @@ impl Bed {
         let send = self.isend(0, 0).unwrap().expect("a grant");
         let lines = self.pass(80, |bed| assert!(!bed.is_sent(send) && !bed.is_received(receive)));
         let [sender, receiver] = by_side(&lines);
-        is_one(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
-        is_one(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
+        assert_one_line(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
+        assert_one_line(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
         self.pairs.clear();
         self.fabric.set(2, true);
     }
@@ -237,7 +255,7 @@ impl Bed {
     fn aborts(&mut self) {
         self.connect(&[0, 1], 1);
         let lines = self.repeat_send();
-        is_one(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
         let mut error = None;
         self.pass(30, |bed| error = error.take().or(bed.isend(0, 0).err()));
         let error = *error.expect("the connection's end");
@@ -251,7 +269,7 @@ impl Bed {
 
 /// Asserts that `lines` is one line about `peer`, 60 to 67 s after the start. It must give `cause`
 /// and contain `more`.
-fn is_one(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
+fn assert_one_line(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
     let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
     let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));
     assert!(is_timely && line.contains(&format!(": {cause}")) && line.contains(more), "{at} s: {line}");

@@ -83,7 +83,7 @@ impl End {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let found = self.cq.poll(buffer).expect("a CQ that works");
-            assert!(found.len() <= 1, "one thing at a time is in flight");
+            assert!(found.len() <= 1, "more than one completion, although one request is in flight");
             if let [completion] = found {
                 assert_eq!(completion.qp_num(), self.qp.number());
                 let immediate = completion.is_receive_immediate().then(|| (completion.immediate(), completion.bytes()));
@@ -109,7 +109,7 @@ fn a_device_reports_its_port_and_addresses() {
     assert_eq!(format!("{} Gb/sec", f64::from(port.speed_mbps) / 1000.0), sysfs_rate(&a));
     assert_ne!(end.gid.ifindex, 0);
     assert!(end.context.port(9).is_err(), "there is no port 9");
-    assert_eq!(end.context.async_event().expect("events can be asked for"), None);
+    assert_eq!(end.context.async_event().expect("reading async events"), None);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn writes_arrive_whole_with_their_immediate() {
             assert_eq!(got[13], 0, "no byte more than was sent");
         }
     }
-    assert_eq!(a.wait(&mut buffer), (5, 0, None), "only the signaled write completes here");
+    assert_eq!(a.wait(&mut buffer), (5, 0, None), "only the signaled write completes at the sender");
 
     a.qp.write_inline([].as_slice().into(), b.remote(0), Some(9), 6, true).expect("an empty write");
     assert_eq!(b.wait(&mut buffer), (70, 0, Some((9, 0))));
@@ -198,7 +198,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
     let mut buffer = CompletionBuffer::new();
     let wrong = Remote { rkey: b.mr.rkey() ^ 0x5500, ..b.remote(0) };
     a.qp.write_inline([1; 8].as_slice().into(), wrong, None, 11, false).expect("it is posted");
-    assert_eq!(a.wait(&mut buffer), (11, REMOTE_ACCESS, None), "failure completes although not signaled");
+    assert_eq!(a.wait(&mut buffer), (11, REMOTE_ACCESS, None), "a failed write completes even if it was not signaled");
     assert_eq!(b.region.words()[0].load(Ordering::Acquire), 0);
 
     let (mut c, mut d) = connected();
@@ -206,7 +206,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
     d.qp.fail().expect("ERR");
     assert_eq!(d.wait(&mut buffer), (12, FLUSHED, None));
     c.qp.fail().expect("ERR");
-    let text = c.qp.ready_to_send(ACKNOWLEDGEMENT, 0).expect_err("a failed QP stays");
+    let text = c.qp.ready_to_send(ACKNOWLEDGEMENT, 0).expect_err("a QP in ERR does not go to RTS");
     assert!(text.to_string().contains(&format!("QP {} of {}", c.qp.number(), c.context.name())), "{text}");
 }
 
@@ -235,9 +235,9 @@ fn callers_memory_is_registered_with_strict_and_relaxed_ordering() {
     let relaxed = Mr::register(&pd, memory, WRITABLE | Access::RELAXED_ORDERING).expect("a registration");
     assert_ne!(strict.lkey(), relaxed.lkey());
     let region = Region::new(4096).expect("a region");
-    let of_region = region.register(&pd, WRITABLE).expect("a registration");
+    let region_registration = region.register(&pd, WRITABLE).expect("a registration");
     assert_eq!(Arc::strong_count(&region), 2, "the registration keeps the region mapped");
-    drop(of_region);
+    drop(region_registration);
     assert_eq!(Arc::strong_count(&region), 1);
     // SAFETY: the address is not mapped, so the kernel refuses it.
     let nothing = unsafe { HostMemory::from_caller(0x1000, 4096) };
@@ -282,7 +282,7 @@ fn a_port_that_goes_down_is_an_event() {
         assert!(status.is_ok_and(|status| status.success()));
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            match context.async_event().expect("events can be asked for") {
+            match context.async_event().expect("reading async events") {
                 Some(event) if event.kind == kind => {
                     assert_eq!(event.port, Some(PORT));
                     break;

@@ -51,7 +51,7 @@ struct Caller {
     /// The connection has failed, or the peer has left. Earlier actions are still executed.
     has_ended: bool,
     has_closed: bool,
-    has_carried: bool,
+    was_up: bool,
     now: u64,
 }
 
@@ -121,15 +121,15 @@ impl Caller {
             failed: 0,
             has_ended: false,
             has_closed: false,
-            has_carried: false,
+            was_up: false,
             now: 0,
         };
         let missing: Vec<_> = LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1).collect();
-        caller.recovery.begins_without(&missing);
+        caller.recovery.mark_missing_at_start(&missing);
         for lane in missing {
             caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
         }
-        caller.has_carried = caller.rails.contains(&Rail::Used);
+        caller.was_up = caller.rails.contains(&Rail::Used);
         caller
     }
 
@@ -242,7 +242,7 @@ impl Caller {
                     self.rails[lane.index()] = Rail::Used;
                     self.losses[lane.index()] = false;
                     self.fenced_by_peer[lane.index()].clear();
-                    self.has_carried = true;
+                    self.was_up = true;
                     self.recovery.activated(lane, Ok(()), self.now);
                 }
                 Action::DropQps(lane) => {
@@ -283,8 +283,8 @@ impl Caller {
     fn check_failure(&self, failure: &Failure) {
         let is_dark = !self.rails.contains(&Rail::Used);
         let is_true = match failure {
-            Failure::NoFirstRail => is_dark && !self.has_carried,
-            Failure::NoRail(_) => is_dark && self.has_carried,
+            Failure::NoFirstRail => is_dark && !self.was_up,
+            Failure::NoRail(_) => is_dark && self.was_up,
             Failure::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
             Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
             Failure::Protocol(_) => true,

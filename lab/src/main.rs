@@ -15,7 +15,7 @@ mod proc_status;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use nccl_tests_harness::output;
-use nccl_tests_harness::program::{self, Loudness, Outcome, check_settings, variable};
+use nccl_tests_harness::program::{self, Outcome, OutputLevel, check_settings, variable};
 use nccl_tests_harness::ranks::control::Work;
 use nccl_tests_harness::ranks::process;
 use pair::rank::Pair;
@@ -29,7 +29,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
-    loudness: Loudness,
+    output_level: OutputLevel,
 }
 
 #[derive(Debug, Subcommand)]
@@ -84,25 +84,25 @@ Examples:
   spark-lab communicators lost mixed -r 4 --log log.txt";
 
 fn main() -> ExitCode {
-    program::run(|cli: &Cli| &cli.loudness, |cli| execute(cli.command))
+    program::run(|cli: &Cli| &cli.output_level, |cli| execute(cli.command))
 }
 
 fn execute(command: Command) -> Result<Outcome> {
     let program = program::file()?;
     match command {
         Command::Bench(options) => {
-            program::end_in_order()?;
+            program::clean_up_on_signal()?;
             let plan = options.plan(&program, variable("NCCL_IBVERBS_LIB"))?;
             check_settings(&plan.libraries[0].1, &program)?;
             bench::run(&plan, &program).map(Outcome::from)
         }
         Command::Communicators(options) => {
-            program::end_in_order()?;
+            program::clean_up_on_signal()?;
             let plan = options.plan(&program)?;
             communicators::run(&plan, &program, &variable, &mut output::standard()).map(Outcome::from)
         }
         Command::AsSpark(options) => {
-            program::end_in_order()?;
+            program::clean_up_on_signal()?;
             options.run(&variable)
         }
         Command::OneVersion(options) => options.run(&program, output::standard()).map(|()| Outcome::Good),

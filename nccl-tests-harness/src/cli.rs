@@ -7,7 +7,7 @@ use crate::commands::collectives::options::Options as Collective;
 use crate::commands::collectives::rank::Collectives;
 use crate::commands::memory::rank::Memory;
 use crate::commands::{doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune};
-use crate::program::Loudness;
+use crate::program::OutputLevel;
 use crate::ranks::control::Work;
 use crate::ranks::process;
 use clap::{Parser, Subcommand};
@@ -21,7 +21,7 @@ pub struct Cli {
     pub command: Command,
     /// The amount of output.
     #[command(flatten)]
-    pub loudness: Loudness,
+    pub output_level: OutputLevel,
 }
 
 /// The commands of the program.

@@ -18,16 +18,16 @@ use std::process::ExitCode;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 /// Exit status that shells show if a program ends because its output was closed (128 + SIGPIPE).
-const UNREAD: u8 = 141;
+const OUTPUT_CLOSED: u8 = 141;
 
 /// The options, common to all commands, that set how much a command prints.
 #[derive(Debug, clap::Args)]
-pub struct Loudness {
+pub struct OutputLevel {
     /// Prints results and errors only: no progress, no lines that start with #.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Shows the plugin's log as with NCCL_DEBUG=INFO, and the facts that doctor has read; -vv: the
-    /// log as with NCCL_DEBUG=TRACE.
+    /// Also shows the plugin's log (-v: as with NCCL_DEBUG=INFO, -vv: as with NCCL_DEBUG=TRACE),
+    /// and the facts that doctor has read.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
@@ -51,15 +51,15 @@ impl From<bool> for Outcome {
 
 /// Parses this process's command line, and runs its command with `execute`.
 pub fn run<C: CommandFactory + FromArgMatches>(
-    loudness: impl FnOnce(&C) -> &Loudness,
+    output_level: impl FnOnce(&C) -> &OutputLevel,
     execute: impl FnOnce(C) -> Result<Outcome>,
 ) -> ExitCode {
     let name = C::command().get_name().to_owned();
-    let outcome = read::<C>(std::env::args_os()).map_err(anyhow::Error::from).and_then(|cli| {
-        output::set_verbosity(match loudness(&cli) {
-            Loudness { quiet: true, .. } => Verbosity::Quiet,
-            Loudness { verbose: 0, .. } => Verbosity::Normal,
-            Loudness { verbose: 1, .. } => Verbosity::Verbose,
+    let outcome = parse::<C>(std::env::args_os()).map_err(anyhow::Error::from).and_then(|cli| {
+        output::set_verbosity(match output_level(&cli) {
+            OutputLevel { quiet: true, .. } => Verbosity::Quiet,
+            OutputLevel { verbose: 0, .. } => Verbosity::Normal,
+            OutputLevel { verbose: 1, .. } => Verbosity::Verbose,
             _ => Verbosity::Trace,
         });
         output::set_columns(variable("COLUMNS").as_deref());
@@ -73,7 +73,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
         Ok(Outcome::Status(status)) => return ExitCode::from(status),
         Ok(Outcome::Failed) => {
             if output::verbosity() == Verbosity::Quiet {
-                complain(&name, "failed; without --quiet it says more");
+                complain(&name, "failed; run again without --quiet for the reason");
             }
             return ExitCode::from(FAILED);
         }
@@ -81,7 +81,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     };
     match error.downcast_ref::<clap::Error>() {
         Some(usage) => complain_of_usage(&name, usage),
-        None if output::is_unread(&error) => ExitCode::from(UNREAD),
+        None if output::is_output_closed(&error) => ExitCode::from(OUTPUT_CLOSED),
         None => {
             complain(&name, &format!("{error:#}"));
             ExitCode::from(FAILED)
@@ -93,7 +93,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
 ///
 /// # Errors
 /// Fails on a mistake on the command line.
-pub fn read<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+pub fn parse<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
     let command = C::command();
     let words = words::prepared(&command, words);
     let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
@@ -110,7 +110,7 @@ pub fn file() -> Result<PathBuf> {
 
 /// Handles SIGINT and similar signals: the program then ends the processes that it started and
 /// removes the files that it made. For commands that start processes or make files.
-pub fn end_in_order() -> Result<()> {
+pub fn clean_up_on_signal() -> Result<()> {
     interrupt::watch()
 }
 
@@ -152,7 +152,7 @@ fn complain_of_usage(name: &str, error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(UNREAD),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(OUTPUT_CLOSED),
             Err(error) => {
                 complain(name, &format!("{STANDARD_OUTPUT}: {error}"));
                 ExitCode::from(FAILED)

@@ -151,13 +151,13 @@ mod tests {
     #[test]
     fn a_subcommand_after_json_is_no_file() {
         let words = ["nccl-spark", "tune", "--json", "collectives"].map(Into::into);
-        let error = program::read::<Cli>(words).unwrap_err().to_string();
+        let error = program::parse::<Cli>(words).unwrap_err().to_string();
         assert!(error.contains("'collectives' cannot be used with '--json"), "{error}");
     }
 
     fn mistake(words: &[&[u8]]) -> String {
         let words = words.iter().map(|word| OsStr::from_bytes(word).to_owned());
-        one_line(&program::read::<Cli>([OsString::from("nccl-spark")].into_iter().chain(words)).unwrap_err())
+        one_line(&program::parse::<Cli>([OsString::from("nccl-spark")].into_iter().chain(words)).unwrap_err())
     }
 
     #[test]

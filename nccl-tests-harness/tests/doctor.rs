@@ -43,44 +43,44 @@ fn a_missing_plugin_is_a_fault() {
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("libnccl-net-spark.so");
     let variables = format!("NCCL_NET=Spark NCCL_NET_PLUGIN={}", plugin.display());
-    let judged = |arguments: &str, why: &str| {
+    let assert_judged = |arguments: &str, why: &str| {
         let said = doctor(arguments, &variables);
         assert_eq!(said.status, Some(3), "{arguments}: {said:?}");
-        let told: Value = serde_json::from_str(&said.out).unwrap();
-        let finding = told["findings"].as_array().unwrap().iter().find(|one| one["id"] == "plugin-kept-out").unwrap();
-        let named = [&finding["text"], &told["variables"][1]["text"]].map(|text| text.as_str().unwrap());
+        let json: Value = serde_json::from_str(&said.out).unwrap();
+        let finding = json["findings"].as_array().unwrap().iter().find(|one| one["id"] == "plugin-kept-out").unwrap();
+        let texts = [&finding["text"], &json["variables"][1]["text"]].map(|text| text.as_str().unwrap());
         let words = format!("{why} {}", plugin.display());
-        assert!(finding["severity"] == "broken" && named.iter().all(|text| text.contains(&words)), "{told}");
+        assert!(finding["severity"] == "broken" && texts.iter().all(|text| text.contains(&words)), "{json}");
     };
     let unnamed = doctor("--env", "NCCL_NET=Spark");
     assert!(unnamed.out.contains("[plugin-not-named]"), "{unnamed:?}");
-    judged("--env --json -", "there is no such file as");
-    judged("--json -", "there is no such file as");
+    assert_judged("--env --json -", "file not found:");
+    assert_judged("--json -", "file not found:");
     std::fs::create_dir(&plugin).unwrap();
-    judged("--env --json -", "there is something else than a regular file at");
+    assert_judged("--env --json -", "not a regular file:");
     std::fs::remove_dir(&plugin).unwrap();
     std::fs::write(&plugin, "").unwrap();
     assert_eq!(doctor("--env", &variables).status, Some(0));
 }
 
 #[test]
-fn a_bare_machine_is_broken_and_the_missing_parts_are_listed() {
+fn an_empty_root_is_judged_broken_and_missing_parts_are_listed() {
     let root = tempfile::tempdir().unwrap();
     let said = doctor(&format!("--root {} --json -", root.path().display()), "NCCL_NET=Spark");
     assert_eq!(said.status, Some(3), "{said:?}");
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((&told["schema"], &told["verdict"]), (&1.into(), &"broken".into()));
+    let json: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&json["schema"], &json["verdict"]), (&1.into(), &"broken".into()));
     let ids: Vec<_> =
-        told["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect();
+        json["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect();
     assert_eq!(ids[..2], ["no-rdma-device", "libibverbs"], "{ids:?}");
-    assert!(told["findings"][0]["cure"].as_str().unwrap().contains("modprobe"), "{told}");
-    let variable = &told["variables"][0];
+    assert!(json["findings"][0]["cure"].as_str().unwrap().contains("modprobe"), "{json}");
+    let variable = &json["variables"][0];
     assert_eq!(
         (&variable["name"], &variable["effect"], &variable["source"]),
         (&"NCCL_NET".into(), &"nccl".into(), &"environment".into())
     );
     let not_seen: Vec<_> =
-        told["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
+        json["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
     assert!(not_seen.contains(&"the limit of locked memory"), "{not_seen:?}");
     // With `--json -` the text goes to standard error. It begins with the verdict.
     assert!(said.err.starts_with("The plugin does not work: "), "{said:?}");
@@ -103,9 +103,9 @@ fn a_running_process_is_judged_by_its_own_environment() {
 /// would execute control characters in them.
 #[test]
 fn control_characters_of_variables_are_not_printed() {
-    let odd = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
+    let forged = "x\x1b]0;pwned\x07\x1b[2J\nBROKEN: forged";
     let mut process = Command::new("sleep");
-    process.arg("60").env_clear().env("NCCL_DEBUG", odd).env("NCCL_NET", odd).env("NCCL_\x1b[2J", "x");
+    process.arg("60").env_clear().env("NCCL_DEBUG", forged).env("NCCL_NET", forged).env("NCCL_\x1b[2J", "x");
     let mut process = process.spawn().unwrap();
     let said = doctor(&format!("--env --pid {}", process.id()), "");
     process.kill().unwrap();
@@ -116,7 +116,7 @@ fn control_characters_of_variables_are_not_printed() {
 }
 
 #[test]
-fn this_machine_is_examined_without_root_and_other_variables_are_not_shown() {
+fn doctor_runs_without_root_and_hides_unrelated_variables() {
     let said = doctor("", "HF_TOKEN=secret");
     assert!(matches!(said.status, Some(0 | 1 | 3)), "{said:?}");
     assert_eq!(said.err, "", "{said:?}");
@@ -125,7 +125,7 @@ fn this_machine_is_examined_without_root_and_other_variables_are_not_shown() {
 }
 
 #[test]
-fn facts_and_gaps_are_listed_with_v_and_always_in_json() {
+fn verbose_text_and_all_json_list_what_was_read_and_not_seen() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
     std::fs::write(root.path().join("proc/sys/kernel/osrelease"), "6.17.0-1014-nvidia\n").unwrap();
@@ -143,9 +143,9 @@ fn facts_and_gaps_are_listed_with_v_and_always_in_json() {
         assert!(listed.iter().all(|part| long.out.contains(part)) && !long.out.contains("# -v"), "{long:?}");
     }
     for option in ["--json -", "--json - -v"] {
-        let told: Value = serde_json::from_str(&said(option).out).unwrap();
-        let lists = ["facts", "not_seen"].map(|list| told[list].as_array().unwrap().len());
-        assert!(lists.iter().all(|length| *length > 0), "{told}");
+        let json: Value = serde_json::from_str(&said(option).out).unwrap();
+        let lists = ["facts", "not_seen"].map(|list| json[list].as_array().unwrap().len());
+        assert!(lists.iter().all(|length| *length > 0), "{json}");
     }
 }
 

@@ -7,8 +7,8 @@
  * "LEAK" then). The environment plants faults:
  *   FAKE_GPUS=N      number of GPUs (default 1)             FAKE_PAGEABLE=0  no access to malloc's memory
  *   FAKE_FREE=BYTES  the result of cuMemGetInfo             FAKE_MANAGED=0   no managed memory
- *   FAKE_BLIND       the checking kernel counts nothing     FAKE_NO_PINNED   cuMemHostAlloc fails
- *   FAKE_WILD        the writing kernel writes another pattern
+ *   FAKE_MISCOUNT    the checking kernel counts nothing     FAKE_NO_PINNED   cuMemHostAlloc fails
+ *   FAKE_WRONG_PATTERN  the writing kernel writes another pattern
  *   FAKE_TORN_STORE  the kernel that stores lines stores bytes 32 to 47 of each 20 us after its flag
  *   FAKE_SHORT_STORE it stores all but the first 8 bytes
  *   FAKE_BLIND_LOAD  the kernel that loads lines finds none torn
@@ -348,8 +348,8 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     x ^= x >> 13;
     uint8_t byte = (uint8_t)(x ^ flip);
     if (function == (void *)1) {
-      bytes[at] = getenv("FAKE_WILD") ? byte + 1 : byte;
-    } else if (bytes[at] != byte && !getenv("FAKE_BLIND")) {
+      bytes[at] = getenv("FAKE_WRONG_PATTERN") ? byte + 1 : byte;
+    } else if (bytes[at] != byte && !getenv("FAKE_MISCOUNT")) {
       uint32_t *tally = (uint32_t *)(uintptr_t) * (uint64_t *)parameters[5];
       tally[0]++;
       if (first + at < tally[1]) tally[1] = first + at;

@@ -62,13 +62,13 @@ fn gpus_store_and_load_lines() {
     assert!(!said.out.contains("the tool") && !said.out.contains("on purpose"), "{said:?}");
     assert!(!said.err.contains("LEAK") && !said.err.contains("closed with memory"), "{said:?}");
     let said = Fakes::new().run("-b 8", "");
-    assert!(said.status == Some(0) && !said.out.contains("LL128"), "not asked for: {said:?}");
+    assert!(said.status == Some(0) && !said.out.contains("LL128"), "LL128 is reported without --litmus: {said:?}");
     let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_GPUS=0");
     assert!(said.status == Some(1) && said.err.contains("--litmus need a GPU: cuInit returned"), "{said:?}");
 }
 
 #[test]
-fn a_gpu_without_whole_line_stores_or_counts_gives_no_verdict() {
+fn a_gpu_that_stores_or_counts_lines_wrongly_ends_the_test() {
     let fakes = Fakes::new();
     let said = fakes.run("-b 8 --litmus 1", "FAKE_SHORT_STORE=1");
     assert!(said.out.contains("GPU 0 stores 0x0 as word 0 of line 5 instead of 0x900000050"), "{said:?}");
@@ -88,7 +88,7 @@ fn a_gpu_that_tears_lines_is_found_by_the_processor() {
 }
 
 #[test]
-fn a_network_that_tears_lines_is_found_by_the_reader_alone() {
+fn lines_torn_by_the_network_are_counted_only_at_the_reader() {
     let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_TORN=1");
     assert_eq!(said.status, Some(1), "{said:?}");
     for name in ["NIC to GPU", "NIC to GPU, second load"] {
@@ -107,31 +107,31 @@ fn a_network_that_tears_lines_is_found_by_the_reader_alone() {
 fn lines_that_never_arrive_end_the_test() {
     let said = Fakes::new().run("-b 8 --litmus 30", "FAKE_STALE=5 FAKE_WAIT_MS=300");
     assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(
-        said.out.contains("# LL128: lines that GPU 0 waited for and that did not arrive: 256; the test ended there"),
-        "{said:?}"
-    );
+    assert!(said.out.contains("# LL128: lines that did not arrive at GPU 0: 256; the test ended early"), "{said:?}");
     assert!(said.out.contains("# FAILED: LL128: lines that did not arrive: 256\n"), "{said:?}");
 }
 
 #[test]
-fn receives_are_optional_and_failures_are_reported() {
+fn a_failed_optional_receive_ends_the_test_with_its_reason() {
     let said = Fakes::new().run("-b 8 --litmus 1", "FAKE_NO_OPTIONAL=1");
     assert_eq!(said.status, Some(1), "{said:?}");
     let reason = "NET/Fake: planted: no optional receives";
-    assert!(said.out.contains("# LL128: ended early: its process: message 0, Round { first: 0, lines: 1,"), "{said:?}");
+    assert!(
+        said.out.contains("# LL128: ended early: child process: message 0, Round { first: 0, lines: 1,"),
+        "{said:?}"
+    );
     assert!(said.out.contains(reason) && said.out.contains("# FAILED: LL128: the test ended early: "), "{said:?}");
 }
 
 #[test]
 fn the_result_is_in_the_json() {
     let said = Fakes::new().run("-b 8 --litmus 1 --litmus-plant --json -", "");
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    let litmus = &told["litmus"];
-    assert_eq!((said.status, &told["ok"], &litmus["planted"]), (Some(1), &false.into(), &true.into()), "{said:?}");
-    assert!(litmus["fault"].as_str().unwrap().contains("TORN lines"), "{told}");
+    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let litmus = &json["litmus"];
+    assert_eq!((said.status, &json["ok"], &litmus["planted"]), (Some(1), &false.into(), &true.into()), "{said:?}");
+    assert!(litmus["fault"].as_str().unwrap().contains("TORN lines"), "{json}");
     let found = &litmus["outcome"]["ran"];
-    assert_eq!(found["written_by"], "GPU 0", "{told}");
+    assert_eq!(found["written_by"], "GPU 0", "{json}");
     assert_eq!(found["sizes_bytes"], serde_json::json!([128, 512, 2048, 8064, 32_768, 131_072, 614_400]));
     let paths: Vec<_> = found["reads"].as_array().unwrap().iter().map(|read| read["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["writer_to_cpu", "nic_to_reader", "nic_to_reader_second_load"]);

@@ -27,7 +27,7 @@ fn gpus_write_and_check_every_kind_of_memory() {
     // The fake plugin registers any address as host memory. The processor cannot read memory of
     // `cudaMalloc`, so that memory is registered but not moved.
     assert_eq!(row(&said, "cudaMalloc"), ["yes", "-", "-", "no", "-"], "{said:?}");
-    assert!(said.out.contains("# cudaMalloc: not moved: its process: a message of 8 bytes: "), "{said:?}");
+    assert!(said.out.contains("# cudaMalloc: not moved: child process: a message of 8 bytes: "), "{said:?}");
     assert_eq!(row(&said, "cudaMalloc, as CUDA")[0], "no", "{said:?}");
     assert!(
         said.out.contains("as CUDA: not registered: regMr returned ncclInvalidUsage (5): NET/Fake: host memory only")
@@ -71,12 +71,12 @@ fn unavailable_memory_is_reported_and_required_kinds_must_register() {
 }
 
 #[test]
-fn a_gpu_that_counts_or_writes_wrongly_gives_no_verdict() {
+fn a_gpu_that_fails_the_self_check_ends_the_run() {
     let fakes = Fakes::new();
-    let said = fakes.run("-b 8", "FAKE_BLIND=1");
+    let said = fakes.run("-b 8", "FAKE_MISCOUNT=1");
     assert!(said.status == Some(1) && said.err.contains("GPU 0 counts Wrong { count: 0"), "{said:?}");
-    let said = fakes.run("-b 8", "FAKE_WILD=1");
-    assert!(said.status == Some(1) && said.err.contains("GPU 0 writes another pattern than the CPU"), "{said:?}");
+    let said = fakes.run("-b 8", "FAKE_WRONG_PATTERN=1");
+    assert!(said.status == Some(1) && said.err.contains("GPU 0 and the CPU wrote different patterns"), "{said:?}");
     let said = fakes.run("-b 8", "FAKE_NO_PINNED=1");
     assert!(
         said.status == Some(1) && said.err.contains("cuMemHostAlloc returned CUDA_ERROR_OUT_OF_MEMORY"),
@@ -85,22 +85,22 @@ fn a_gpu_that_counts_or_writes_wrongly_gives_no_verdict() {
 }
 
 #[test]
-fn an_endless_message_is_refused() {
+fn a_message_that_never_completes_times_out() {
     let said = Fakes::new().run("-b 8 -T 1", "FAKE_GPUS=0 FAKE_LOSE=1");
     assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.out.contains("no progress for 1 s (--timeout): its process: moving 8 bytes of malloc"), "{said:?}");
+    assert!(said.out.contains("no progress for 1 s (--timeout): child process: moving 8 bytes of malloc"), "{said:?}");
 }
 
 #[test]
 fn the_result_is_printed_as_json() {
     let said = Fakes::new().run("-b 4096 --json -", "FAKE_CORRUPT=1");
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((said.status, &told["ok"], &told["command"]), (Some(1), &false.into(), &"memory".into()), "{said:?}");
-    assert_eq!(told["gpus"][1]["name"], "Fake 0");
-    let kinds = told["kinds"].as_array().unwrap();
+    let json: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.status, &json["ok"], &json["command"]), (Some(1), &false.into(), &"memory".into()), "{said:?}");
+    assert_eq!(json["gpus"][1]["name"], "Fake 0");
+    let kinds = json["kinds"].as_array().unwrap();
     assert_eq!((kinds.len(), &kinds[1]["name"]), (6, &"cudaHostAlloc".into()));
     assert_eq!(kinds[1]["outcome"]["moved"]["messages"][0]["wrong"], 1);
-    assert!(kinds[5]["outcome"]["refused"]["reason"].as_str().unwrap().contains("host memory only"), "{told}");
+    assert!(kinds[5]["outcome"]["refused"]["reason"].as_str().unwrap().contains("host memory only"), "{json}");
     assert!(said.err.contains("# FAILED: malloc"), "the table goes to standard error: {said:?}");
 }
 

@@ -261,7 +261,7 @@ fn missing_permissions_are_reported_with_the_advice_to_use_sudo() {
         Command::new(&program)
     };
     let said: Said = command.args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
-    assert!(said.out.contains("# 1 process of another user cannot be looked into: run with sudo\n"), "{said:?}");
+    assert!(said.out.contains("# 1 process of another user cannot be read: run with sudo\n"), "{said:?}");
 }
 
 fn promtool(file: &Path) -> Option<Said> {

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 /// Duration of [`Phase::Cut`] (keys are valid), and of [`Phase::Keyless`] (they are not). In Linux,
 /// the durations depend on the number of objects to destroy.
-const CUT_OFF: Duration = Duration::from_millis(10);
+const REMOVAL_STEP: Duration = Duration::from_millis(10);
 /// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered.
 /// Longer than the sleeps of the fabric and the plugin, so that both see every step. mlx5 takes
 /// seconds.
 const FAILED: Duration = Duration::from_millis(300);
 /// Time from the removal of such a function to its return. The length has the same reason.
-const AWAY: Duration = Duration::from_millis(300);
+const REMOVED: Duration = Duration::from_millis(300);
 
 /// A fabric that was made for a job. It counts as used until this value is dropped.
 #[derive(Debug)]
@@ -123,15 +123,15 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
     }
     // The folder is deleted when the job ends, so it must not have other files.
     if let Some(foreign) = folder.foreign_file() {
-        return Err(format!("{} is not a fabric's file: choose another name for the fabric", foreign.display()));
+        return Err(format!("{} does not belong to a fabric: choose another name for the fabric", foreign.display()));
     }
     folder.clear()?;
     let (memory, _) = folder.open(Some(profile))?;
     memory.nodes.store(nodes as u32, Ordering::Release);
     for node in 0..nodes {
-        profile.write_sysfs(&sysfs_of(&folder, node))?;
+        profile.write_sysfs(&own_sysfs(&folder, node))?;
     }
-    let user = folder.use_it()?;
+    let user = folder.lock_as_user()?;
     let pair = |n: &str, v: String| (n.to_owned(), v);
     let environment = vec![
         pair("SOFTVERBS_DIR", dir.display().to_string()),
@@ -192,7 +192,7 @@ pub fn sysfs_of_node(shared: &str, node: usize) -> String {
 
 /// Returns the root of the node's own sysfs tree. An unplugged function is missing there. The
 /// shared tree has every function.
-fn sysfs_of(folder: &Folder, node: usize) -> PathBuf {
+fn own_sysfs(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())
 }
 
@@ -216,7 +216,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
     }
     let wanted = || (0..MAX_NODES).filter(|at| node.is_none_or(|wanted| wanted == *at));
     let folder = Folder::new(dir, fabric);
-    let go = |phase, pause| {
+    let enter_phase = |phase, pause| {
         wanted().for_each(|at| memory.rails[at][index].move_to(phase));
         std::thread::sleep(pause);
     };
@@ -227,16 +227,16 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
             .try_for_each(|root| profile.show_device(&root, index, is_there))
     };
     let unplug = || {
-        go(Phase::Cut, CUT_OFF);
-        go(Phase::Keyless, CUT_OFF);
-        go(Phase::Gone, Duration::ZERO);
+        enter_phase(Phase::Cut, REMOVAL_STEP);
+        enter_phase(Phase::Keyless, REMOVAL_STEP);
+        enter_phase(Phase::Gone, Duration::ZERO);
         show(false)
     };
     // The entry in sysfs exists before programs see the device.
     let plug = || {
         show(true)?;
         wanted().for_each(|at| memory.rails[at][index].link_up(memory.now_ns()));
-        go(Phase::Here, Duration::ZERO);
+        enter_phase(Phase::Here, Duration::ZERO);
         Ok(())
     };
     wanted().for_each(|at| set(&memory.rails[at][index], &profile, index, action, memory.now_ns()));
@@ -244,31 +244,31 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         Action::Unplug => unplug(),
         Action::Plug => plug(),
         Action::Reset => {
-            go(Phase::Failed, FAILED);
+            enter_phase(Phase::Failed, FAILED);
             unplug()?;
-            std::thread::sleep(AWAY);
+            std::thread::sleep(REMOVED);
             plug()
         }
         _ => Ok(()),
     }
 }
 
-fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
+fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {
     match action {
         Action::Unplug | Action::Plug | Action::Reset => {}
-        Action::Down => place.set_port(false, now_ns),
-        Action::Up => place.set_port(true, now_ns),
-        Action::Refuse(count) => place.refusals.store(count, Ordering::Relaxed),
-        Action::Unresolved(count) => place.unanswered.store(count, Ordering::Relaxed),
-        Action::Path(fault, is_on) => place.set_path(place.path().with(fault, is_on)),
-        Action::Overrun(count) => place.overruns.store(count, Ordering::Relaxed),
-        Action::Hang(is_hung) => place.hang(is_hung),
+        Action::Down => rail_memory.set_port(false, now_ns),
+        Action::Up => rail_memory.set_port(true, now_ns),
+        Action::Refuse(count) => rail_memory.refusals.store(count, Ordering::Relaxed),
+        Action::Unresolved(count) => rail_memory.unanswered.store(count, Ordering::Relaxed),
+        Action::Path(fault, is_on) => rail_memory.set_path(rail_memory.path().with(fault, is_on)),
+        Action::Overrun(count) => rail_memory.overruns.store(count, Ordering::Relaxed),
+        Action::Hang(is_hung) => rail_memory.hang(is_hung),
         Action::Slow(factor) => {
             let spec = &profile.rails[rail];
             let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
             let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-            place.way.tx.set_rate(rate);
-            place.way.rx.set_rate(rate);
+            rail_memory.way.tx.set_rate(rate);
+            rail_memory.way.rx.set_rate(rate);
         }
     }
 }
@@ -277,11 +277,11 @@ fn set(place: &RailMemory, profile: &Profile, rail: usize, action: Action, now_n
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
-        let (spec, place) = (&profile.rails[index], &memory.rails[node][index]);
-        let is_down = place.down.load(Ordering::Acquire) != 0;
-        let is_unplugged = place.presence().phase != Phase::Here;
+        let (spec, rail_memory) = (&profile.rails[index], &memory.rails[node][index]);
+        let is_down = rail_memory.down.load(Ordering::Acquire) != 0;
+        let is_unplugged = rail_memory.presence().phase != Phase::Here;
         let full_mbps = full_mbps(&profile, spec);
-        let rate_mbps = Some(place.way.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
+        let rate_mbps = Some(rail_memory.way.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
         let now_mbps = [rate_mbps, full_mbps].into_iter().flatten().reduce(f64::min);
         RailStatus {
             device: spec.name.clone(),
@@ -289,22 +289,22 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
             now_mbps: if is_down || is_unplugged { Some(0.0) } else { now_mbps },
             is_down,
             is_unplugged,
-            refusals: place.refusals.load(Ordering::Relaxed),
-            unanswered: place.unanswered.load(Ordering::Relaxed),
-            path: place.path(),
-            sent_bytes: place.sent_bytes.load(Ordering::Relaxed),
+            refusals: rail_memory.refusals.load(Ordering::Relaxed),
+            unanswered: rail_memory.unanswered.load(Ordering::Relaxed),
+            path: rail_memory.path(),
+            sent_bytes: rail_memory.sent_bytes.load(Ordering::Relaxed),
         }
     };
-    let pid = |place: usize| memory.processes[place].pid.load(Ordering::Acquire);
-    let registrations = |place: usize| u64::from(memory.processes[place].registrations.load(Ordering::Relaxed));
+    let pid = |process: usize| memory.processes[process].pid.load(Ordering::Acquire);
+    let registrations = |process: usize| u64::from(memory.processes[process].registrations.load(Ordering::Relaxed));
     let node = |node: usize| NodeStatus {
         node,
-        pids: processes(memory).filter(|(_, on)| *on == node).map(|(place, _)| pid(place)).collect(),
+        pids: processes(memory).filter(|(_, on)| *on == node).map(|(process, _)| pid(process)).collect(),
         queue_pairs: processes(memory)
             .filter(|(_, on)| *on == node)
-            .map(|(place, _)| queue_pairs_of(memory, place))
+            .map(|(process, _)| queue_pairs_of(memory, process))
             .sum(),
-        registrations: processes(memory).filter(|(_, on)| *on == node).map(|(place, _)| registrations(place)).sum(),
+        registrations: processes(memory).filter(|(_, on)| *on == node).map(|(process, _)| registrations(process)).sum(),
         rails: (0..profile.rails.len()).map(|index| rail(node, index)).collect(),
     };
     let folder = Folder::new(dir, fabric).path().to_owned();
@@ -320,9 +320,9 @@ pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
 fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile), String> {
     let folder = Folder::new(dir, fabric);
     if !folder.is_used() {
-        let there = used(dir);
-        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-        return Err(format!("no fabric {fabric:?} runs in {}; running: {there}", dir.display()));
+        let running = used(dir);
+        let running = if running.is_empty() { "none".to_owned() } else { running.join(", ") };
+        return Err(format!("no fabric {fabric:?} runs in {}; running: {running}", dir.display()));
     }
     folder.open(None)
 }
@@ -345,9 +345,10 @@ pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
 }
 
-fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
-    let is_its_own =
-        |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == place;
+fn queue_pairs_of(memory: &FabricMemory, process: usize) -> usize {
+    let is_its_own = |qp: &&QpMemory| {
+        qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == process
+    };
     memory.qps.iter().filter(is_its_own).count()
 }
 
@@ -355,10 +356,10 @@ fn queue_pairs_of(memory: &FabricMemory, place: usize) -> usize {
 /// namespace than this one, their PIDs cannot be checked, and all count as running.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
-    memory.processes.iter().enumerate().filter_map(move |(place, process)| {
+    memory.processes.iter().enumerate().filter_map(move |(index, process)| {
         let pid = process.pid.load(Ordering::Acquire);
-        let runs = pid != 0 && (elsewhere || memory.is_alive(place));
-        runs.then(|| (place, process.node.load(Ordering::Acquire) as usize))
+        let runs = pid != 0 && (elsewhere || memory.is_alive(index));
+        runs.then(|| (index, process.node.load(Ordering::Acquire) as usize))
     })
 }
 

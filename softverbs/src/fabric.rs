@@ -125,7 +125,7 @@ impl Node {
         }
         let wanted = Profile::load(&settings.profile, settings.scale)?;
         let (memory, profile) = folder.open(Some(&wanted))?;
-        let user = folder.use_it()?;
+        let user = folder.lock_as_user()?;
         let (place, node) = claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
         let devices: Vec<Device> =

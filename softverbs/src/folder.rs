@@ -69,7 +69,7 @@ impl Folder {
     }
 
     /// Counts this process as a user until the file is dropped. Needs the membership lock.
-    pub fn use_it(&self) -> Result<File, String> {
+    pub fn lock_as_user(&self) -> Result<File, String> {
         let path = self.path.join("fabric");
         let locked = OpenOptions::new().read(true).write(true).open(&path).and_then(|file| {
             file.lock_shared()?;
@@ -166,7 +166,7 @@ mod tests {
         assert!(!folder.is_used() && !folder.path().exists(), "looking makes nothing");
         let membership = folder.lock_membership().unwrap();
         folder.open(Some(&Profile::load("unpaced", 1.0).unwrap())).unwrap();
-        let (one, two) = (folder.use_it().unwrap(), folder.use_it().unwrap());
+        let (one, two) = (folder.lock_as_user().unwrap(), folder.lock_as_user().unwrap());
         drop(membership);
         assert!(folder.is_used());
         drop(one);

@@ -61,7 +61,7 @@ impl Presence {
     }
 
     /// Checks that a command can reach the device: `EIO` if cut off, `ENOLINK` if firmware failed.
-    pub(crate) fn ask(self, generation: u32) -> Result<(), i32> {
+    pub(crate) fn check_generation(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here => Ok(()),
             Phase::Failed => Err(libc::ENOLINK),
@@ -69,7 +69,8 @@ impl Presence {
         }
     }
 
-    /// As [`Self::ask`] for destroying an object, which the kernel can do without the firmware.
+    /// As [`Self::check_generation`] for destroying an object, which the kernel can do
+    /// without the firmware.
     pub(crate) fn end(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here | Phase::Failed => Ok(()),
@@ -128,23 +129,28 @@ mod tests {
     fn a_function_that_returns_is_another_one() {
         let there = Presence::of(0);
         assert_eq!(there, Presence { generation: 0, phase: Phase::Here });
-        assert!(there.ask(0).is_ok() && there.works(0) && there.ask(1) == Err(libc::EIO) && !there.works(1));
+        assert!(
+            there.check_generation(0).is_ok()
+                && there.works(0)
+                && there.check_generation(1) == Err(libc::EIO)
+                && !there.works(1)
+        );
         assert_eq!(there.after(Phase::Here), None);
         let failed = there.after(Phase::Failed).unwrap();
-        assert!(failed.ask(0) == Err(libc::ENOLINK) && failed.end(0).is_ok() && !failed.works(0));
+        assert!(failed.check_generation(0) == Err(libc::ENOLINK) && failed.end(0).is_ok() && !failed.works(0));
         assert_eq!(failed.after(Phase::Here), None);
         let cut = failed.after(Phase::Cut).unwrap();
         assert_eq!(there.after(Phase::Cut), Some(cut));
-        assert!(cut.ask(0) == Err(libc::EIO) && cut.end(0) == Err(libc::EIO) && cut.works(0));
+        assert!(cut.check_generation(0) == Err(libc::EIO) && cut.end(0) == Err(libc::EIO) && cut.works(0));
         assert_eq!((cut.after(Phase::Cut), cut.after(Phase::Failed), cut.after(Phase::Here)), (None, None, None));
         let keyless = cut.after(Phase::Keyless).unwrap();
-        assert!(keyless.ask(0) == Err(libc::EIO) && keyless.works(0));
+        assert!(keyless.check_generation(0) == Err(libc::EIO) && keyless.works(0));
         let gone = keyless.after(Phase::Gone).unwrap();
         assert_eq!((there.after(Phase::Gone), cut.after(Phase::Gone)), (Some(gone), Some(gone)));
-        assert!(gone.ask(0) == Err(libc::EIO) && !gone.works(0));
+        assert!(gone.check_generation(0) == Err(libc::EIO) && !gone.works(0));
         assert_eq!((gone.after(Phase::Gone), gone.after(Phase::Cut)), (None, None));
         let back = gone.after(Phase::Here).unwrap();
-        assert!(back.ask(0) == Err(libc::EIO) && !back.works(0) && back.ask(1).is_ok());
+        assert!(back.check_generation(0) == Err(libc::EIO) && !back.works(0) && back.check_generation(1).is_ok());
         for presence in [there, failed, cut, keyless, gone, back] {
             assert_eq!(Presence::of(presence.word()), presence);
         }

@@ -172,7 +172,7 @@ impl QueuePair {
             return Err(libc::EINVAL);
         }
         let presence = node.presence(device);
-        presence.ask(presence.generation)?;
+        presence.check_generation(presence.generation)?;
         let (slot, number) = claim(node, device, presence.generation).ok_or(libc::ENOMEM)?;
         let local = Local {
             state: State::Reset,
@@ -249,7 +249,7 @@ impl QueuePair {
     /// be reached, `ETIMEDOUT` after a second if it does not answer, `EIO` if the function was
     /// removed, `ENOLINK` if it has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
-        match (self.rail().presence().ask(self.generation), change) {
+        match (self.rail().presence().check_generation(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
             (answer, _) => answer?,
         }

@@ -127,12 +127,12 @@ impl Rail {
                 continue;
             }
             let (prefix, interface) = match self.holder(&entry, interfaces) {
-                Holder::Nobody(interface) => {
+                Holder::Missing(interface) => {
                     unheld = Some(&interface.name);
                     continue;
                 }
                 Holder::Found { prefix, interface } => (prefix, Some(interface.index)),
-                Holder::Unseen => (None, None),
+                Holder::Elsewhere => (None, None),
             };
             found.push((Address::new(entry.gid, prefix), Held { gid_index: entry.index, interface }));
         }

@@ -387,7 +387,7 @@ pub enum StallCause {
     )]
     NotTested { idle: Duration },
     #[error(
-        "the peer's receive is here, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
+        "the peer has granted a receive, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
     )]
     HeldBack,
     #[error("the peer has posted a receive, and its clear-to-send has not arrived here")]

@@ -122,7 +122,7 @@ impl Pace {
 
     /// Records that a write was given to the rail. `now` is set if the write is timed.
     #[inline(always)]
-    pub fn given(&mut self, bytes: u64, now: Option<Moment>) {
+    pub fn record_queued(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes += bytes;
         if let Some(now) = now {
             let now_ns = now.now_ns;
@@ -188,9 +188,9 @@ mod tests {
     }
 
     impl Alone {
-        fn given(&mut self, bytes: u64, now_ns: Option<u64>) {
+        fn record_queued(&mut self, bytes: u64, now_ns: Option<u64>) {
             let carried_bytes = self.carried_bytes;
-            self.pace.given(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
+            self.pace.record_queued(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
         }
 
         fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!(pace.measured(), None);
         // 1000 bytes in 100 ns, that is 10 bytes per ns, both on an idle rail and back to back.
         for start in [0, 50_000, 1_000_000] {
-            pace.given(1000, Some(start));
-            pace.given(1000, Some(start));
+            pace.record_queued(1000, Some(start));
+            pace.record_queued(1000, Some(start));
             assert_eq!(pace.outstanding_bytes, 2000);
             pace.confirmed(1000, Some(start + 100));
             pace.confirmed(1000, Some(start + 200));
@@ -229,7 +229,7 @@ mod tests {
         let mut pace = Alone::default();
         for start in [0, 50_000, 100_000] {
             for _ in 0..3 {
-                pace.given(1000, Some(start));
+                pace.record_queued(1000, Some(start));
             }
             for done in [start + 1, start + 101, start + 201] {
                 pace.confirmed(1000, Some(done));
@@ -237,7 +237,7 @@ mod tests {
         }
         assert!((pace.measured().unwrap() - 10_000.0).abs() < 1e-6, "{pace:?}");
         for start in (200_000..).step_by(1000).take(usize::from(ALONE)) {
-            pace.given(1000, Some(start));
+            pace.record_queued(1000, Some(start));
             pace.confirmed(1000, Some(start + 400));
         }
         assert!((2_490.0..2_530.0).contains(&pace.measured().unwrap()), "alone for long: {pace:?}");
@@ -246,13 +246,13 @@ mod tests {
     #[test]
     fn completions_seen_late_and_together_average_out() {
         let mut pace = Alone::default();
-        pace.given(1000, Some(0));
-        pace.given(1000, Some(0));
+        pace.record_queued(1000, Some(0));
+        pace.record_queued(1000, Some(0));
         pace.confirmed(1000, Some(200));
         pace.confirmed(1000, Some(200));
-        pace.given(1000, Some(200));
-        pace.given(1000, Some(200));
-        pace.given(1000, Some(200));
+        pace.record_queued(1000, Some(200));
+        pace.record_queued(1000, Some(200));
+        pace.record_queued(1000, Some(200));
         pace.confirmed(1000, Some(400));
         pace.confirmed(1000, Some(400));
         pace.confirmed(1000, Some(500));
@@ -263,10 +263,10 @@ mod tests {
     /// Back-to-back writes of 1000 bytes, each with the given service time.
     fn run(pace: &mut Alone, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
         if pace.is_idle() {
-            pace.given(1000, Some(*now));
+            pace.record_queued(1000, Some(*now));
         }
         for each_ns in each_ns {
-            pace.given(1000, Some(*now));
+            pace.record_queued(1000, Some(*now));
             *now += each_ns;
             pace.confirmed(1000, Some(*now));
         }
@@ -306,10 +306,10 @@ mod tests {
     fn after_a_pause_one_write_is_enough() {
         let mut pace = Alone::default();
         for start in [0, 100, 200, 300] {
-            pace.given(1000, Some(start));
+            pace.record_queued(1000, Some(start));
             pace.confirmed(1000, Some(start + 100));
         }
-        pace.given(1000, Some(300_000_000));
+        pace.record_queued(1000, Some(300_000_000));
         pace.confirmed(1000, Some(300_001_000));
         assert!(pace.measured().unwrap() < 1_200.0, "{pace:?}");
     }
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn untimed_writes_only_add_to_the_queue() {
         let mut pace = Alone::default();
-        pace.given(8, None);
+        pace.record_queued(8, None);
         assert_eq!((pace.outstanding_bytes, pace.measured()), (8, None));
         pace.confirmed(8, None);
         assert_eq!((pace.outstanding_bytes, pace.measured()), (0, None));

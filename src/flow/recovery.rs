@@ -6,8 +6,8 @@
 //!
 //! Promises for each rail:
 //! - Only `Recovery::transition` replaces the state, and it emits a [`Changed`] for the log and the
-//!   counters. Two fields change without it: `retry_at` when a port comes up, and `peer_has` when
-//!   the peer's FENCED arrives.
+//!   counters. Two fields change without it: `retry_at` when a port comes up, and `peer_received`
+//!   when the peer's FENCED arrives.
 //! - [`Action::Fence`] is the first step after a loss. FENCED is sent to the peer only after it.
 //! - [`Action::Resend`] follows the peer's FENCED. From then on no earlier write on the rail can
 //!   still arrive.
@@ -42,23 +42,23 @@ const SECOND: u64 = 1000 * MILLISECOND;
 
 /// Pause before the connecting side tries to reconnect a lost rail. Each loss soon after a recovery
 /// and each failed attempt doubles it. A port that comes up ends it.
-const RETRY: u64 = 500 * MILLISECOND;
-const DOUBLED_AT_MOST: u32 = 2;
+const RETRY_PAUSE_NS: u64 = 500 * MILLISECOND;
+const MAX_DOUBLINGS: u32 = 2;
 /// Largest number of doublings, up to a pause of 32 s, for a rail that this connection has never
 /// used. Such a cause (a wrong VLAN, a missing route) lasts, and every connection tries.
-const DOUBLED_AT_MOST_BEFORE: u32 = 6;
+const MAX_DOUBLINGS_NEVER_UP: u32 = 6;
 /// Time in use after which a rail's attempts are counted from zero again.
 const STEADY: u64 = 10 * SECOND;
 /// Time limit of one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
 /// kernel may have to resolve a neighbour's address first.
 const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
-const REPEAT: u64 = 50 * MILLISECOND;
+const REPEAT_AFTER_NS: u64 = 50 * MILLISECOND;
 /// Number of queued messages from which on no more attempts are started.
 const CROWDED: usize = 32;
 /// Largest number of queued messages when a message arrives. With more, the peer sends frames
 /// without acknowledging ours, which violates the protocol.
-const MOST_UNCONFIRMED: usize = 4 * CROWDED;
+const MAX_UNACKNOWLEDGED: usize = 4 * CROWDED;
 
 /// Rails of one connection, and the control messages about them.
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ pub struct Recovery {
     /// Time of the last ARE YOU THERE that was sent because there is no TCP connection.
     asked_at: Option<u64>,
     /// Time since which no rail is up.
-    dark_since: Option<u64>,
+    no_rail_since: Option<u64>,
     actions: VecDeque<Action>,
 }
 
@@ -87,8 +87,8 @@ struct Rail {
     /// use for [`STEADY`].
     attempts: u32,
     /// Number of the last JOIN. Answers to an earlier JOIN are ignored.
-    request: u8,
-    has_carried: bool,
+    join_number: u8,
+    was_up: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,7 @@ enum Peer {
 impl Recovery {
     /// Returns the recovery of a new connection with this number of rails, all in use.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
-        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, request: 0, has_carried: true };
+        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, join_number: 0, was_up: true };
         Self {
             role,
             limits,
@@ -114,17 +114,17 @@ impl Recovery {
             sent_at: 0,
             unconfirmed: None,
             asked_at: None,
-            dark_since: None,
+            no_rail_since: None,
             actions: VecDeque::new(),
         }
     }
 
     /// Marks rails of a new connection as not carrying yet, with the handshake as their first
     /// attempt. Nothing was posted on them, so they need no fence.
-    pub fn begins_without(&mut self, lanes: &[LaneId]) {
+    pub fn mark_missing_at_start(&mut self, lanes: &[LaneId]) {
         for lane in lanes {
             let rail = &mut self.rails[lane.index()];
-            (rail.attempts, rail.has_carried) = (1, false);
+            (rail.attempts, rail.was_up) = (1, false);
         }
         // `pause` is shorter if no rail was ever in use, so the loop above marks all rails first.
         for lane in lanes {
@@ -135,8 +135,8 @@ impl Recovery {
     /// Returns the time waited for the first rail. `None` once a rail was in use, or when rails are
     /// no longer recovered.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
-        let waited = now.saturating_sub(self.dark_since.unwrap_or(now));
-        (self.recovers() && !self.has_carried()).then_some(waited)
+        let waited = now.saturating_sub(self.no_rail_since.unwrap_or(now));
+        (self.recovers() && !self.was_up()).then_some(waited)
     }
 
     /// Returns the next action. The caller reports the action's result before the next call.
@@ -155,7 +155,7 @@ impl Recovery {
             self.sent_at = now;
             return Some(Frame::First(frame));
         }
-        let is_late = self.link.is_waiting() && now.saturating_sub(self.sent_at) >= REPEAT;
+        let is_late = self.link.is_waiting() && now.saturating_sub(self.sent_at) >= REPEAT_AFTER_NS;
         is_late.then(|| {
             self.sent_at = now;
             Frame::Repeated(self.link.frame())
@@ -235,7 +235,7 @@ impl Recovery {
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
         // In any other state the loss is already known.
         if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::Fencing { since: now, peer_has: None }, Cause::Lost(why.to_owned()), now);
+            self.transition(lane, State::Fencing { since: now, peer_received: None }, Cause::Lost(why.to_owned()), now);
             self.fenced(lane, received, now);
         }
     }
@@ -243,12 +243,12 @@ impl Recovery {
     /// Reports that [`Action::Fence`] is done. `received` has a receiver's open receives and their
     /// shares; a sender passes an empty one.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
-        let Some(State::Fencing { peer_has, .. }) = self.state(lane) else { return };
-        let peer_has = peer_has.clone();
+        let Some(State::Fencing { peer_received, .. }) = self.state(lane) else { return };
+        let peer_received = peer_received.clone();
         self.transition(lane, State::Fenced { since: now }, Cause::Stopped, now);
         self.link.queue(ControlMessage::Fenced { lane, received });
-        if let Some(peer_has) = peer_has {
-            self.resend(lane, peer_has, now);
+        if let Some(peer_received) = peer_received {
+            self.resend(lane, peer_received, now);
         }
     }
 
@@ -297,14 +297,14 @@ impl Recovery {
         }
         match outcome {
             Ok(_) if !self.recovers() => {
-                self.set_down(lane, Cause::Ends, now);
+                self.set_down(lane, Cause::ConnectionEnds, now);
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
                 self.transition(lane, State::Requested { until: now + STEP }, Cause::Done, now);
                 let rail = &mut self.rails[lane.index()];
-                rail.request = rail.request.wrapping_add(1);
-                let attempt = rail.request;
+                rail.join_number = rail.join_number.wrapping_add(1);
+                let attempt = rail.join_number;
                 self.link.queue(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
             // The peer knows nothing of this attempt, so it needs no NOT NOW.
@@ -318,7 +318,7 @@ impl Recovery {
             return;
         }
         match outcome {
-            Ok(()) if !self.recovers() => self.end_attempt(lane, Cause::Ends, now),
+            Ok(()) if !self.recovers() => self.end_attempt(lane, Cause::ConnectionEnds, now),
             Ok(()) => self.transition(lane, State::Probing { until: now + self.limits.probe }, Cause::Done, now),
             Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
@@ -357,10 +357,10 @@ impl Recovery {
             return;
         }
         match outcome {
-            Ok(_) if !self.recovers() => self.end_attempt(lane, Cause::Ends, now),
+            Ok(_) if !self.recovers() => self.end_attempt(lane, Cause::ConnectionEnds, now),
             Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
                 self.transition(lane, State::AwaitingLive, Cause::Done, now);
-                let attempt = self.rails[lane.index()].request;
+                let attempt = self.rails[lane.index()].join_number;
                 self.link.queue(ControlMessage::Joined {
                     lane,
                     attempt,
@@ -399,26 +399,26 @@ impl Recovery {
         let recovers = self.recovers();
         let Some(rail) = self.rails.get_mut(lane.index()) else { return self.log(LogEntry::NoSuchRail(lane)) };
         match (message, &mut rail.state) {
-            (ControlMessage::Fenced { received, .. }, State::Fencing { peer_has: peer_has @ None, .. }) => {
-                *peer_has = Some(received);
+            (ControlMessage::Fenced { received, .. }, State::Fencing { peer_received: peer_received @ None, .. }) => {
+                *peer_received = Some(received);
             }
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, Cause::LostByPeer, Some(received), now);
             }
             (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
             (ControlMessage::Join { attempt, .. }, State::Down { .. }) if !recovers => {
-                rail.request = attempt;
-                self.not_now(lane, Cause::Ends, now);
+                rail.join_number = attempt;
+                self.not_now(lane, Cause::ConnectionEnds, now);
             }
             (ControlMessage::Join { attempt, rail: theirs, end, .. }, State::Down { .. }) => {
-                rail.request = attempt;
+                rail.join_number = attempt;
                 self.transition(lane, State::Answering, Cause::Done, now);
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
             (
                 ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
                 State::Requested { .. },
-            ) if attempt == rail.request => {
+            ) if attempt == rail.join_number => {
                 self.transition(lane, State::Connecting { until: now + STEP }, Cause::Done, now);
                 let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
@@ -430,7 +430,7 @@ impl Recovery {
                 | State::Probing { .. }
                 | State::Answering
                 | State::AwaitingLive,
-            ) if attempt == rail.request => {
+            ) if attempt == rail.join_number => {
                 self.set_down(lane, Cause::Refused(why), now);
                 self.actions.push_back(Action::DropQps(lane));
             }
@@ -440,7 +440,7 @@ impl Recovery {
     }
 
     fn check(&self, message: &ControlMessage, begun: u64) -> Result<(), String> {
-        if self.link.backlog() > MOST_UNCONFIRMED {
+        if self.link.backlog() > MAX_UNACKNOWLEDGED {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
         match (message, self.role) {
@@ -453,11 +453,11 @@ impl Recovery {
             (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
                 let (granted, open) = (received.granted, received.open.len());
                 Err(format!(
-                    "it claims {granted} granted receives, {open} of them open, but only {begun} sends were started"
+                    "FENCED claims {granted} granted receives, {open} of them open, but this side started only {begun} sends"
                 ))
             }
             (ControlMessage::Bye { delivered }, _) if *delivered > begun => {
-                Err(format!("it claims {delivered} delivered messages, but only {begun} sends were started"))
+                Err(format!("BYE claims {delivered} delivered messages, but this side started only {begun} sends"))
             }
             _ => Ok(()),
         }
@@ -476,7 +476,7 @@ impl Recovery {
             (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
             (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,
             (_, State::Up { .. }) => {
-                (rail.has_carried, self.dark_since) = (true, None);
+                (rail.was_up, self.no_rail_since) = (true, None);
                 rail.attempts = rail.attempts.saturating_sub(1);
             }
             _ => {}
@@ -485,9 +485,9 @@ impl Recovery {
         self.actions.push_back(Action::Changed(Box::new(Changed { lane, from, to, cause, at })));
     }
 
-    fn fence(&mut self, lane: LaneId, cause: Cause, peer_has: Option<Received>, now: u64) {
+    fn fence(&mut self, lane: LaneId, cause: Cause, peer_received: Option<Received>, now: u64) {
         if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::Fencing { since: now, peer_has }, cause, now);
+            self.transition(lane, State::Fencing { since: now, peer_received }, cause, now);
             self.actions.push_back(Action::Fence(lane));
         }
     }
@@ -508,7 +508,7 @@ impl Recovery {
     }
 
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
-        let (attempt, why) = (self.rails[lane.index()].request, cause.to_string());
+        let (attempt, why) = (self.rails[lane.index()].join_number, cause.to_string());
         self.set_down(lane, cause, now);
         self.link.queue(ControlMessage::NotNow { lane, attempt, why });
     }
@@ -524,7 +524,7 @@ impl Recovery {
         for lane in self.lanes() {
             match self.rails[lane.index()].state {
                 State::Requested { .. } | State::Probing { .. } | State::AwaitingLive => {
-                    self.end_attempt(lane, Cause::Ends, 0);
+                    self.end_attempt(lane, Cause::ConnectionEnds, 0);
                 }
                 _ => {}
             }
@@ -532,8 +532,8 @@ impl Recovery {
     }
 
     /// Returns true once any rail was in use.
-    pub fn has_carried(&self) -> bool {
-        self.rails.iter().any(|rail| rail.has_carried)
+    pub fn was_up(&self) -> bool {
+        self.rails.iter().any(|rail| rail.was_up)
     }
 
     fn set_down(&mut self, lane: LaneId, cause: Cause, now: u64) {

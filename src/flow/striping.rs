@@ -181,7 +181,7 @@ impl Striping {
     }
 
     /// Largest message that is sent unsplit on one lane.
-    pub fn whole_bytes(&self) -> u64 {
+    pub fn max_unsplit_bytes(&self) -> u64 {
         if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
     }
 
@@ -294,7 +294,7 @@ impl Striping {
     /// `lane`, the result of [`Striping::lane_for`]. From time to time a series of such messages
     /// uses another lane, to measure its current speed.
     #[inline(always)]
-    pub fn lane_to_try(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
+    pub fn lane_or_trial(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
             Trials::Rest { every_ns, rate: before, .. } => self.start_trial(bytes, now_ns, (every_ns, before), others),
@@ -362,8 +362,8 @@ impl Striping {
 
     /// Records that a share was given to a lane. `now` is set if the share is timed.
     #[inline(always)]
-    pub fn given(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
-        self.paces[lane.index()].given(bytes, now);
+    pub fn record_queued(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
+        self.paces[lane.index()].record_queued(bytes, now);
     }
 
     /// Records that a share was confirmed. `now` is set if the share was timed.

@@ -21,7 +21,7 @@
 use super::port::ipv4_subnet;
 use super::text::list;
 use super::{Rail, Warning, WarningKind};
-use crate::interfaces::ARP_CURE;
+use crate::interfaces::ARP_FIX_COMMAND;
 use std::path::Path;
 
 pub(super) struct Arp<'a> {
@@ -48,7 +48,7 @@ impl<'a> Arp<'a> {
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
             "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
-             what a peer sends there is lost; run {ARP_CURE}{loosened} on this host, and write the same settings into a file in \
+             what a peer sends there is lost; run {ARP_FIX_COMMAND}{loosened} on this host, and write the same settings into a file in \
              /etc/sysctl.d to keep them."
         );
         Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))

@@ -134,8 +134,8 @@ fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
     }
     // One usable entry is enough; otherwise the last entry gives the reason.
     held.iter().try_fold(Obstacle::NoGid, |_, (_, holder)| match holder {
-        Holder::Nobody(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
-        Holder::Found { .. } | Holder::Unseen => None,
+        Holder::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
+        Holder::Found { .. } | Holder::Elsewhere => None,
     })
 }
 
@@ -152,8 +152,8 @@ fn addresses(held: &[HeldGid]) -> Vec<RailAddress> {
     let address = |(entry, holder): &HeldGid| {
         let prefix = match holder {
             Holder::Found { prefix, .. } => *prefix,
-            Holder::Unseen => None,
-            Holder::Nobody(_) => return None,
+            Holder::Elsewhere => None,
+            Holder::Missing(_) => return None,
         };
         Some(RailAddress { gid: entry.gid, gid_index: entry.index, prefix })
     };
@@ -174,8 +174,8 @@ fn netdev(
     entries.sort_by_key(|(entry, _)| (remoteness(&entry.gid), entry.index));
     let by_address = || {
         entries.iter().find_map(|(_, holder)| match holder {
-            Holder::Found { interface, .. } | Holder::Nobody(interface) => Some(interface.name.clone()),
-            Holder::Unseen => None,
+            Holder::Found { interface, .. } | Holder::Missing(interface) => Some(interface.name.clone()),
+            Holder::Elsewhere => None,
         })
     };
     let by_kernel = || {

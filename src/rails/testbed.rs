@@ -37,10 +37,10 @@ pub(super) struct Function {
     pub(super) v4_prefix: u8,
     /// A routable address in a /64.
     pub(super) v6: Option<Ipv6Addr>,
-    pub(super) link_local: bool,
+    pub(super) gid_has_link_local: bool,
     /// False with netplan's `link-local: []`: the GID table has the address, the interface does
     /// not.
-    pub(super) holds_link_local: bool,
+    pub(super) interface_has_link_local: bool,
     /// Indices of the GID entries, RoCE v1 first for each address; by default 0, 1, 2, ...
     pub(super) gid_indices: &'static [u16],
     /// False if the interface is in another network namespace.
@@ -77,8 +77,8 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
         v4: Some([192, 168, 100 + domain + 10 * port, 1]),
         v4_prefix: 24,
         v6: None,
-        link_local: true,
-        holds_link_local: true,
+        gid_has_link_local: true,
+        interface_has_link_local: true,
         gid_indices: &[],
         is_visible: true,
     }
@@ -92,7 +92,8 @@ impl Function {
     fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + use<> {
         let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), self.v4_prefix));
         let v6 = self.v6.map(|v6| (IpAddr::V6(v6), 64));
-        let own = (self.link_local && self.holds_link_local).then(|| (IpAddr::V6(link_local(self.guid)), 64));
+        let own =
+            (self.gid_has_link_local && self.interface_has_link_local).then(|| (IpAddr::V6(link_local(self.guid)), 64));
         v4.into_iter().chain(v6).chain(own)
     }
 }
@@ -144,7 +145,7 @@ impl TestHost {
 
 impl TestHost {
     /// Removes an interface's link-local address; its GID stays in the table.
-    pub(super) fn take_link_local(&mut self, netdev: &str) {
+    pub(super) fn remove_link_local(&mut self, netdev: &str) {
         let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
         interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
     }
@@ -174,7 +175,7 @@ fn facts(function: &Function, ifindex: u32) -> PortFacts {
             gids.push(GidEntry { index, gid: gid.octets(), kind, ifindex });
         }
     };
-    if function.link_local {
+    if function.gid_has_link_local {
         add(link_local(function.guid));
     }
     if let Some(v4) = function.v4 {

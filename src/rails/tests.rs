@@ -358,7 +358,7 @@ fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
 #[test]
 fn ports_without_roce_v2_are_refused_with_a_reason() {
     let infiniband = Function { link_layer: LinkLayer::InfiniBand, ..spark_function(0, 0) };
-    let bare = Function { v4: None, link_local: false, ..spark_function(0, 1) };
+    let bare = Function { v4: None, gid_has_link_local: false, ..spark_function(0, 1) };
     let starting = Function { state: PortState::Init, ..spark_function(2, 0) };
     let odd = Function { state: PortState::Other(5), ..spark_function(2, 1) };
     let found = TestHost::new(&[infiniband, bare, starting, odd]).survey("");
@@ -458,7 +458,7 @@ fn a_missing_sysfs_is_an_error_and_one_without_devices_is_a_warning() {
 fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     // Both functions keep their IPv4 address, and stay rails.
     let mut host = TestHost::new(&spark(&[0]));
-    host.take_link_local("enp1s0f0np0");
+    host.remove_link_local("enp1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
     let counts: Vec<usize> = found.rails.iter().map(|rail| rail.addresses.len()).collect();
@@ -470,7 +470,7 @@ fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
     let mut host = TestHost::new(&functions);
-    host.take_link_local("enP2p1s0f0np0");
+    host.remove_link_local("enP2p1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0"]);
     let why = reason(&found, "roceP2p1s0f0");
@@ -487,7 +487,7 @@ fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
 #[test]
 fn another_link_local_address_of_the_interface_is_the_rails() {
     let mut host = TestHost::new(&[Function { v4: None, ..spark_function(0, 0) }]);
-    host.take_link_local("enp1s0f0np0");
+    host.remove_link_local("enp1s0f0np0");
     let stable_privacy: Ipv6Addr = "fe80::9a1c:77d2:41f0:5b3e".parse().unwrap();
     let entry = crate::verbs::GidEntry { index: 3, gid: stable_privacy.octets(), ..host.ports[0].gids[1] };
     host.ports[0].gids.push(entry);
@@ -508,7 +508,7 @@ fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     host.interfaces.push(interface("eth0", 7, []));
     assert_eq!(host.survey("").rails.len(), 1);
     let mut host = TestHost::new(&[only_link_local]);
-    host.take_link_local("enp1s0f0np0");
+    host.remove_link_local("enp1s0f0np0");
     assert_eq!(host.survey("").rails.len(), 0);
     host.interfaces[1].index = 9;
     assert_eq!(host.survey("").rails.len(), 1);

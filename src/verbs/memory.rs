@@ -45,7 +45,7 @@ impl HostMemory {
 
     /// Describes addresses that are never read or registered, for tests.
     #[cfg(test)]
-    pub fn of_nobody(range: &Range<usize>) -> Self {
+    pub fn unowned(range: &Range<usize>) -> Self {
         Self { addr: range.start, len: range.len() }
     }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 /// Messages in flight together, each in its own place.
 pub const WINDOW: usize = 12;
-pub const PLACE: usize = 1 << 20;
+pub const SLOT_BYTES: usize = 1 << 20;
 
 /// Held by a test, because the fabric's rails belong to the process.
 pub static TURN: Mutex<()> = Mutex::new(());
@@ -128,7 +128,7 @@ struct Message {
 
 impl Stream {
     pub fn new(bed: &Bed) -> Self {
-        let (from, to) = (vec![0_u8; WINDOW * PLACE], vec![0_u8; WINDOW * PLACE]);
+        let (from, to) = (vec![0_u8; WINDOW * SLOT_BYTES], vec![0_u8; WINDOW * SLOT_BYTES]);
         // SAFETY: both live as long as the stream, which the tests keep until the connection is
         // closed; bytes written by the NIC are read only after the receive is done.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
@@ -142,12 +142,12 @@ impl Stream {
             0 => (dice >> 8) as usize % 200,
             1 => (dice >> 8) as usize % 20_000,
             2 => (dice >> 8) as usize % 300_000,
-            _ => (dice >> 8) as usize % PLACE,
+            _ => (dice >> 8) as usize % SLOT_BYTES,
         }
     }
 
     fn place(number: u64) -> std::ops::Range<usize> {
-        let at = number as usize % WINDOW * PLACE;
+        let at = number as usize % WINDOW * SLOT_BYTES;
         at..at + Self::size(number)
     }
 
@@ -197,7 +197,7 @@ impl Stream {
             }
         }
         let (to, done) = (&self.to, &mut self.done);
-        let mut place = vec![0; PLACE];
+        let mut place = vec![0; SLOT_BYTES];
         self.under_way.retain(|message| {
             if message.is_sent && message.is_told {
                 let range = Self::place(message.number);

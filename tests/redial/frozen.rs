@@ -78,7 +78,8 @@ impl Frozen {
         });
         let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
         let gate = Arc::new(Gate::default());
-        let terms = Terms { role: Role::Sender, priority: Priority::default(), first_rail: Duration::from_secs(60) };
+        let terms =
+            Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
         let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
         let channel = Channel::from_stream(near).unwrap();
         let id = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();

@@ -429,7 +429,7 @@ impl Fabric {
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
             let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
             let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
-            let terms = Terms { role, priority: Priority::default(), first_rail: FIRST_RAIL };
+            let terms = Terms { role, priority: Priority::default(), first_rail_timeout: FIRST_RAIL };
             Driver::new(process, context, path, terms, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;

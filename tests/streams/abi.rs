@@ -11,11 +11,11 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
-const HERE: &str = "SPARK_TEST_TWO_COPIES";
+const IN_CHILD: &str = "SPARK_TEST_TWO_COPIES";
 
 #[test]
 fn bytes_move_over_the_c_interface() {
-    if std::env::var_os(HERE).is_none() {
+    if std::env::var_os(IN_CHILD).is_none() {
         // `Library::load` changes the environment, and each copy reads it. No other thread may read
         // it meanwhile, so this test runs in a process of its own.
         let (_, settings) = common::test_rails();
@@ -23,7 +23,7 @@ fn bytes_move_over_the_c_interface() {
         let output = Command::new(std::env::current_exe().unwrap())
             .args([this, "--exact", "--nocapture", "--test-threads=1"])
             .envs(settings)
-            .envs([(HERE, "1"), ("NCCL_SPARK_RING_TCP", "1"), ("NCCL_SOCKET_IFNAME", "lo")])
+            .envs([(IN_CHILD, "1"), ("NCCL_SPARK_RING_TCP", "1"), ("NCCL_SOCKET_IFNAME", "lo")])
             .output()
             .unwrap();
         let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -70,7 +70,7 @@ fn bytes_move_over_the_c_interface() {
     let mut memory = vec![0_u8; 8];
     assert_eq!(a.register(send, &mut memory, PTR_CUDA), Err(NcclResult::INVALID_USAGE), "GPU memory");
     let into = b.register(recv, &mut memory, PTR_HOST).unwrap();
-    assert_eq!(a.isend_result(recv, &mut memory, into), NcclResult::INVALID_ARGUMENT, "a receive comm");
+    assert_eq!(a.isend_result(recv, &mut memory, into), NcclResult::INVALID_ARGUMENT, "isend on a receive comm");
     assert_eq!(b.flush(recv), NcclResult::SUCCESS);
     b.deregister(recv, into);
     a.close(send, true);

@@ -58,7 +58,7 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
         // A client without the token gets no further.
         let mut stranger = dial(address);
         send_message(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
-        assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "let in without the token");
+        assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "the listener accepted a stream without the token");
         let mut streams = vec![first];
         for number in 1..count {
             let mut stream = dial(address);
@@ -103,30 +103,33 @@ fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     (send, liar.join().unwrap())
 }
 
-const HONEST: Data = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
+const VALID_DATA: Data = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
 
 fn data(data: Data) -> Vec<u8> {
     [&StreamFrame::Data(data).encode()[..], &vec![7; data.bytes as usize]].concat()
 }
 
 #[test]
-fn a_lying_sender_is_refused_with_an_error_and_writes_nowhere_else() {
+fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it() {
     let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
-    let mut beyond = StreamFrame::Data(Data { bytes: 300, ..HONEST }).encode();
-    beyond[4..8].copy_from_slice(&301_u32.to_le_bytes());
+    let mut oversized = StreamFrame::Data(Data { bytes: 300, ..VALID_DATA }).encode();
+    oversized[4..8].copy_from_slice(&301_u32.to_le_bytes());
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("invalid mark of a stream's frame", vec![0xff; 64]),
-        ("invalid chunk size", beyond.to_vec()),
-        ("bytes for part 0 of receive 1, which expects none", data(Data { sequence: 1, ..HONEST })),
-        ("bytes for part 0 of receive 18446744073709551615", data(Data { sequence: u64::MAX, ..HONEST })),
-        ("bytes for part 3 of receive 0", data(Data { part: 3, ..HONEST })),
-        ("message of 1001 bytes for a receive of 1000", data(Data { total: 1001, ..HONEST })),
-        ("message of 301 bytes, announced as 300", [data(HONEST), data(Data { total: 301, ..HONEST })].concat()),
-        ("384 bytes of a message of 300 bytes", [data(HONEST), data(HONEST), data(HONEST)].concat()),
+        ("invalid chunk size", oversized.to_vec()),
+        ("bytes for part 0 of receive 1, which expects none", data(Data { sequence: 1, ..VALID_DATA })),
+        ("bytes for part 0 of receive 18446744073709551615", data(Data { sequence: u64::MAX, ..VALID_DATA })),
+        ("bytes for part 3 of receive 0", data(Data { part: 3, ..VALID_DATA })),
+        ("message of 1001 bytes for a receive of 1000", data(Data { total: 1001, ..VALID_DATA })),
+        (
+            "message of 301 bytes, announced as 300",
+            [data(VALID_DATA), data(Data { total: 301, ..VALID_DATA })].concat(),
+        ),
+        ("384 bytes of a message of 300 bytes", [data(VALID_DATA), data(VALID_DATA), data(VALID_DATA)].concat()),
         ("a grant from the side that sends", grant),
-        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), data(HONEST)].concat()),
+        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), data(VALID_DATA)].concat()),
     ];
-    for (words, bytes) in cases {
+    for (expected, bytes) in cases {
         for stream in [0, 3] {
             let (recv, mut streams) = lying_sender();
             let to = Buffer::blank(3000);
@@ -136,39 +139,39 @@ fn a_lying_sender_is_refused_with_an_error_and_writes_nowhere_else() {
             streams[stream].write_all(&bytes).unwrap();
             let error = receive_error(&recv, receive);
             let text = error.to_string();
-            assert!(matches!(error, Error::Protocol(_)) && text.contains(words), "{words}: {text}");
+            assert!(matches!(error, Error::Protocol(_)) && text.contains(expected), "{expected}: {text}");
             assert!(text.contains("liar:1"), "{text}");
             drop(recv);
-            assert!(to.0[..1000].iter().chain(&to.0[1300..]).all(|byte| *byte == 0xee), "{words}");
+            assert!(to.0[..1000].iter().chain(&to.0[1300..]).all(|byte| *byte == 0xee), "{expected}");
         }
     }
 }
 
 #[test]
 fn a_lying_receiver_is_refused_with_an_error() {
-    let honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
+    let valid = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
     let all = |grants: &[StreamGrant]| {
         grants.iter().flat_map(|grant| StreamFrame::Grant(*grant).encode()).collect::<Vec<u8>>()
     };
-    let many: Vec<StreamGrant> = (0..33).map(|sequence| StreamGrant { sequence, ..honest }).collect();
-    let of_two = StreamGrant { parts: 2, ..honest };
+    let many: Vec<StreamGrant> = (0..33).map(|sequence| StreamGrant { sequence, ..valid }).collect();
+    let of_two = StreamGrant { parts: 2, ..valid };
     let cases = [
         ("invalid mark of a stream's frame", vec![0xff; 64]),
-        ("grant of part 0 of receive 1 out of order", all(&[StreamGrant { sequence: 1, ..honest }])),
-        ("grant of part 0 of receive 0 out of order", all(&[honest, honest])),
+        ("grant of part 0 of receive 1 out of order", all(&[StreamGrant { sequence: 1, ..valid }])),
+        ("grant of part 0 of receive 0 out of order", all(&[valid, valid])),
         ("receive 32 granted while too many wait", all(&many)),
-        ("invalid group of 3 receives", all(&[of_two, StreamGrant { part: 1, parts: 3, ..honest }])),
-        ("data to the side that sends", data(HONEST)),
-        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), all(&[honest])].concat()),
+        ("invalid group of 3 receives", all(&[of_two, StreamGrant { part: 1, parts: 3, ..valid }])),
+        ("data to the side that sends", data(VALID_DATA)),
+        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), all(&[valid])].concat()),
     ];
-    for (words, bytes) in cases {
+    for (expected, bytes) in cases {
         let (send, mut streams) = lying_receiver(3);
         let from = Buffer::filled(100, 1);
         let out = send.register(from.memory()).unwrap();
         streams[0].write_all(&bytes).unwrap();
         let error = *until(|| send.isend(from.addr(), 1, 0, &out).err());
         let text = error.to_string();
-        assert!(matches!(error, Error::Protocol(_)) && text.contains(words), "{words}: {text}");
+        assert!(matches!(error, Error::Protocol(_)) && text.contains(expected), "{expected}: {text}");
         assert!(text.contains("liar:2 violated the protocol"), "{text}");
         assert_have_ended(&mut streams);
         drop(send);
@@ -209,8 +212,8 @@ fn a_stream_that_ends_early_yields_no_message() {
     let to = Buffer::blank(1000);
     let into = recv.register(to.memory()).unwrap();
     let receive = irecv(&recv, &to, 1000, 0, &into);
-    streams[1].write_all(&data(HONEST)).unwrap();
-    streams[2].write_all(&data(Data { offset: 128, bytes: 100, ..HONEST })[..FRAME_BYTES + 50]).unwrap();
+    streams[1].write_all(&data(VALID_DATA)).unwrap();
+    streams[2].write_all(&data(Data { offset: 128, bytes: 100, ..VALID_DATA })[..FRAME_BYTES + 50]).unwrap();
     drop(streams.remove(2));
     let error = receive_error(&recv, receive);
     let text = error.to_string();

@@ -336,7 +336,7 @@ mod tests {
             (&["--json=latency", "rate"], Target::File("latency".into()), &[Scenario::Rate]),
         ] {
             let words = [&["spark-lab", "bench"], words].concat();
-            let cli = program::read::<Cli>(words.into_iter().map(Into::into)).unwrap();
+            let cli = program::parse::<Cli>(words.into_iter().map(Into::into)).unwrap();
             let Command::Bench(options) = cli.command else { panic!("another command") };
             let plan = options.plan(Path::new("/nowhere/spark-lab"), None).unwrap();
             assert_eq!((plan.json, &plan.scenarios[..]), (Some(target), scenarios));

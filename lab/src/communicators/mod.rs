@@ -63,7 +63,7 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         watch.step();
         let text = match outcome {
             Ok(text) => text,
-            Err(error) if nccl_tests_harness::output::is_unread(&error) => return Err(error),
+            Err(error) if nccl_tests_harness::output::is_output_closed(&error) => return Err(error),
             Err(error) => {
                 good = false;
                 format!("FAILED: {error:#}")

@@ -22,7 +22,7 @@ impl Command {
         let out = output::standard();
         let program = program::file()?;
         if self.starts_processes() {
-            program::end_in_order()?;
+            program::clean_up_on_signal()?;
         }
         match self {
             Self::AllGather(options) => collective(options, Collective::AllGather, &program),

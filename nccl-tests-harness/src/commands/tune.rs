@@ -21,7 +21,7 @@ use anyhow::{Context, Result, ensure};
 use follow::Followers;
 use judge::{Candidate, Record};
 use options::{FINAL_ROUNDS, Options, Tune};
-use show::Told;
+use show::TuneReport;
 use std::io::Write;
 use std::path::Path;
 
@@ -40,11 +40,11 @@ pub fn run(
         return follow::follow(&tune, world, meeting, program).map(|()| true);
     }
     let sink = tune.plan.json.as_ref().map(Sink::open).transpose()?;
-    let told = self::tune(&tune, program, &mut report::beside(tune.plan.json.as_ref()))?;
-    sink.map_or(Ok(()), |sink| sink.write(&told)).map(|()| true)
+    let report = self::tune(&tune, program, &mut report::beside(tune.plan.json.as_ref()))?;
+    sink.map_or(Ok(()), |sink| sink.write(&report)).map(|()| true)
 }
 
-fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
+fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport> {
     let followers = match &tune.plan.launched {
         Some((_, meeting)) => Followers::gather(meeting.clone())?,
         None => Followers::default(),
@@ -54,40 +54,41 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<Told> {
     let out = &mut out;
     let Terms { ranks, channels, .. } = tune.plan.terms;
     let sizes_bytes = tune.plan.sizes().collect();
-    let mut told = Told { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..Told::default() };
+    let mut report =
+        TuneReport { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..TuneReport::default() };
     let fabric_text = String::new();
     let mut bench = Bench { tune, program, followers: &followers, runs: 0, fabric_text, watch: watch.clone() };
     show::introduction(tune, out)?;
     let candidates = tune.candidates.iter().copied().map(Some);
     let mut tried = bench.measure([None].into_iter().chain(candidates), tune.rounds, out)?;
-    (told.defaults, told.tried) = (tried.remove(0), tried);
-    told.fabric_text.clone_from(&bench.fabric_text);
-    show::table(&told, out)?;
-    let proposed = judge::propose(&told.defaults, &told.tried, tune.default_share_bytes);
+    (report.defaults, report.tried) = (tried.remove(0), tried);
+    report.fabric_text.clone_from(&bench.fabric_text);
+    show::table(&report, out)?;
+    let proposed = judge::propose(&report.defaults, &report.tried, tune.default_share_bytes);
     let proposed = proposed.and_then(|record| record.candidate).context("no settings but the defaults work")?;
-    told.proposed = Some(proposed);
+    report.proposed = Some(proposed);
     writeln!(out, "# the best settings again, in turns with the defaults")?;
     let mut again = bench.measure([None, Some(proposed)].into_iter(), FINAL_ROUNDS, out)?;
     watch.end();
     let (defaults, again) = (again.remove(0), again.remove(0));
     ensure!(again.failed.is_none(), "the proposed settings fail: {}", again.failed.unwrap_or_default());
     let verdict = judge::judge(&defaults, &again);
-    told.chosen = (verdict.holds || tune.write_best).then_some(proposed);
-    show::verdict(&told, proposed, &verdict, out)?;
-    let remark = show::remark(&told, &verdict);
-    told.verdict = Some(verdict);
+    report.chosen = (verdict.holds || tune.write_best).then_some(proposed);
+    show::verdict(&report, proposed, &verdict, out)?;
+    let remark = show::remark(&report, &verdict);
+    report.verdict = Some(verdict);
     if tune.dry_run {
         writeln!(out, "# no file is written (--dry-run)")?;
         followers.end()?;
-        return Ok(told);
+        return Ok(report);
     }
-    for line in tune.write(told.chosen, &remark)? {
+    for line in tune.write(report.chosen, &remark)? {
         writeln!(out, "# {line}")?;
     }
     out.flush()?;
-    followers.keep(told.chosen, &remark)?;
-    told.written = told.chosen.map(|_| tune.output.clone());
-    Ok(told)
+    followers.keep(report.chosen, &remark)?;
+    report.written = report.chosen.map(|_| tune.output.clone());
+    Ok(report)
 }
 
 struct Bench<'a> {

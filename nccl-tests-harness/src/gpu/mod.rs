@@ -38,7 +38,7 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
         let beyond = bytes[BYTES..].iter().filter(|byte| **byte != 0).count();
         (pattern.compare(0, &bytes[..BYTES]), beyond)
     })?;
-    ensure!(unlike == (Wrong::default(), 0), "{name} writes another pattern than the CPU: {unlike:?}");
+    ensure!(unlike == (Wrong::default(), 0), "{name} and the CPU wrote different patterns: {unlike:?}");
     let wrong = gpu.check(&block, 0..BYTES, pattern)?;
     ensure!(wrong == Wrong::default(), "{name} reports errors in its own pattern: {wrong:?}");
     block.buffer().with_bytes(|bytes| CHANGED.iter().for_each(|at| bytes[*at] ^= 1))?;

@@ -86,7 +86,7 @@ pub fn error() -> impl Write {
 
 /// True if `error` is only that the reader of this program's output closed it. Other broken pipes,
 /// such as a rank's control connection, are errors.
-pub fn is_unread(error: &anyhow::Error) -> bool {
+pub fn is_output_closed(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         inner.is_some_and(|inner| inner.is::<Unread>())
@@ -188,10 +188,10 @@ mod tests {
     fn a_closed_pipe_is_distinguished_from_other_errors() {
         for verbosity in [Verbosity::Normal, Verbosity::Quiet] {
             let unread = writeln!(Output::new(Closed, "it", verbosity), "text").context("write the table").unwrap_err();
-            assert!(is_unread(&unread));
+            assert!(is_output_closed(&unread));
         }
         let other: anyhow::Error = io::Error::from(ErrorKind::BrokenPipe).into();
-        assert!(!is_unread(&other.context("write to the control socket")));
+        assert!(!is_output_closed(&other.context("write to the control socket")));
     }
 
     #[test]

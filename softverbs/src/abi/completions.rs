@@ -29,7 +29,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         }
         let c = ibv_comp_channel { context, fd, refcnt: 0 };
         let hold = handle.users.hold();
-        Ok(handles::give(ChannelHandle { c, queues: Mutex::default(), users: Users::default(), hold }))
+        Ok(handles::into_raw(ChannelHandle { c, queues: Mutex::default(), users: Users::default(), hold }))
     })
 }
 
@@ -42,11 +42,11 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::channel(channel) }?;
-        handle.users.none_left()?;
+        handle.users.check_unused()?;
         // SAFETY: the channel's own descriptor; then the channel itself, made by `give`.
         unsafe {
             libc::close(handle.c.fd);
-            handles::end::<ChannelHandle, _>(channel);
+            handles::free::<ChannelHandle, _>(channel);
         }
         Ok(())
     })
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn ibv_create_cq(
         c.handle = core.number();
         let number = core.number();
         let object = CqHandle { c, core, device, subject: Arc::clone(&subject), users: Users::default(), holds };
-        let given: *mut ibv_cq = handles::give(object);
+        let given: *mut ibv_cq = handles::into_raw(object);
         subject.address.store(given.expose_provenance(), Ordering::Release);
         lock(&device.cqs).insert(number, subject);
         Ok(given)
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::cq(cq) }?;
-        handle.users.none_left()?;
+        handle.users.check_unused()?;
         if !handle.c.channel.is_null() {
             // SAFETY: it is alive, because this queue holds it.
             let channel = unsafe { handles::channel(handle.c.channel) }?;
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it.
-        unsafe { handles::end::<CqHandle, _>(cq) };
+        unsafe { handles::free::<CqHandle, _>(cq) };
         answer
     })
 }

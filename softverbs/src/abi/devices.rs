@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         handle.await_firmware();
         let presence = handle.node.presence(handle.index);
         let generation = presence.generation;
-        presence.ask(generation)?;
+        presence.check_generation(generation)?;
         // SAFETY: pointers and integers, for which zero is a value.
         let mut c: verbs_context = unsafe { std::mem::zeroed() };
         c.query_port = Some(attributes::query_port);
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         // Marks a context that is part of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         let object = ContextHandle { c: UnsafeCell::new(c), device: handle, generation, users: Users::default() };
-        let object: *mut u8 = handles::give(object);
+        let object: *mut u8 = handles::into_raw(object);
         // SAFETY: the context is inside the object just made.
         Ok(unsafe { object.byte_add(offset_of!(verbs_context, context)) }.cast())
     })
@@ -121,14 +121,14 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::any_context(context) }?;
-        if handle.users.none_left().is_err() {
+        if handle.users.check_unused().is_err() {
             // Objects of this context still point to it, so it is not freed. (A kernel would
             // destroy those objects.)
             return Ok(());
         }
         // SAFETY: `ibv_open_device` made this pointer, at this offset in an object that has no
         // users left.
-        unsafe { handles::end::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
+        unsafe { handles::free::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
         Ok(())
     })
 }

@@ -98,7 +98,7 @@ impl Users {
         Hold(Arc::clone(&self.0))
     }
 
-    pub(super) fn none_left(&self) -> Result<(), i32> {
+    pub(super) fn check_unused(&self) -> Result<(), i32> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
@@ -172,7 +172,7 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
     handle.device.await_firmware();
-    handle.device.node.presence(handle.device.index).ask(handle.generation).map(|()| handle)
+    handle.device.node.presence(handle.device.index).check_generation(handle.generation).map(|()| handle)
 }
 
 /// Returns a kernel's answer to destroying an object of a context: `EIO` after a removal.
@@ -198,7 +198,7 @@ pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a Co
     Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
 }
 
-pub(super) fn give<Object, C>(object: Object) -> *mut C {
+pub(super) fn into_raw<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
@@ -211,8 +211,8 @@ pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
 /// Takes an object back from C, and drops it.
 ///
 /// # Safety
-/// `pointer` must come from [`give`] of the same types, and must not be used again.
-pub(super) unsafe fn end<Object, C>(pointer: *mut C) {
+/// `pointer` must come from [`into_raw`] of the same types, and must not be used again.
+pub(super) unsafe fn free<Object, C>(pointer: *mut C) {
     // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(pointer.cast::<Object>()) });
 }

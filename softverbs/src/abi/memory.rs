@@ -25,7 +25,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
         let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];
-        Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+        Ok(handles::into_raw(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
 }
 
@@ -38,11 +38,11 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
-        handle.users.none_left()?;
+        handle.users.check_unused()?;
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it.
-        unsafe { handles::end::<PdHandle, _>(pd) };
+        unsafe { handles::free::<PdHandle, _>(pd) };
         answer
     })
 }
@@ -58,7 +58,7 @@ pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: 
         if attributes.ok_or(libc::EINVAL)?.comp_mask != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        Ok(handles::give(TdHandle { c: ibv_td { context }, users: Users::default(), hold: handle.users.hold() }))
+        Ok(handles::into_raw(TdHandle { c: ibv_td { context }, users: Users::default(), hold: handle.users.hold() }))
     })
 }
 
@@ -67,9 +67,9 @@ pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
-        unsafe { handles::td(td) }?.users.none_left()?;
+        unsafe { handles::td(td) }?.users.check_unused()?;
         // SAFETY: made by `give`, and no object uses it.
-        unsafe { handles::end::<TdHandle, _>(td) };
+        unsafe { handles::free::<TdHandle, _>(td) };
         Ok(())
     })
 }
@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         }
         // Keys are checked against the parent domain.
         let c = ibv_pd { context, handle: parent.c.handle };
-        Ok(handles::give(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+        Ok(handles::into_raw(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
 }
 
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         // SAFETY: the caller's promise about the memory.
         let key = unsafe { device.node.register((device.index, handle.c.handle), addr as usize, length, access) }?;
         let c = ibv_mr { context: handle.c.context, pd, addr, length, handle: key, lkey: key, rkey: key };
-        Ok(handles::give(MrHandle { c, device, hold: handle.users.hold() }))
+        Ok(handles::into_raw(MrHandle { c, device, hold: handle.users.hold() }))
     })
 }
 
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `give`, and no object uses it.
-        unsafe { handles::end::<MrHandle, _>(mr) };
+        unsafe { handles::free::<MrHandle, _>(mr) };
         answer
     })
 }

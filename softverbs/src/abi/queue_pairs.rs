@@ -56,7 +56,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             signal_all: caps.signal_all,
             holds: vec![domain.users.hold(), send_cq.users.hold(), recv_cq.users.hold()],
         };
-        let given: *mut ibv_qp = handles::give(object);
+        let given: *mut ibv_qp = handles::into_raw(object);
         subject.address.store(given.expose_provenance(), Ordering::Release);
         lock(&device.qps).insert(number, subject);
         wanted.cap = got;
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: the queue pair is alive; its context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed((*qp).context) };
         // SAFETY: made by `give`, and no object uses it.
-        unsafe { handles::end::<QpHandle, _>(qp) };
+        unsafe { handles::free::<QpHandle, _>(qp) };
         answer
     })
 }

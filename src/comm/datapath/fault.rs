@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Reason for the loss of a rail whose completion queue is in error. A lane's completion queue has
 /// room for a full flush, so it should never overrun.
-pub const OVERRUN: &str = "its completion queue is in error (IBV_EVENT_CQ_ERR), and completions are lost";
+pub const OVERRUN: &str = "completion queue error (IBV_EVENT_CQ_ERR): completions were lost";
 
 /// Meaning and consequence of a failed work request.
 #[derive(Debug)]
@@ -21,10 +21,10 @@ pub enum Fault {
     Device(String),
     /// The rail is lost, and the request may be the cause. [`super::status::Strikes`] counts such
     /// losses.
-    Doubtful(String),
+    SuspectRequest(String),
     /// The rail is lost, and the request's key may be the cause. A valid request can fail this way
     /// too: once on each rail whose device is being removed.
-    Denied(String),
+    KeyRefused(String),
     /// The request itself is wrong and would fail on every rail. The connection has failed.
     Fatal(String),
     /// The peer violated the protocol. The connection has failed.
@@ -41,8 +41,8 @@ impl Fault {
         let why = format!("{text} (status {status}, vendor error {vendor:#x}, QP {qp})");
         Box::new(match completion.blame() {
             Blame::Path => Self::Rail(why),
-            Blame::Either => Self::Doubtful(why),
-            Blame::Key => Self::Denied(why),
+            Blame::Either => Self::SuspectRequest(why),
+            Blame::Key => Self::KeyRefused(why),
             Blame::Request => Self::Fatal(why),
         })
     }
@@ -86,7 +86,7 @@ pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
 /// Returns the error for a call whose memory is outside the registration, or is registered only for
 /// sends.
 #[cold]
-pub fn outside(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
+pub fn outside_registration(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
     if !memory.is_for_receives() && memory.covers(addr, bytes) {
         return Argument::ForSends { call, addr }.into();
     }

@@ -484,7 +484,7 @@ impl Lane {
     pub fn finished(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         self.rail.settled(bytes);
-        self.path_quality.carried(bytes);
+        self.path_quality.add_carried_bytes(bytes);
     }
 
     /// Returns the time and the bytes carried so far, for the pace of the rail.

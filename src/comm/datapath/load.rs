@@ -31,7 +31,7 @@ pub struct Granting<'a>(pub &'a [Lane]);
 impl OtherConnections for Granting<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
-        self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.weigh(lane.rail.backlog_bytes()))
+        self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.bytes_at_expected_rate(lane.rail.backlog_bytes()))
     }
 
     fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {

@@ -108,8 +108,8 @@ impl<P: DataPath + ?Sized> Faults for P {
         }
         match fault {
             Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
-            Fault::Doubtful(why) => return doubt(self, context, lane, why, Doubt::Request),
-            Fault::Denied(why) => return doubt(self, context, lane, why, Doubt::Key),
+            Fault::SuspectRequest(why) => return doubt(self, context, lane, why, Doubt::Request),
+            Fault::KeyRefused(why) => return doubt(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
                 let failed = failed_on(self.rails(), context, lane, why);
                 return Err(self.end(Box::new(Network::OnRail(failed).into())));
@@ -181,7 +181,11 @@ fn doubt<P: DataPath + ?Sized>(
         (Doubt::Key, Role::Receiver) | (Doubt::Request, _) => STRIKES,
     };
     if status.is_struck_out(doubt, oldest, next, most) {
-        return path.fault(context, lane, Fault::Fatal(format!("{why}; other rails failed on it before")));
+        return path.fault(
+            context,
+            lane,
+            Fault::Fatal(format!("{why}; the same request already failed on other rails")),
+        );
     }
     path.lose_by(context, lane, why);
     Ok(())

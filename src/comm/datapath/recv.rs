@@ -3,7 +3,7 @@
 mod failover;
 
 use super::context::PathContext;
-use super::fault::{Fault, broken_protocol, not_in_flight, outside};
+use super::fault::{Fault, broken_protocol, not_in_flight, outside_registration};
 use super::lane::{Lane, LaneWrite, Role};
 use super::load::Granting;
 use super::parts::PathParts;
@@ -334,7 +334,7 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     }
     for part in parts {
         if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.takes(part.addr, part.bytes) {
-            return Err(outside("irecv", part.addr, part.bytes, part.memory).into());
+            return Err(outside_registration("irecv", part.addr, part.bytes, part.memory).into());
         }
     }
     Ok(())

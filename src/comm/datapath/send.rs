@@ -4,7 +4,7 @@ mod failover;
 
 use super::clock::Clock;
 use super::context::PathContext;
-use super::fault::{Fault, broken_protocol, not_in_flight, outside, too_large};
+use super::fault::{Fault, broken_protocol, not_in_flight, outside_registration, too_large};
 use super::lane::{Lane, LaneWrite, Role};
 use super::load::Sending;
 use super::parts::PathParts;
@@ -51,7 +51,7 @@ pub struct SendPath {
 #[derive(Clone, Copy, Default)]
 struct Sizes {
     /// Largest send that is a single write on one lane.
-    whole_bytes: u64,
+    max_unsplit_bytes: u64,
     /// Largest send: one chunk more than an immediate can count ([`MAX_LEADS`]).
     most_bytes: u64,
 }
@@ -82,8 +82,8 @@ impl SendPath {
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
-        let whole_bytes = striping.whole_bytes().min(chunk_bytes);
-        let sizes = Sizes { whole_bytes, most_bytes: chunk_bytes * (MAX_LEADS + 1) };
+        let max_unsplit_bytes = striping.max_unsplit_bytes().min(chunk_bytes);
+        let sizes = Sizes { max_unsplit_bytes, most_bytes: chunk_bytes * (MAX_LEADS + 1) };
         let sends = Sends::within(bound);
         Self {
             sizes,
@@ -122,14 +122,14 @@ impl SendPath {
             return self.not_now(context, bytes);
         }
         if !memory.covers(addr, bytes) {
-            return Err(outside("isend", addr, bytes, memory).into());
+            return Err(outside_registration("isend", addr, bytes, memory).into());
         }
         if !self.sends.has_room() {
             return self.not_now(context, bytes);
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.whole_bytes) => {
+            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.max_unsplit_bytes) => {
                 self.send_whole(context, head, send)
             }
             Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.most_bytes) => {
@@ -180,7 +180,7 @@ impl SendPath {
         if usable != open {
             return self.send_with_old_keys(context, head, send, usable);
         }
-        if send.bytes <= self.sizes.whole_bytes {
+        if send.bytes <= self.sizes.max_unsplit_bytes {
             self.send_whole(context, head, send)
         } else {
             self.send_cut(context, head, send)
@@ -213,7 +213,7 @@ impl SendPath {
         let mut now_ns = None;
         let counted = self.rails.striping.is_counted(size);
         if counted {
-            by = self.rails.striping.lane_to_try(by, size, self.now_ns, &Sending(&self.rails.lanes));
+            by = self.rails.striping.lane_or_trial(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
                 // A queued write is served from the confirmation of the one before. The last
                 // reading of the clock is near enough to that.
@@ -249,7 +249,7 @@ impl SendPath {
             // Read only if the send is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
-        self.rails.striping.given(by, size, now);
+        self.rails.striping.record_queued(by, size, now);
         if let Err(error) = posted {
             self.lose_by(context, by, error.to_string());
         }
@@ -312,7 +312,7 @@ impl SendPath {
             let timed = now_ns.is_some() && self.rails.striping.is_counted(share.bytes);
             let lane = &mut self.rails.lanes[by.index()];
             let now = now_ns.filter(|_| timed).map(|now_ns| lane.moment(now_ns));
-            self.rails.striping.given(by, share.bytes, now);
+            self.rails.striping.record_queued(by, share.bytes, now);
             let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), by));
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
                 self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);

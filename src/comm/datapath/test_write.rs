@@ -38,12 +38,12 @@ pub struct LaneTest {
     /// Time to write the packets again; `None` once that was done. A packet that arrives after a
     /// lost one makes the NIC resend the lost one immediately. Without such a packet, the NIC waits
     /// for the queue pair's timeout (4 s and more at NCCL's default), perhaps longer than the test.
-    again: Option<Instant>,
+    rewrite_at: Option<Instant>,
     /// Time after which writes without acknowledgement count as lost.
-    until: Instant,
+    deadline: Instant,
     /// True if only small packets were acknowledged when the packets were written again. Otherwise
-    /// the time limit ends the test as [`Tested::Silent`], not as [`Tested::Narrow`].
-    was_narrow: bool,
+    /// the time limit ends the test as [`TestResult::Silent`], not as [`TestResult::SmallMtu`].
+    was_small_only: bool,
     /// Right to test the path on behalf of all connections. Held during the test if the path was
     /// dead or untested before.
     _trial: Option<Trial>,
@@ -51,15 +51,15 @@ pub struct LaneTest {
 
 /// Result of polling a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Tested {
+pub enum TestResult {
     /// Some writes are not acknowledged yet.
     UnderWay,
     /// All writes are acknowledged.
-    Carries,
+    Passed,
     /// A write was not acknowledged. Contains the reason, for messages.
     Silent(String),
     /// Small packets arrive and large ones do not. Contains the reason, for messages.
-    Narrow(String),
+    SmallMtu(String),
     /// A write failed for a reason that says nothing about the path.
     Failed(String),
 }
@@ -79,9 +79,10 @@ impl LaneTest {
         now: Instant,
     ) -> Result<Self> {
         let acknowledged = vec![0; lane.queue_count()];
-        let (again, until) = (Some(now + limit / 3), now + limit);
-        let was_narrow = false;
-        let mut test = Self { lane, path, mtu_bytes, acknowledged, again, until, was_narrow, _trial: trial };
+        let (rewrite_at, deadline) = (Some(now + limit / 3), now + limit);
+        let was_small_only = false;
+        let mut test =
+            Self { lane, path, mtu_bytes, acknowledged, rewrite_at, deadline, was_small_only, _trial: trial };
         test.write(mailboxes)?;
         Ok(test)
     }
@@ -93,23 +94,24 @@ impl LaneTest {
         backoff: &Backoff,
         buffer: &mut CompletionBuffer,
         now: Instant,
-    ) -> Tested {
+    ) -> TestResult {
         let tested = match self.poll(buffer) {
-            Tested::UnderWay if now >= self.until => {
+            TestResult::UnderWay if now >= self.deadline => {
                 let why = "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned();
-                if self.was_narrow { self.unacknowledged(why) } else { Tested::Silent(why) }
+                if self.was_small_only { self.unacknowledged(why) } else { TestResult::Silent(why) }
             }
-            Tested::UnderWay if self.again.is_some_and(|again| now >= again) => {
-                (self.again, self.was_narrow) = (None, self.has_only_small_acknowledged());
-                self.write(mailboxes).map_or_else(|error| Tested::Failed(error.to_string()), |()| Tested::UnderWay)
+            TestResult::UnderWay if self.rewrite_at.is_some_and(|rewrite_at| now >= rewrite_at) => {
+                (self.rewrite_at, self.was_small_only) = (None, self.has_only_small_acknowledged());
+                self.write(mailboxes)
+                    .map_or_else(|error| TestResult::Failed(error.to_string()), |()| TestResult::UnderWay)
             }
             tested => tested,
         };
         match &tested {
-            Tested::Carries => backoff.carried(self.path, now),
-            Tested::Silent(why) => backoff.silent(self.path, why, now),
-            Tested::Narrow(_) => backoff.set_largest_mtu(self.path, SMALL_BYTES, now),
-            Tested::UnderWay | Tested::Failed(_) => {}
+            TestResult::Passed => backoff.carried(self.path, now),
+            TestResult::Silent(why) => backoff.silent(self.path, why, now),
+            TestResult::SmallMtu(_) => backoff.set_largest_mtu(self.path, SMALL_BYTES, now),
+            TestResult::UnderWay | TestResult::Failed(_) => {}
         }
         tested
     }
@@ -122,15 +124,15 @@ impl LaneTest {
         self.lane.write_on_each(&mailboxes.probe_write(keys, self.mtu_bytes))
     }
 
-    fn poll(&mut self, buffer: &mut CompletionBuffer) -> Tested {
+    fn poll(&mut self, buffer: &mut CompletionBuffer) -> TestResult {
         let completions = match self.lane.poll(buffer) {
             Ok(completions) => completions,
-            Err(error) => return Tested::Failed(error.to_string()),
+            Err(error) => return TestResult::Failed(error.to_string()),
         };
         for completion in completions {
             if completion.status() != 0 {
                 let why = format!("test write failed: {}", completion.status_text());
-                return if completion.is_unacknowledged() { self.unacknowledged(why) } else { Tested::Failed(why) };
+                return if completion.is_unacknowledged() { self.unacknowledged(why) } else { TestResult::Failed(why) };
             }
             let id = WrId::of(completion.wr_id());
             if let Some(count) = self.acknowledged.get_mut(usize::from(id.queue())) {
@@ -138,7 +140,7 @@ impl LaneTest {
             }
             self.lane.retire(id);
         }
-        if self.lane.has_pending() { Tested::UnderWay } else { Tested::Carries }
+        if self.lane.has_pending() { TestResult::UnderWay } else { TestResult::Passed }
     }
 
     /// Returns true if at least one queue pair has its first packet acknowledged (the small one,
@@ -148,11 +150,14 @@ impl LaneTest {
     }
 
     /// Returns the result once the NIC has used up its retries or the time limit has passed.
-    fn unacknowledged(&self, why: String) -> Tested {
+    fn unacknowledged(&self, why: String) -> TestResult {
         if self.has_only_small_acknowledged() {
-            Tested::Narrow(format!("packets of {} bytes get lost, those of {SMALL_BYTES} bytes arrive", self.mtu_bytes))
+            TestResult::SmallMtu(format!(
+                "packets of {} bytes are lost, packets of {SMALL_BYTES} bytes arrive",
+                self.mtu_bytes
+            ))
         } else {
-            Tested::Silent(why)
+            TestResult::Silent(why)
         }
     }
 }

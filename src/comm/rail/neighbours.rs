@@ -7,7 +7,7 @@
 //! may read and which contains only IPv4. A rail's own hardware address follows from a link-local
 //! GID derived from it (EUI-64, RFC 4291 appendix A); other link-local addresses do not contain it.
 
-use crate::interfaces::ARP_CURE;
+use crate::interfaces::ARP_FIX_COMMAND;
 use crate::wire::fields::RailAdvert;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -58,7 +58,7 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
     match others.map(|(_, advert)| advert).find(|advert| HardwareAddress::of(advert) == Some(found)) {
         Some(other) => format!(
             "; {ip} resolves to {found}, which is the address of {} and not of {name}{beside}: they answer ARP for each other; run \
-             {ARP_CURE} on {}",
+             {ARP_FIX_COMMAND} on {}",
             other.name,
             // A peer's name is HOST:PID.
             peer.rsplit_once(':').map_or(peer, |(host, _)| host)

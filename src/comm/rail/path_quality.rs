@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Approximate number of samples in the moving average.
-const AVERAGED: f64 = 8.0;
+const AVERAGED_SAMPLES: f64 = 8.0;
 /// Stored values are in millionths.
 const ONE: f64 = 1e6;
-/// Lowest quality. It limits `weigh` to 1,000 times its argument, so that the wait for a stalled
-/// path is bounded.
-const LEAST: f64 = 1e-3;
+/// Lowest quality. It limits `bytes_at_expected_rate` to 1,000 times its argument, so that
+/// the wait for a stalled path is bounded.
+const MIN_QUALITY: f64 = 1e-3;
 
 /// Rate of a path divided by its expected rate, relative to the best path of the same connection.
 /// Any thread may read and write it. All orderings are relaxed, and a race may lose a sample. This
@@ -26,7 +26,7 @@ const LEAST: f64 = 1e-3;
 #[derive(Debug, Default)]
 pub struct PathQuality {
     /// The fraction in millionths; 0 without a sample.
-    kept: AtomicU32,
+    quality_millionths: AtomicU32,
     carried_bytes: AtomicU64,
 }
 
@@ -34,16 +34,16 @@ impl PathQuality {
     /// Adds a sample of one connection, `kept` (above 0, up to 1). Returns the average.
     #[inline]
     pub fn add(&self, kept: f64) -> f64 {
-        let kept = kept.clamp(LEAST, 1.0) * ONE;
-        let before = f64::from(self.kept.load(Ordering::Relaxed));
-        let now = if before > 0.0 { before + (kept - before) / AVERAGED } else { kept };
-        self.kept.store(now as u32, Ordering::Relaxed);
+        let kept = kept.clamp(MIN_QUALITY, 1.0) * ONE;
+        let before = f64::from(self.quality_millionths.load(Ordering::Relaxed));
+        let now = if before > 0.0 { before + (kept - before) / AVERAGED_SAMPLES } else { kept };
+        self.quality_millionths.store(now as u32, Ordering::Relaxed);
         now / ONE
     }
 
     /// Records that large writes of this many bytes were confirmed.
     #[inline]
-    pub fn carried(&self, bytes: u64) {
+    pub fn add_carried_bytes(&self, bytes: u64) {
         self.carried_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -56,8 +56,8 @@ impl PathQuality {
     /// This path needs some time for `bytes`. Returns the bytes that it would carry in that time at
     /// its expected rate.
     #[inline]
-    pub fn weigh(&self, bytes: u64) -> u64 {
-        match self.kept.load(Ordering::Relaxed) {
+    pub fn bytes_at_expected_rate(&self, bytes: u64) -> u64 {
+        match self.quality_millionths.load(Ordering::Relaxed) {
             0 => bytes,
             kept => (bytes as f64 * (ONE / f64::from(kept))) as u64,
         }
@@ -88,9 +88,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pace_averages_measurements_and_follows_changes() {
+    fn the_quality_averages_samples_and_follows_changes() {
         let quality = PathQuality::default();
-        assert_eq!(quality.weigh(100), 100, "no sample yet");
+        assert_eq!(quality.bytes_at_expected_rate(100), 100, "no sample yet");
         assert!((quality.add(0.8) - 0.8).abs() < 1e-5);
         // Two connections with opposite samples, in turns.
         let seen: Vec<f64> = (0..40).map(|turn| quality.add(if turn % 2 == 0 { 1.0 } else { 0.5 })).collect();
@@ -99,21 +99,24 @@ mod tests {
             quality.add(0.25);
         }
         assert!((quality.add(0.25) - 0.25).abs() < 0.03);
-        assert!((360..=400).contains(&quality.weigh(100)));
+        assert!((360..=400).contains(&quality.bytes_at_expected_rate(100)));
         for kept in [0.0, f64::MIN_POSITIVE, -1.0] {
             (0..200).for_each(|_| _ = quality.add(kept));
-            assert!((90_000..=100_000).contains(&quality.weigh(100)), "a path that stands still has a bound");
+            assert!(
+                (90_000..=100_000).contains(&quality.bytes_at_expected_rate(100)),
+                "the weight of a stalled path is bounded"
+            );
         }
     }
 
     #[test]
-    fn connections_of_one_path_share_it_while_they_are_open() {
+    fn open_connections_share_the_quality_of_their_path() {
         let rail = PathQualities::default();
         let (one, other, elsewhere) = (rail.of([1; 16]), rail.of([1; 16]), rail.of([2; 16]));
         one.add(0.5);
-        assert_eq!((other.weigh(100), elsewhere.weigh(100)), (200, 100));
+        assert_eq!((other.bytes_at_expected_rate(100), elsewhere.bytes_at_expected_rate(100)), (200, 100));
         drop((one, other));
-        assert_eq!(rail.of([1; 16]).weigh(100), 100, "later connections start without samples");
+        assert_eq!(rail.of([1; 16]).bytes_at_expected_rate(100), 100, "later connections start without samples");
         assert_eq!(rail.0.lock().unwrap().len(), 2);
     }
 }

@@ -368,7 +368,7 @@ mod tests {
     use crate::error::Missing;
 
     fn registration(id: u32, range: &Range<usize>) -> Registration {
-        Registration::new(id, HostMemory::of_nobody(range), Purpose::Receive, 0)
+        Registration::new(id, HostMemory::unowned(range), Purpose::Receive, 0)
     }
 
     #[test]

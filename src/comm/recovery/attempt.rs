@@ -28,11 +28,11 @@ pub struct ManagedRail {
     pub opening: Option<u32>,
     /// On a receiver: device generation whose keys our CTS entries carry. `None` if the device was
     /// away when the connection came up.
-    pub granted: Option<u32>,
+    pub cts_generation: Option<u32>,
     /// Accepting side: the peer's attempts to reconnect the rail since it last carried.
     pub answers: u32,
     /// Paths of the last two attempts, the newest first. Attempts may alternate between two paths.
-    pub ways: [Option<Way>; 2],
+    pub last_paths: [Option<PathChoice>; 2],
     /// Progress of the newest attempt, for messages.
     pub stage: Stage,
     /// Failed attempts of a rail that this connection has never used.
@@ -47,7 +47,7 @@ pub enum Attempt {
     /// A thread creates or connects the queue pairs.
     Working(Worker),
     /// The peer was asked for its queue pairs.
-    Asked(Box<Asked>),
+    Requested(Box<Requested>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
@@ -87,18 +87,18 @@ impl Drop for Worker {
 /// Result of a thread's work on new queue pairs.
 pub enum Done {
     /// Connecting side: the queue pairs were created.
-    Opened(Result<Box<Asked>>),
+    Opened(Result<Box<Requested>>),
     /// Accepting side: no queue pairs, because back-off does not allow an attempt on the path now.
-    PutOff {
+    Deferred {
         /// Path of the attempt.
-        way: Way,
+        way: PathChoice,
         /// The reason, for a message.
         why: String,
     },
     /// Accepting side: the queue pairs are connected to those of the peer.
     Answered {
         /// Path of the attempt; `None` if the two ends share no subnet.
-        way: Option<Way>,
+        way: Option<PathChoice>,
         /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// The queue pairs, and the answer for the peer.
@@ -109,7 +109,7 @@ pub enum Done {
         /// The queue pairs.
         lane: Box<Lane>,
         /// Path of the attempt.
-        way: Way,
+        way: PathChoice,
         /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// Result of `ibv_modify_qp`.
@@ -119,7 +119,7 @@ pub enum Done {
 
 /// A path to the peer's rail, as one attempt uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct PathChoice {
     /// Address of the peer's rail.
     pub peer_gid: [u8; 16],
     /// Path MTU in bytes.
@@ -132,17 +132,17 @@ pub enum Stage {
     /// The path is not chosen yet.
     #[default]
     Begun,
-    /// The attempt uses the newest path in [`ManagedRail::ways`].
+    /// The attempt uses the newest path in [`ManagedRail::last_paths`].
     OnItsWay,
     /// Back-off has put the attempt off, so it does not count.
-    PutOff,
+    Deferred,
 }
 
 /// Failed attempts on one path.
 #[derive(Debug, Clone)]
 pub struct Tries {
     /// `None` if the attempts ended before the path was chosen.
-    way: Option<Way>,
+    way: Option<PathChoice>,
     count: u32,
     /// Reason for the first failure.
     why: String,
@@ -152,7 +152,7 @@ pub struct Tries {
 const MOST_TRIES: usize = 6;
 
 /// New queue pairs, with the data to connect them.
-pub struct Asked {
+pub struct Requested {
     /// The queue pairs, not connected.
     pub lane: Lane,
     /// State of the rail when the queue pairs were created.
@@ -167,16 +167,28 @@ impl ManagedRail {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
         // The first CTS entries will carry the keys of the devices that are present now.
-        let granted = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
+        let cts_generation = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
         // The handshake was the first attempt of a rail that does not carry.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
-        let (ways, stage, tries, attempt) = Default::default();
-        Self { rail, peer_rail, outages, queue_count, opening, granted, answers, ways, stage, tries, attempt }
+        let (last_paths, stage, tries, attempt) = Default::default();
+        Self {
+            rail,
+            peer_rail,
+            outages,
+            queue_count,
+            opening,
+            cts_generation,
+            answers,
+            last_paths,
+            stage,
+            tries,
+            attempt,
+        }
     }
 
     /// Returns the back-off key of a path.
-    pub fn path(&self, way: Way) -> PathId {
+    pub fn path(&self, way: PathChoice) -> PathId {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
@@ -191,16 +203,16 @@ impl ManagedRail {
     }
 
     /// Records the path of the attempt.
-    pub fn goes_by(&mut self, way: Way) {
-        (self.ways, self.stage) = ([Some(way), self.ways[0]], Stage::OnItsWay);
+    pub fn record_path(&mut self, way: PathChoice) {
+        (self.last_paths, self.stage) = ([Some(way), self.last_paths[0]], Stage::OnItsWay);
     }
 
     /// Records the failure of the attempt.
     pub fn failed(&mut self, why: &str) {
-        if self.stage == Stage::PutOff {
+        if self.stage == Stage::Deferred {
             return;
         }
-        let way = self.ways[0].filter(|_| self.stage == Stage::OnItsWay);
+        let way = self.last_paths[0].filter(|_| self.stage == Stage::OnItsWay);
         if let Some(tries) = self.tries.iter_mut().find(|tries| tries.way == way) {
             tries.count += 1;
         } else if self.tries.len() < MOST_TRIES {
@@ -237,7 +249,7 @@ impl Tries {
         let Self { way, count, why } = self;
         let times = if *count == 1 { String::new() } else { format!(", {count} attempts") };
         match way {
-            Some(Way { peer_gid, mtu_bytes }) => {
+            Some(PathChoice { peer_gid, mtu_bytes }) => {
                 let address = Ipv6Addr::from(*peer_gid).to_canonical();
                 format!("to {address} with path MTU {mtu_bytes}{times}: {why}")
             }

@@ -59,7 +59,7 @@ pub struct Terms {
     /// Priority of the connection's packets.
     pub priority: Priority,
     /// Time for the connection to get its first rail.
-    pub first_rail: Duration,
+    pub first_rail_timeout: Duration,
 }
 
 /// Recovery state of one connection.
@@ -92,7 +92,7 @@ impl Driver {
         process: Arc<Process>,
         context: Arc<PathContext>,
         path: Arc<dyn SharedPath>,
-        Terms { role, priority, first_rail }: Terms,
+        Terms { role, priority, first_rail_timeout }: Terms,
         mailboxes: Mailboxes,
         mut rails: Vec<ManagedRail>,
     ) -> Self {
@@ -100,11 +100,11 @@ impl Driver {
         let config = &process.config.recovery;
         let mut outages = ConnectionOutages::new(&process.outages, &context.peer.name, config.loss_timeout, names);
         let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
-        let limits = Limits { loss, probe, first_rail: nanos(first_rail) };
+        let limits = Limits { loss, probe, first_rail: nanos(first_rail_timeout) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
         let missing: Vec<_> = LaneId::all(rails.len()).filter(|lane| rails[lane.index()].opening.is_none()).collect();
-        recovery.begins_without(&missing);
+        recovery.mark_missing_at_start(&missing);
         for lane in missing {
             outages.begins_without(lane, now);
             rails[lane.index()].outages.lost(now);
@@ -177,7 +177,7 @@ impl Driver {
             }
         }
         let delivered = self.on_path(|path, _| path.delivered()).unwrap_or(0);
-        if !self.recovery.has_carried() {
+        if !self.recovery.was_up() {
             // NCCL no longer wants the connection, so no rail is tried any longer.
             self.recovery.fail();
         }
@@ -460,7 +460,7 @@ impl Driver {
         let managed = &mut self.rails[lane.index()];
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
-        if let Some(way) = managed.ways[0] {
+        if let Some(way) = managed.last_paths[0] {
             // LIVE informs the accepting side that the path carries.
             self.process.backoff.carried(managed.path(way), now);
         }
@@ -503,7 +503,7 @@ impl Driver {
             let why = managed.rail.device.absence_reason();
             self.recovery.rail_down(lane, why, at);
         } else {
-            let path_mtu_bytes = managed.ways[0].map_or(0, |way| way.mtu_bytes);
+            let path_mtu_bytes = managed.last_paths[0].map_or(0, |way| way.mtu_bytes);
             managed.outages.recovered(path_mtu_bytes, now);
             self.outages.recovered(lane, now);
         }

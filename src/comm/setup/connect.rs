@@ -12,7 +12,7 @@ use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Rail, interfaces};
-use crate::comm::recovery::attempt::Way;
+use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
@@ -79,7 +79,7 @@ struct OfferedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    way: Way,
+    way: PathChoice,
     made: LaneProgress,
 }
 
@@ -337,7 +337,7 @@ impl AcceptedOffer {
             };
             paired.push(rail_index);
             let queue_count = pair.queue_pairs.count();
-            let way = Way { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
+            let way = PathChoice { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
             let made = match &pair.queue_pairs {
                 Offered::Later(_) => {
                     let temporary = |why| LaneProgress::NotReady(NotYet { why, is_temporary: true });

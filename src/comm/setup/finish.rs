@@ -19,7 +19,7 @@ use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::recovery::attempt::{ManagedRail, Way};
+use crate::comm::recovery::attempt::{ManagedRail, PathChoice};
 use crate::comm::recovery::driver::{Driver, Terms};
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
@@ -69,7 +69,7 @@ pub struct AgreedPair {
     /// Number of the connection's queue pairs on the rail.
     pub queue_count: u8,
     /// Address and MTU used in the handshake.
-    pub way: Way,
+    pub way: PathChoice,
     /// The connected queue pairs, with both sides' keys, or the reason why they do not carry yet.
     pub lane: std::result::Result<Lane, String>,
 }
@@ -152,7 +152,7 @@ pub fn finish<P: Shareable + 'static>(
         let mut managed = ManagedRail::of(&lane, usize::from(queue_count));
         if let Some(why) = why {
             striping.lose(id);
-            managed.goes_by(way);
+            managed.record_path(way);
             managed.failed(&why);
         }
         rails.push(managed);
@@ -169,9 +169,9 @@ pub fn finish<P: Shareable + 'static>(
     let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
-    let first_rail = process.config.setup.connect_timeout.saturating_sub(started.elapsed());
+    let first_rail_timeout = process.config.setup.connect_timeout.saturating_sub(started.elapsed());
     let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
-    let terms = Terms { role, priority, first_rail };
+    let terms = Terms { role, priority, first_rail_timeout };
     let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, first)?;
     process.opened(&context.peer.name);

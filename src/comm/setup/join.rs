@@ -14,7 +14,7 @@ use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::process::Process;
 use crate::comm::rail::RailSnapshot;
 use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
-use crate::comm::recovery::attempt::Way;
+use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads;
 use crate::error::Result;
 use crate::wire::fields::{Priority, QpEnd};
@@ -30,7 +30,7 @@ pub struct NewRoute {
     /// This side's address.
     pub gid: [u8; 16],
     /// The peer's address, and the path MTU.
-    pub way: Way,
+    pub way: PathChoice,
     /// The peer's queue pairs.
     pub ends: Vec<QpEnd>,
     /// Priority of the connection's packets.
@@ -146,7 +146,7 @@ impl NewLane {
         path: PathId,
         trial: Option<Trial>,
     ) -> ConnectResult {
-        let NewRoute { snapshot, gid, way: Way { peer_gid, mtu_bytes }, ends, priority } = &self.route;
+        let NewRoute { snapshot, gid, way: PathChoice { peer_gid, mtu_bytes }, ends, priority } = &self.route;
         let route =
             Route { snapshot, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
         let outcome = self.lane.connect(role, process.config.qp, &route);

@@ -10,7 +10,7 @@ use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::recv::RecvPath;
-use crate::comm::datapath::test_write::{LaneTest, Tested};
+use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::descriptors::waits_for_descriptors;
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
@@ -18,7 +18,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
-use crate::comm::recovery::attempt::Way;
+use crate::comm::recovery::attempt::PathChoice;
 use crate::error::{Call, Error, Internal, Missing, Result, Violation};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
@@ -390,8 +390,8 @@ impl OfferMade {
     }
 }
 
-fn way(pair: &Pair) -> Way {
-    Way { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
+fn way(pair: &Pair) -> PathChoice {
+    PathChoice { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
 /// Creates this side's queue pairs for a rail. The inner error is why the pair is left for later.
@@ -427,7 +427,7 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 
 impl ProbedPair {
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
-        let Way { peer_gid, mtu_bytes } = way(&self.pair);
+        let PathChoice { peer_gid, mtu_bytes } = way(&self.pair);
         let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
         LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
@@ -443,18 +443,18 @@ impl ProbedPair {
     ) -> Probed {
         let not_yet = |why, is_temporary| Probed::NotYet(NotYet { why, is_temporary });
         match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
-            Tested::UnderWay => Probed::Testing(test),
-            Tested::Carries => Probed::Carries(test.lane),
+            TestResult::UnderWay => Probed::Testing(test),
+            TestResult::Passed => Probed::Carries(test.lane),
             // Writes also fail on a device that is removed during the test and may return.
-            Tested::Failed(why) => {
+            TestResult::Failed(why) => {
                 not_yet(why, self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here)
             }
-            Tested::Silent(why) => {
+            TestResult::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
                 let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
                 not_yet(why + &sent_to + if pair.is_routed { ROUTED } else { "" }, true)
             }
-            Tested::Narrow(why) => {
+            TestResult::SmallMtu(why) => {
                 let rail = (self.rail.id, self.rail.name());
                 process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &self.peer_rail, &why);
                 not_yet(why, true)

@@ -26,9 +26,9 @@
 //!
 //! Every pair of the OFFER is a lane of the connection. The handshake is the first attempt to bring
 //! up each pair, and recovery makes all later ones. A pair that does not carry yet begins as a lost
-//! rail (`Recovery::begins_without`, `Lane::not_yet`), with a log line that gives the reason. So
-//! HELLO and OFFER also name rails that cannot be used now, by the addresses that they had before
-//! (`Rail::last_snapshot`). They are paired after the usable ones.
+//! rail (`Recovery::mark_missing_at_start`, `Lane::not_yet`), with a log line that gives the
+//! reason. So HELLO and OFFER also name rails that cannot be used now, by the addresses that they
+//! had before (`Rail::last_snapshot`). They are paired after the usable ones.
 //!
 //! Where no pair carries yet, `finish` holds the connection after GO until its first rail carries
 //! or `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if

@@ -99,8 +99,8 @@ pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
     let place = std::ptr::from_mut(&mut info).cast();
     // SAFETY: `place` has `length` bytes, and the kernel writes at most that many.
     let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length) };
-    let is_under_way = status == 0 && (info.tcpi_unacked > 0 || info.tcpi_probes > 0);
-    is_under_way.then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
+    let is_outstanding = status == 0 && (info.tcpi_unacked > 0 || info.tcpi_probes > 0);
+    is_outstanding.then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
 }
 
 #[cfg(test)]
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn unmapped_memory_is_an_error_and_no_crash() {
         let [mut one, other] = pair();
-        let page = HostMemory::of_nobody(&(0x1000..0x2000));
+        let page = HostMemory::unowned(&(0x1000..0x2000));
         assert_eq!(send(&one, b"", page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         one.write_all(b"x").unwrap();
         while other.peek(&mut [0; 1]).unwrap() < 1 {}
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_stored_whole_at_any_address() {
+    fn all_bytes_are_stored_at_any_address() {
         let bytes: Vec<u8> = (0..600).map(|at| (at * 7 + at / 256) as u8).collect();
         let mut place = vec![0_u64; 100];
         let start = place.as_mut_ptr() as usize;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bytes_in_flight_wait_for_the_peer() {
+    fn unacknowledged_is_some_only_while_bytes_are_in_flight() {
         let [mut one, _other] = pair();
         assert_eq!(unacknowledged(&one), None);
         one.write_all(b"x").unwrap();

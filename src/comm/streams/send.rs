@@ -3,7 +3,7 @@
 use super::caller_memory;
 use super::context::{StreamContext, Waiting};
 use super::farewell::FinalBytes;
-use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside, too_large};
+use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside_registration, too_large};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
@@ -83,7 +83,7 @@ impl StreamSendPath {
     ) -> Quick<Option<u16>> {
         self.check()?;
         let Some(source) = memory.source(addr, bytes) else {
-            return Err(outside("isend", addr, bytes, memory).into());
+            return Err(outside_registration("isend", addr, bytes, memory).into());
         };
         if !self.outbound.has_room() {
             self.progress_or_wait(context, "a send", bytes)?;

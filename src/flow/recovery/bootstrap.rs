@@ -50,7 +50,7 @@ impl Recovery {
         // limit `SIGN_OF_LIFE` runs.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
         // Before the first rail: the peer's kernel takes a second for each unresolved address.
-        let doubt = if self.has_carried() { DOUBT } else { STEP };
+        let doubt = if self.was_up() { DOUBT } else { STEP };
         let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {
             _ if !self.recovers() => Need::No,

@@ -31,8 +31,8 @@ pub enum State {
     /// In use.
     Up { since: u64 },
     /// [`Action::Fence`](super::Action::Fence) is in progress; it takes long if the device was cut
-    /// off. `peer_has` has the receives of the peer's FENCED, if that came first.
-    Fencing { since: u64, peer_has: Option<Received> },
+    /// off. `peer_received` has the receives of the peer's FENCED, if that came first.
+    Fencing { since: u64, peer_received: Option<Received> },
     /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },
     /// Both sides have stopped the rail. The connecting side tries to reconnect it at `retry_at`.
@@ -90,7 +90,7 @@ pub enum Cause {
     /// The test writes were not acknowledged in time.
     NotConfirmed,
     /// The connection ends, and the attempt with it.
-    Ends,
+    ConnectionEnds,
     /// The attempt failed here.
     Failed(String),
     /// The attempt failed at the peer.
@@ -109,7 +109,7 @@ impl fmt::Display for Cause {
             Self::NoReturn => "a call to the connecting side's device did not return in time",
             Self::NoAnswer => "the peer did not answer the reconnect request in time",
             Self::NotConfirmed => "test write not acknowledged in time",
-            Self::Ends => "the connection ends",
+            Self::ConnectionEnds => "the connection ends",
         })
     }
 }

@@ -94,9 +94,9 @@ impl End {
 fn a_lost_rail_is_asked_for_tried_and_used() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
-    end.recovery.tick(now + RETRY - 1);
+    end.recovery.tick(now + RETRY_PAUSE_NS - 1);
     assert_eq!(end.actions(), []);
-    now += RETRY;
+    now += RETRY_PAUSE_NS;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
@@ -118,7 +118,7 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
 fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
-    for pause in [RETRY, 2 * RETRY, 4 * RETRY, 4 * RETRY] {
+    for pause in [RETRY_PAUSE_NS, 2 * RETRY_PAUSE_NS, 4 * RETRY_PAUSE_NS, 4 * RETRY_PAUSE_NS] {
         end.recovery.tick(now + pause - 1);
         assert_eq!(end.actions(), []);
         now += pause;
@@ -143,14 +143,14 @@ fn a_call_that_does_not_return_ends_its_attempt() {
         end.recovery.tick(*now);
         assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     };
-    now += RETRY;
+    now += RETRY_PAUSE_NS;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
     waits_without_answer(&mut end, &mut now);
     assert_eq!(end.next_message(now), None, "the peer has not received of the attempt");
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert_eq!((end.actions(), end.next_message(now)), (vec![], None), "too late");
-    now += 2 * RETRY;
+    now += 2 * RETRY_PAUSE_NS;
     end.recovery.tick(now);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
@@ -168,7 +168,7 @@ fn a_call_that_does_not_return_ends_its_attempt() {
 fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothing() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
-    now += RETRY;
+    now += RETRY_PAUSE_NS;
     end.recovery.tick(now);
     end.actions();
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
@@ -223,30 +223,36 @@ fn an_answer_to_an_abandoned_attempt_changes_nothing() {
 #[test]
 fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     let mut end = End::new(Role::Sender);
-    end.recovery.begins_without(&[lane(1)]);
+    end.recovery.mark_missing_at_start(&[lane(1)]);
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0)]);
     end.recovery.tick(0);
     assert_eq!(end.actions(), []);
-    end.recovery.tick(2 * RETRY);
+    end.recovery.tick(2 * RETRY_PAUSE_NS);
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
     // Nothing was posted on that rail, so it needs no FENCED.
-    assert_eq!(end.next_message(2 * RETRY), None);
+    assert_eq!(end.next_message(2 * RETRY_PAUSE_NS), None);
 }
 
 #[test]
 fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
     let mut end = End::new(Role::Sender);
-    end.recovery.begins_without(&[lane(0), lane(1)]);
-    end.recovery.tick(RETRY - 1);
+    end.recovery.mark_missing_at_start(&[lane(0), lane(1)]);
+    end.recovery.tick(RETRY_PAUSE_NS - 1);
     assert_eq!(end.actions(), []);
-    end.recovery.tick(RETRY);
+    end.recovery.tick(RETRY_PAUSE_NS);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0)), Action::OpenQps(lane(1))]);
 }
 
 #[test]
 fn each_loss_soon_after_a_return_doubles_the_pause() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
-    let losses = [(0, RETRY), (STEADY, 2 * RETRY), (STEADY, 4 * RETRY), (STEADY, 4 * RETRY), (STEADY + 1, RETRY)];
+    let losses = [
+        (0, RETRY_PAUSE_NS),
+        (STEADY, 2 * RETRY_PAUSE_NS),
+        (STEADY, 4 * RETRY_PAUSE_NS),
+        (STEADY, 4 * RETRY_PAUSE_NS),
+        (STEADY + 1, RETRY_PAUSE_NS),
+    ];
     for (attempt, (used, pause)) in (1..).zip(losses) {
         now += used;
         end.loses_a_rail(now);
@@ -463,6 +469,6 @@ fn an_unconfirmed_frame_is_sent_again() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.recovery.lost(lane(0), "loss", Received::default(), now);
     let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("no frame to send") };
-    assert_eq!(end.recovery.poll_frame(now + REPEAT - 1), None);
-    assert_eq!(end.recovery.poll_frame(now + REPEAT), Some(Frame::Repeated(first)));
+    assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS - 1), None);
+    assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS), Some(Frame::Repeated(first)));
 }

@@ -2,8 +2,8 @@
 
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
-    Action, CROWDED, Cause, DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Failure, Peer, REPEAT, RETRY, Rail, Recovery,
-    Role, STEP, State,
+    Action, CROWDED, Cause, Failure, MAX_DOUBLINGS, MAX_DOUBLINGS_NEVER_UP, Peer, REPEAT_AFTER_NS, RETRY_PAUSE_NS,
+    Rail, Recovery, Role, STEP, State,
 };
 use crate::wire::ids::LaneId;
 
@@ -32,7 +32,7 @@ impl Recovery {
     }
 
     pub(super) fn repeat_timeout(&self) -> Option<u64> {
-        (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT)
+        (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT_AFTER_NS)
     }
 
     /// Returns the time at which this side gives up if nothing changes.
@@ -43,8 +43,8 @@ impl Recovery {
         };
         let limit = match self.rails_up().next() {
             Some(_) => self.rails.iter().filter_map(of_rail).min(),
-            None if self.has_carried() => self.dark_since.map(|since| since + self.limits.loss),
-            None => self.dark_since.map(|since| since + self.limits.first_rail),
+            None if self.was_up() => self.no_rail_since.map(|since| since + self.limits.loss),
+            None => self.no_rail_since.map(|since| since + self.limits.first_rail),
         };
         let sign_of_life = match self.peer {
             Peer::Suspected(since) => Some(since + SIGN_OF_LIFE + 1),
@@ -74,7 +74,7 @@ impl Recovery {
     /// Fails the connection if it has no rail for too long, or if a fence takes too long.
     fn watch_the_dark(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
-            self.dark_since = None;
+            self.no_rail_since = None;
             let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
             let late = self.lanes().zip(&self.rails).find_map(|(lane, rail)| match rail.state {
                 State::Fenced { since } if is_late(since) => Some(Failure::NotAcknowledged(lane)),
@@ -86,8 +86,8 @@ impl Recovery {
             }
             return;
         }
-        let waited = now.saturating_sub(*self.dark_since.get_or_insert(now));
-        if !self.has_carried() {
+        let waited = now.saturating_sub(*self.no_rail_since.get_or_insert(now));
+        if !self.was_up() {
             if waited >= self.limits.first_rail {
                 self.give_up(Failure::NoFirstRail);
             }
@@ -99,12 +99,12 @@ impl Recovery {
     /// Returns the pause before the next attempt on a rail, in nanoseconds.
     pub fn pause(&self, lane: LaneId) -> u64 {
         let rail = &self.rails[lane.index()];
-        RETRY
-            << match rail.has_carried {
-                true => rail.attempts.min(DOUBLED_AT_MOST),
-                false if self.has_carried() => rail.attempts.min(DOUBLED_AT_MOST_BEFORE),
+        RETRY_PAUSE_NS
+            << match rail.was_up {
+                true => rail.attempts.min(MAX_DOUBLINGS),
+                false if self.was_up() => rail.attempts.min(MAX_DOUBLINGS_NEVER_UP),
                 // The caller waits for the first rail. The handshake was the first attempt.
-                false => rail.attempts.saturating_sub(1).min(DOUBLED_AT_MOST),
+                false => rail.attempts.saturating_sub(1).min(MAX_DOUBLINGS),
             }
     }
 }

@@ -78,9 +78,9 @@ impl Run {
 
     fn send(&mut self, bytes: u64) {
         let now_ns = self.now_ns();
-        let (shares, timed) = if bytes <= self.striping.whole_bytes() {
+        let (shares, timed) = if bytes <= self.striping.max_unsplit_bytes() {
             let lane = self.striping.lane_for(bytes, &NoOthers);
-            let shares = Shares::whole(self.striping.lane_to_try(lane, bytes, now_ns, &NoOthers), bytes);
+            let shares = Shares::whole(self.striping.lane_or_trial(lane, bytes, now_ns, &NoOthers), bytes);
             (shares, self.striping.is_to_time(bytes))
         } else {
             (self.striping.cut(bytes, now_ns, &NoOthers), true)
@@ -88,7 +88,7 @@ impl Run {
         for share in shares.as_slice() {
             let lane = share.lane;
             let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
-            self.striping.given(lane, share.bytes, timed.then_some(moment));
+            self.striping.record_queued(lane, share.bytes, timed.then_some(moment));
             let write = QueuedShare { message: self.next, bytes: share.bytes, timed };
             self.queues[lane.index()].push_back((write, share.bytes as f64));
         }
@@ -97,12 +97,12 @@ impl Run {
     }
 
     /// Current rate of each rail: its own, or its part of the link if the link is the bottleneck.
-    fn served(&self) -> Vec<f64> {
+    fn current_rates(&self) -> Vec<f64> {
         let mut rates = self.rates.clone();
-        for (rails, carries) in &self.links {
+        for (rails, capacity) in &self.links {
             let mut busy: Vec<usize> = rails.iter().copied().filter(|rail| !self.queues[*rail].is_empty()).collect();
             busy.sort_by(|a, b| self.rates[*a].total_cmp(&self.rates[*b]));
-            let mut left = *carries;
+            let mut left = *capacity;
             for (place, rail) in busy.iter().enumerate() {
                 rates[*rail] = self.rates[*rail].min(left / (busy.len() - place) as f64);
                 left -= rates[*rail];
@@ -112,7 +112,7 @@ impl Run {
     }
 
     fn step(&mut self, bytes: u64) {
-        let rates = self.served();
+        let rates = self.current_rates();
         let heads = self.queues.iter().zip(&rates);
         let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
         let confirmed = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
@@ -144,9 +144,9 @@ impl Run {
 }
 
 /// Other connections that have 1 MiB under way on this lane's rail.
-struct OnLane(LaneId);
+struct LoadOnLane(LaneId);
 
-impl OtherConnections for OnLane {
+impl OtherConnections for LoadOnLane {
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
         if lane == self.0 { 1 << 20 } else { 0 }
     }
@@ -157,7 +157,7 @@ impl OtherConnections for OnLane {
 }
 
 #[test]
-fn unequal_rails_carry_their_sum_whatever_their_announced_rates() {
+fn unequal_rails_with_equal_announced_rates_carry_their_sum() {
     let mut run = Run::new(&[10_000; 4], &[80.0, 80.0, 80.0, 20.0]);
     run.run(1.0, 8, 512 * 1024);
     let mbytes = run.run(2.0, 8, 512 * 1024);
@@ -167,7 +167,7 @@ fn unequal_rails_carry_their_sum_whatever_their_announced_rates() {
 /// One of the two functions of a PCIe link runs at a quarter of its speed. The other function
 /// carries what is left of the link.
 #[test]
-fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
+fn a_slow_rail_leaves_the_rest_of_its_link_to_the_other_rail() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
         let ends: Vec<_> = [(0, 0), (1, 0), (0, 1), (1, 1)]
             .iter()
@@ -188,7 +188,7 @@ fn a_slow_rail_leaves_its_link_to_the_other_one_there() {
 }
 
 #[test]
-fn a_rail_that_slows_and_recovers_is_followed_within_a_second() {
+fn shares_follow_a_changed_rail_rate_within_a_second() {
     let mut run = Run::new(&[10_000; 4], &[80.0; 4]);
     run.run(1.0, 8, 512 * 1024);
     assert!(run.run(1.0, 8, 512 * 1024) > 0.98 * 40.0);
@@ -203,7 +203,7 @@ fn a_rail_that_slows_and_recovers_is_followed_within_a_second() {
 }
 
 #[test]
-fn a_rail_too_slow_for_any_share_comes_back() {
+fn a_rail_left_out_as_too_slow_is_used_again_when_fast() {
     let mut run = Run::new(&[10_000; 4], &[80_000.0, 80_000.0, 80_000.0, 400.0]);
     run.run(0.2, 8, 1 << 20);
     let without = run.run(0.5, 8, 1 << 20);
@@ -215,7 +215,7 @@ fn a_rail_too_slow_for_any_share_comes_back() {
 }
 
 #[test]
-fn a_window_of_one_message_balances_too() {
+fn shares_are_balanced_with_one_message_in_flight() {
     for slow in [3_000.0, 1_500.0] {
         let mut run = Run::new(&[10_000; 2], &[9_000.0, slow]);
         run.run(0.1, 1, 1 << 20);
@@ -226,7 +226,7 @@ fn a_window_of_one_message_balances_too() {
 
 /// First a rail is slow from the start. Then the rail in use becomes slow.
 #[test]
-fn whole_messages_leave_a_slow_rail() {
+fn unsplit_messages_move_away_from_a_slow_rail() {
     let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
     // With this latency, a fast rail with one message in flight carries no more than the slow rail
     // with several in flight.
@@ -244,7 +244,7 @@ fn whole_messages_leave_a_slow_rail() {
 }
 
 #[test]
-fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
+fn trials_are_rare_when_all_rails_are_equal() {
     let mut run = Run::new(&[100_000; 4], &[10_000.0; 4]);
     run.latency_us = 10.0;
     run.run(4.0, 8, 4096);
@@ -261,16 +261,16 @@ fn a_rail_as_good_as_any_is_seldom_left_for_trials() {
 #[test]
 fn a_small_message_stays_on_its_rail_unless_the_rail_is_busy_or_slow() {
     let mut striping = Striping::new(&rails(&[100_000; 4]), MIN);
-    assert_eq!(striping.whole_bytes(), 2 * MIN - 1);
+    assert_eq!(striping.max_unsplit_bytes(), 2 * MIN - 1);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(0));
-    striping.given(lane(0), 1 << 15, None);
-    assert_eq!(striping.lane_for(8, &NoOthers), lane(0), "not worth a change");
-    striping.given(lane(0), 1 << 20, None);
+    striping.record_queued(lane(0), 1 << 15, None);
+    assert_eq!(striping.lane_for(8, &NoOthers), lane(0), "32 KiB queued are too few to change the rail");
+    striping.record_queued(lane(0), 1 << 20, None);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(1));
-    assert_eq!(striping.lane_for(8, &OnLane(lane(1))), lane(2), "other connections use lane 1");
+    assert_eq!(striping.lane_for(8, &LoadOnLane(lane(1))), lane(2), "other connections use lane 1");
     // The favourite turns out to be slow.
     for slow in [lane(2), lane(3)] {
-        striping.given(slow, 1 << 20, Some(Moment::default()));
+        striping.record_queued(slow, 1 << 20, Some(Moment::default()));
         let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };
         striping.confirmed(slow, 1 << 20, Some(Moment { now_ns, carried_bytes: 1 << 20 }));
     }

@@ -19,12 +19,12 @@ pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) ->
         (function.system_image_guid, function.v4) = (Some(guid), None);
     }
     for (device, address) in addresses {
-        address_of(functions.iter_mut().find(|f| f.device == *device).unwrap(), address);
+        set_address(functions.iter_mut().find(|f| f.device == *device).unwrap(), address);
     }
     functions
 }
 
-fn address_of(function: &mut Function, address: &str) {
+fn set_address(function: &mut Function, address: &str) {
     let (ip, prefix) = address.split_once('/').unwrap();
     match ip.parse().unwrap() {
         IpAddr::V4(v4) => (function.v4, function.v4_prefix) = (Some(v4.octets()), prefix.parse().unwrap()),
@@ -64,7 +64,7 @@ pub(super) fn workstation(function: u8) -> Function {
 
 /// A virtual function of port p0 of Spark `n`, as a pod sees it: under another name, and without a
 /// port name. A pod cannot open devices that its cgroup forbids, so `host` gets no such functions.
-pub(super) fn of_pod(n: u8, domain: u8) -> Function {
+pub(super) fn pod_function(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),
         _ => ("mlx5_9", "net2", "0002:01:00.2", "0002:01:00.0"),
@@ -84,7 +84,7 @@ pub(super) fn of_pod(n: u8, domain: u8) -> Function {
 
 /// The functions of Spark `n`, with the addresses of a netplan file. Understands only the syntax of
 /// the examples in docs/guide/netplan.
-pub(super) fn by_netplan(n: u8, file: &str) -> Vec<Function> {
+pub(super) fn spark_from_netplan(n: u8, file: &str) -> Vec<Function> {
     let text = std::fs::read_to_string(file).unwrap();
     let mut addresses: Vec<(String, String)> = Vec::new();
     for line in text.lines().map(str::trim) {

@@ -1,7 +1,7 @@
 //! Hosts as owners cable and address Sparks: their rails, pairs, addresses, rates and warnings.
 //! Each host is a sysfs tree, and its adverts pass through a HELLO.
 
-use super::machines::{F0, F1, P2F0, P2F1, by_netplan, host, of_pod, spark_with, with_arp, workstation};
+use super::machines::{F0, F1, P2F0, P2F1, host, pod_function, spark_from_netplan, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::rails::testbed::{Function, TestHost};
@@ -256,7 +256,7 @@ fn one_twin_without_an_address() {
 #[test]
 fn netplan_without_link_local_addresses() {
     let without = |mut functions: Vec<Function>| {
-        functions.iter_mut().for_each(|function| function.holds_link_local = false);
+        functions.iter_mut().for_each(|function| function.interface_has_link_local = false);
         functions
     };
     let [one, two] = [1, 2].map(|n: u8| {
@@ -510,7 +510,7 @@ fn a_spark_with_a_workstation() {
 
 #[test]
 fn virtual_functions_in_pods() {
-    let [one, two] = [1, 2].map(|n| host(&[of_pod(n, 0), of_pod(n, 2)]));
+    let [one, two] = [1, 2].map(|n| host(&[pod_function(n, 0), pod_function(n, 2)]));
     assert_quiet(&[&one, &two]);
     let rails =
         [pair("mlx5_4 192.168.177.1", "mlx5_4 192.168.177.2"), pair("mlx5_9 192.168.179.1", "mlx5_9 192.168.179.2")];
@@ -522,11 +522,11 @@ fn virtual_functions_in_pods() {
     ];
     assert_pairs(&one, &bare, &rails, ONE_CABLE_MBPS);
     let bare = host(&spark_with(3, &[0], &[(F0, "192.168.177.3/24")]));
-    let lone = host(&[of_pod(1, 0), Function { v4: None, ..of_pod(1, 2) }]);
+    let lone = host(&[pod_function(1, 0), Function { v4: None, ..pod_function(1, 2) }]);
     let twins = pair("mlx5_9 link-local", "roceP2p1s0f0 link-local");
     assert_pairs(&lone, &bare, &[rails[0].clone(), twins], ONE_CABLE_MBPS);
 
-    let survey = host(&[of_pod(1, 0)]).survey("");
+    let survey = host(&[pod_function(1, 0)]).survey("");
     assert_eq!((survey.rails.len(), survey.speed_mbps), (1, 112_027));
     assert!(
         survey.warnings.len() == 1 && survey.warnings[0].text.contains("no other function of its cable is visible"),
@@ -557,7 +557,10 @@ fn the_guides_netplan_files() {
     let hosts = |kind: &str, count: u8| -> Vec<TestHost> {
         (1..=count)
             .map(|n| {
-                host(&by_netplan(n, &format!("{}/docs/guide/netplan/{kind}-{n}.yaml", env!("CARGO_MANIFEST_DIR"))))
+                host(&spark_from_netplan(
+                    n,
+                    &format!("{}/docs/guide/netplan/{kind}-{n}.yaml", env!("CARGO_MANIFEST_DIR")),
+                ))
             })
             .collect()
     };

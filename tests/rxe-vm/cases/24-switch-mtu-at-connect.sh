@@ -20,5 +20,5 @@ for rail in 0 1; do
   check_carried a "$rail"
   check_carried b "$rail"
 done
-check_says 'WARN NET/Spark: .*: packets of 4096 bytes get lost, .*; using path MTU 1024: set MTU 9000' \
+check_says 'WARN NET/Spark: .*: packets of 4096 bytes are lost, .*; using path MTU 1024: set MTU 9000' \
   "that the job runs with path MTU 1024, with the cure"

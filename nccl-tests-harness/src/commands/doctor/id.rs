@@ -98,7 +98,7 @@ ids! {
     PluginCopies = Fragile "plugin-copies": "several copies of this plugin";
     // Variables.
     NetworkNotSpark = Broken "network-not-spark": "`NCCL_NET` names another network";
-    PluginKeptOut = Broken "plugin-kept-out": "`NCCL_NET_PLUGIN` keeps the plugin out";
+    PluginKeptOut = Broken "plugin-kept-out": "`NCCL_NET_PLUGIN` keeps NCCL from loading the plugin";
     PluginNotFirst = Fragile "plugin-not-first": "`NCCL_NET_PLUGIN` names another plugin first";
     PluginNotNamed = Note "plugin-not-named": "no variable names the plugin";
     SettingRefused = Broken "setting-refused": "a setting has a value with which the plugin does not start";

@@ -89,14 +89,14 @@ impl Place {
         Some(path)
     }
 
-    /// Returns why no library can be loaded from this path, as the beginning of a sentence. Returns
-    /// `None` if the path has a file or cannot be examined.
+    /// Returns why no library can be loaded from this path, as a text that the path follows.
+    /// Returns `None` if the path has a file or cannot be examined.
     pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
-            Ok(_) => Some("there is something else than a regular file at"),
+            Ok(_) => Some("not a regular file:"),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Some("there is no such file as")
+                Some("file not found:")
             }
             Err(_) => None,
         }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(place.lack("/opt/lib/../lib/libx.so.2"), None);
         let (linked, direct) = (Path::new("/opt/lib/libx.so.2"), Path::new("/usr/lib/libx.so.2.1"));
         assert_eq!(place.resolve(linked).as_deref(), Some(direct));
-        assert!(place.lack("/opt/lib/liby.so").unwrap().contains("no such file"));
+        assert!(place.lack("/opt/lib/liby.so").unwrap().contains("not found"));
         assert!(place.lack("/opt/lib").unwrap().contains("regular file"));
         assert_eq!(place.lack("/loop"), None);
         assert!(place.read("/none").unwrap().is_none());

@@ -204,7 +204,7 @@ fn failed(registered: bool, error: &anyhow::Error) -> TestResult {
 
 /// Returns an error's text without the rank number, because there is only one rank.
 fn words_of(error: &anyhow::Error) -> String {
-    format!("{error:#}").replace("rank 0: ", "its process: ")
+    format!("{error:#}").replace("rank 0: ", "child process: ")
 }
 
 fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult> {

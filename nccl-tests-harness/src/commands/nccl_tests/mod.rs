@@ -81,7 +81,7 @@ fn measure(
             watch.step();
             match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
-                Err(error) if crate::output::is_unread(&error) => return Err(error),
+                Err(error) if crate::output::is_output_closed(&error) => return Err(error),
                 Err(error) if number == 0 => {
                     return Err(error.context(outcome.name()));
                 }

@@ -1,7 +1,7 @@
 //! One look (a reading of all counters) as JSON. docs/guide/monitoring.md lists the fields.
 //! `SCHEMA` increases when a field is removed or changes its meaning.
 
-use super::look::PassedOver;
+use super::look::SkippedProcess;
 use super::rates::{Job, Picture, Port};
 use super::rows::{self, Row};
 use serde::Serialize;
@@ -14,7 +14,7 @@ pub struct LookJson<'a> {
     /// Time of the look, in seconds since 1970.
     time_s: f64,
     hidden_processes: usize,
-    passed_over: &'a [PassedOver],
+    passed_over: &'a [SkippedProcess],
     jobs: Vec<JobJson<'a>>,
     ports: &'a [Port],
 }

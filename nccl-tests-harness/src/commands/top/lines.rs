@@ -2,7 +2,7 @@
 //! begins with its process id.
 
 use super::columns::{self, mark, none};
-use super::look::PassedOver;
+use super::look::SkippedProcess;
 use super::rates::{Job, Picture, Port};
 use super::rows::{self, Row};
 use crate::output::numbers::{count, significant};
@@ -59,7 +59,7 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
 pub fn remarks(picture: &Picture) -> Vec<String> {
     let mut remarks: Vec<String> = picture.ports.iter().filter_map(errors).collect();
     remarks.extend(hidden(picture.hidden, nix::unistd::geteuid().is_root()));
-    remarks.extend(picture.passed_over.iter().map(|PassedOver { pid, reason }| format!("process {pid}: {reason}")));
+    remarks.extend(picture.passed_over.iter().map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")));
     for job in &picture.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
         if lanes > 0 {
@@ -85,7 +85,7 @@ fn hidden(processes: usize, is_root: bool) -> Option<String> {
         1 => ("1 process".to_owned(), "another user"),
         _ => (format!("{processes} processes"), "other users"),
     };
-    Some(format!("{processes} of {users} cannot be looked into: {cure}"))
+    Some(format!("{processes} of {users} cannot be read: {cure}"))
 }
 
 #[cfg(test)]
@@ -102,12 +102,12 @@ mod tests {
         };
         picture.jobs[0].seen.command = "a b".to_owned();
         picture.hidden = 12;
-        picture.passed_over = vec![PassedOver { pid: 9, reason: "a reason".to_owned() }];
+        picture.passed_over = vec![SkippedProcess { pid: 9, reason: "a reason".to_owned() }];
         let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());
         lines.write(&mut first, &picture, false, "now").unwrap();
         lines.write(&mut second, &picture, true, "then").unwrap();
         let (first, second) = (String::from_utf8(first).unwrap(), String::from_utf8(second).unwrap());
-        assert!(first.starts_with("# now: 1 job\n# 12 processes of other users cannot be looked into: "), "{first}");
+        assert!(first.starts_with("# now: 1 job\n# 12 processes of other users cannot be read: "), "{first}");
         assert!(first.contains("# process 9: a reason\n") && !second.contains("a reason"), "{first}{second}");
         let rows: Vec<Vec<&str>> = second
             .lines()
@@ -131,10 +131,7 @@ mod tests {
     #[test]
     fn missing_permissions_are_reported_with_the_cure() {
         assert_eq!(hidden(0, false), None);
-        assert_eq!(hidden(1, false).unwrap(), "1 process of another user cannot be looked into: run with sudo");
-        assert_eq!(
-            hidden(3, true).unwrap(),
-            "3 processes of other users cannot be looked into: CAP_SYS_PTRACE is missing"
-        );
+        assert_eq!(hidden(1, false).unwrap(), "1 process of another user cannot be read: run with sudo");
+        assert_eq!(hidden(3, true).unwrap(), "3 processes of other users cannot be read: CAP_SYS_PTRACE is missing");
     }
 }

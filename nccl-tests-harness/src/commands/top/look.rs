@@ -48,7 +48,7 @@ pub struct Job {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PassedOver {
+pub struct SkippedProcess {
     pub pid: u32,
     pub reason: String,
 }
@@ -59,7 +59,7 @@ pub struct Look {
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
     /// Processes with files of another layout, and requested processes that cannot be shown.
-    pub passed_over: Vec<PassedOver>,
+    pub passed_over: Vec<SkippedProcess>,
     /// By rail name.
     pub ports: BTreeMap<String, PortCounters>,
     /// Time of reading the ports, in ns since the first look.
@@ -100,7 +100,7 @@ impl Looker {
         let (mut look, mut found) = (Look::default(), BTreeMap::new());
         for pid in pids {
             if let Err(reason) = self.look_into(pid, &mut look, &mut found) {
-                look.passed_over.push(PassedOver { pid, reason });
+                look.passed_over.push(SkippedProcess { pid, reason });
             }
         }
         let mut ranks = BTreeMap::new();

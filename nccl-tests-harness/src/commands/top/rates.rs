@@ -5,7 +5,7 @@
 //! peer and direction, so that a sum does not fall when the record of a closed connection is
 //! reused. No data of a process can make this module panic or grow without limit.
 
-use super::look::{self, FileId, Look, PassedOver};
+use super::look::{self, FileId, Look, SkippedProcess};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
 use nccl_net_spark::counters::nic::{self, PortCounters};
 use nccl_net_spark::flow::stall::Cause;
@@ -29,7 +29,7 @@ pub struct Side {
     pub total: Counts,
     /// Counts since the previous look. Unknown at the first look. `longest_ns` is that of `total`.
     #[serde(skip)]
-    pub gained: Option<Counts>,
+    pub since_last: Option<Counts>,
     /// Highest payload rate of the rail in any record, or 0 if unknown.
     #[serde(skip)]
     pub bits_per_s: u64,
@@ -50,9 +50,9 @@ pub struct Side {
 impl Side {
     pub fn add(&mut self, other: &Self) {
         self.total = sum(&self.total, &other.total);
-        self.gained = match (self.gained, other.gained) {
-            (Some(gained), Some(more)) => Some(sum(&gained, &more)),
-            (gained, more) => gained.or(more),
+        self.since_last = match (self.since_last, other.since_last) {
+            (Some(since_last), Some(more)) => Some(sum(&since_last, &more)),
+            (since_last, more) => since_last.or(more),
         };
         self.bits_per_s = self.bits_per_s.max(other.bits_per_s);
         self.connections += other.connections;
@@ -83,7 +83,7 @@ pub struct Port {
 pub struct Picture {
     pub jobs: Vec<Job>,
     pub hidden: usize,
-    pub passed_over: Vec<PassedOver>,
+    pub passed_over: Vec<SkippedProcess>,
     pub ports: Vec<Port>,
 }
 
@@ -145,12 +145,12 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
             rail: record.rail.clone(),
             peer: record.peer.clone(),
             direction: record.direction,
-            side: Side { total, gained: before.map(|_| Counts::default()), ..Side::default() },
+            side: Side { total, since_last: before.map(|_| Counts::default()), ..Side::default() },
         });
-        let new = before.map_or(record.counts, |before| gained(before, record));
+        let new = before.map_or(record.counts, |before| growth(before, record));
         flow.side.add(&Side {
             total: new,
-            gained: before.map(|_| new),
+            since_last: before.map(|_| new),
             bits_per_s: record.bits_per_s,
             connections: usize::from(record.state != State::Closed),
             carrying: usize::from(record.state == State::Carries),
@@ -162,12 +162,12 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
         });
     }
     for Flow { side, .. } in flows.values_mut() {
-        side.gained = side.gained.map(|gained| Counts { longest_ns: side.total.longest_ns, ..gained });
+        side.since_last = side.since_last.map(|since_last| Counts { longest_ns: side.total.longest_ns, ..since_last });
     }
     flows
 }
 
-fn gained(before: &Known, record: &Record) -> Counts {
+fn growth(before: &Known, record: &Record) -> Counts {
     match before.lanes.get(&record.index) {
         Some(old) if old.sequence == record.sequence => {
             // Decreased counters belong to another lane, or are forged.

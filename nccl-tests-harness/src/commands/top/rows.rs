@@ -85,7 +85,7 @@ impl Row {
     }
 
     fn gained_bytes(&self) -> u64 {
-        let bytes = |side: &Side| side.gained.map_or(0, |gained| gained.bytes);
+        let bytes = |side: &Side| side.since_last.map_or(0, |since_last| since_last.bytes);
         bytes(&self.sent).saturating_add(bytes(&self.received))
     }
 
@@ -94,14 +94,14 @@ impl Row {
         self.share_percent = elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
         // Without a connection in a direction, its bytes are 0.
         for (side, all) in [(&mut self.sent, &whole.sent), (&mut self.received, &whole.received)] {
-            let bytes = side.gained.map_or(0, |gained| gained.bytes);
+            let bytes = side.since_last.map_or(0, |since_last| since_last.bytes);
             (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
             side.bytes_per_s = elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
-            side.share_percent = all.gained.and_then(|all| rates::percent(bytes, all.bytes));
+            side.share_percent = all.since_last.and_then(|all| rates::percent(bytes, all.bytes));
         }
         let total = rates::sum(&self.sent.total, &self.received.total);
         let seconds = |ns: u64| ns as f64 / 1e9;
-        self.mean_latency_us = self.sent.gained.as_ref().and_then(rates::mean_us);
+        self.mean_latency_us = self.sent.since_last.as_ref().and_then(rates::mean_us);
         self.longest_latency_us = total.longest_ns as f64 / 1e3;
         (self.losses, self.recoveries, self.lost_s) = (total.losses, total.recoveries, seconds(total.lost_ns));
         if self.rail.is_none() {
@@ -141,8 +141,9 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
         }
         _ => None,
     };
-    let write_bytes =
-        |row: &Row| side(row).gained.and_then(|gained| gained.bytes.checked_div(gained.writes)).unwrap_or(0);
+    let write_bytes = |row: &Row| {
+        side(row).since_last.and_then(|since_last| since_last.bytes.checked_div(since_last.writes)).unwrap_or(0)
+    };
     let busiest = |rows: &[Row], peer: &Option<String>| {
         let rails = rows.iter().filter(|row| row.peer == *peer);
         let loads = rails.filter_map(|row| Some((load(row)?, write_bytes(row))));

@@ -198,7 +198,7 @@ impl View {
         match remarks.as_slice() {
             [] => "q end  p pause  s order  d peers  ? help".to_owned(),
             [only] => only.clone(),
-            [first, more @ ..] => format!("{first} (and {})", count(more.len(), "remark")),
+            [first, more @ ..] => format!("{first} (and {})", count(more.len(), "more message")),
         }
     }
 

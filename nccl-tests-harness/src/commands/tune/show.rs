@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Told {
+pub struct TuneReport {
     pub(super) version: &'static str,
     pub(super) fabric_text: String,
     pub(super) ranks: usize,
@@ -29,21 +29,21 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# nRanks {ranks} nChannels {channels} iters: {iters}")?;
     let (count, rounds, runs) = (tune.candidates.len(), tune.rounds, tune.runs());
-    writeln!(out, "# {count} settings and the defaults, rounds: {rounds}; at most {runs} runs in all")?;
+    writeln!(out, "# comparing {count} settings with the defaults in {rounds} rounds; at most {runs} runs")?;
     out.flush()
 }
 
 /// Prints all settings that were tried: one line each, or more if there are many sizes.
-pub fn table(told: &Told, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "#\n# fabric: {}", told.fabric_text)?;
+pub fn table(report: &TuneReport, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "#\n# fabric: {}", report.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
-    writeln!(out, "# score: busbw of all sizes in % of the defaults', median and min..max")?;
-    let sizes: Vec<String> = told.sizes_bytes.iter().map(|bytes| size(*bytes)).collect();
+    writeln!(out, "# score: busbw as % of the defaults' busbw, over all sizes: median, then min..max")?;
+    let sizes: Vec<String> = report.sizes_bytes.iter().map(|bytes| size(*bytes)).collect();
     let mut table = Table::new(out, " ", COLUMNS);
     table.remark("")?;
-    folded(["QPs", "min share", "score", "min..max"].map(str::to_owned), &sizes, |cells| table.head(cells))?;
-    let reference = told.defaults.medians();
-    for record in std::iter::once(&told.defaults).chain(&told.tried) {
+    write_wrapped(["QPs", "min share", "score", "min..max"].map(str::to_owned), &sizes, |cells| table.head(cells))?;
+    let reference = report.defaults.medians();
+    for record in std::iter::once(&report.defaults).chain(&report.tried) {
         row(record, &reference, &mut table)?;
     }
     table.remark("")
@@ -62,7 +62,7 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     let score = format!("{:.1}", median(&scores) * 100.0);
     let scores = format!("{:.1}..{:.1}", lowest * 100.0, highest * 100.0);
     let medians: Vec<String> = record.medians().iter().map(|gb_s| format!("{gb_s:.3}")).collect();
-    folded([qps, share, score, scores], &medians, |cells| table.row(cells))
+    write_wrapped([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
 /// Columns for queue pairs, minimum share, score and its range, then one for each message size, as
@@ -76,43 +76,43 @@ const SIZES: usize = 4;
 
 /// Writes a line of `start` and the first `SIZES` cells. The other cells follow on lines with an
 /// empty start.
-fn folded(start: [String; 4], cells: &[String], mut write: impl FnMut(&[String]) -> io::Result<()>) -> io::Result<()> {
+fn write_wrapped(
+    start: [String; 4],
+    cells: &[String],
+    mut write: impl FnMut(&[String]) -> io::Result<()>,
+) -> io::Result<()> {
     cells.chunks(SIZES).enumerate().try_for_each(|(line, cells)| {
         let start = if line == 0 { start.clone() } else { Default::default() };
         write(&[start.as_slice(), cells].concat())
     })
 }
 
-pub fn verdict(told: &Told, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+pub fn verdict(report: &TuneReport, proposed: Candidate, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
     let Candidate { qps, min_share_bytes } = proposed;
-    let gains = told.sizes_bytes.iter().zip(&verdict.gains);
+    let gains = report.sizes_bytes.iter().zip(&verdict.gains);
     let gains: Vec<String> = gains.map(|(bytes, gain)| format!("{} {}", size(*bytes), percent(*gain))).collect();
     let qps = count(usize::from(qps), "queue pair");
-    writeln!(
-        out,
-        "# {qps} per rail, parts of {} or more, compared with the defaults:",
-        size(min_share_bytes as usize)
-    )?;
+    writeln!(out, "# {qps} per rail, min share {}, compared with the defaults:", size(min_share_bytes as usize))?;
     writeln!(out, "#   {} over all sizes; by size: {}", percent(verdict.gain), gains.join(", "))?;
     writeln!(
         out,
-        "#   {FINAL_ROUNDS} rounds each: their lowest score {:.1} %, the defaults' highest {:.1} %",
+        "#   in {FINAL_ROUNDS} rounds each: lowest score with these settings {:.1} %, highest score with the defaults {:.1} %",
         verdict.lowest * 100.0,
         verdict.highest_default * 100.0
     )?;
-    let choice = match (verdict.holds, told.chosen) {
-        (true, _) => "a clear gain: these settings are chosen",
-        (false, Some(_)) => "no clear gain; these settings are chosen because of --write-best",
-        (false, None) => "no clear gain: the defaults stay",
+    let choice = match (verdict.holds, report.chosen) {
+        (true, _) => "clear gain: using these settings",
+        (false, Some(_)) => "no clear gain: using these settings because of --write-best",
+        (false, None) => "no clear gain: keeping the defaults",
     };
     writeln!(out, "# {choice}")?;
     out.flush()
 }
 
-pub fn remark(told: &Told, verdict: &Verdict) -> String {
-    let (first, last) = (told.sizes_bytes.first(), told.sizes_bytes.last());
+pub fn remark(report: &TuneReport, verdict: &Verdict) -> String {
+    let (first, last) = (report.sizes_bytes.first(), report.sizes_bytes.last());
     let size = |bytes: Option<&usize>| size(bytes.copied().unwrap_or_default());
-    let (gain, ranks) = (percent(verdict.gain), told.ranks);
+    let (gain, ranks) = (percent(verdict.gain), report.ranks);
     format!("{gain} over the defaults, all-gather of {} to {}, {ranks} ranks", size(first), size(last))
 }
 
@@ -137,27 +137,28 @@ mod tests {
         let row = |record: &Record| text(|out| row(record, &[1.0, 3.0], &mut Table::new(out, " ", COLUMNS)));
         let words = row(&record).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(words, "2 32K 147.8 122.5..173.2 2.250 3.000");
-        let failed = Record { failed: Some("no room\nmore".into()), ..record };
-        assert!(row(&failed).ends_with("32K  failed: no room\n"));
+        let failed = Record { failed: Some("out of memory\nsecond line".into()), ..record };
+        assert!(row(&failed).ends_with("32K  failed: out of memory\n"));
     }
 
     #[test]
     fn the_verdict_states_the_gain_by_size_and_the_action() {
         let proposed = Candidate { qps: 4, min_share_bytes: 8192 };
-        let told = |chosen| Told { sizes_bytes: vec![1 << 18, 1 << 20], ranks: 2, chosen, ..Told::default() };
+        let report =
+            |chosen| TuneReport { sizes_bytes: vec![1 << 18, 1 << 20], ranks: 2, chosen, ..TuneReport::default() };
         let gain = Verdict { gain: 0.25, gains: vec![0.5, -0.01], lowest: 1.2, highest_default: 1.01, holds: true };
-        let said = text(|out| verdict(&told(Some(proposed)), proposed, &gain, out));
+        let said = text(|out| verdict(&report(Some(proposed)), proposed, &gain, out));
         for part in [
-            "4 queue pairs per rail, parts of 8K",
+            "4 queue pairs per rail, min share 8K",
             "+25.0 % over all sizes; by size: 256K +50.0 %, 1M -1.0 %",
-            "are chosen",
+            "using these settings",
         ] {
             assert!(said.contains(part), "{said}");
         }
-        assert_eq!(remark(&told(None), &gain), "+25.0 % over the defaults, all-gather of 256K to 1M, 2 ranks");
+        assert_eq!(remark(&report(None), &gain), "+25.0 % over the defaults, all-gather of 256K to 1M, 2 ranks");
         let none = Verdict { holds: false, ..gain };
-        assert!(text(|out| verdict(&told(None), proposed, &none, out)).contains("the defaults stay"));
-        assert!(text(|out| verdict(&told(Some(proposed)), proposed, &none, out)).contains("--write-best"));
+        assert!(text(|out| verdict(&report(None), proposed, &none, out)).contains("keeping the defaults"));
+        assert!(text(|out| verdict(&report(Some(proposed)), proposed, &none, out)).contains("--write-best"));
     }
 
     #[test]
@@ -166,8 +167,8 @@ mod tests {
         let round = vec![12.345; sizes_bytes.len()];
         let record = |candidate| Record { candidate, rounds: vec![round.clone()], failed: None };
         let tried = vec![record(Some(Candidate { qps: 16, min_share_bytes: 131_072 }))];
-        let told = Told { sizes_bytes, defaults: record(None), tried, ..Told::default() };
-        let said = text(|out| table(&told, out));
+        let report = TuneReport { sizes_bytes, defaults: record(None), tried, ..TuneReport::default() };
+        let said = text(|out| table(&report, out));
         assert!(said.lines().all(|line| line.len() <= 80), "{said}");
         let ends = |word: &str| said.lines().find_map(|line| line.find(word)).unwrap() + word.len();
         assert_eq!(ends(" 4K"), ends("12.345"), "{said}");

@@ -30,7 +30,7 @@ impl SendPath {
                 deregistered = true;
                 return None;
             };
-            striping.given(by, share.bytes, None);
+            striping.record_queued(by, share.bytes, None);
             if striping.is_counted(share.bytes) {
                 lane.began(share.bytes);
             }

@@ -60,7 +60,7 @@ impl Driver {
 
     /// Handles a peer that leaves. The connection has failed unless a rail has carried.
     pub(super) fn ends_without_rail(&mut self) {
-        if !self.recovery.has_carried() && !self.recovery.has_failed() {
+        if !self.recovery.was_up() && !self.recovery.has_failed() {
             let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());
             self.give_up(PeerGone::Left { peer, rails }.into());
         }

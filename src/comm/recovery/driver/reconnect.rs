@@ -10,11 +10,11 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
-use crate::comm::datapath::test_write::{LaneTest, Tested};
+use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
 use crate::comm::rail::{Rail, RailSnapshot};
-use crate::comm::recovery::attempt::{Asked, Attempt, Done, Stage, Way, Worker};
+use crate::comm::recovery::attempt::{Attempt, Done, PathChoice, Requested, Stage, Worker};
 use crate::comm::threads;
 use crate::error::{Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
@@ -48,7 +48,7 @@ impl Driver {
         self.rails[lane.index()].begins_attempt();
         // Checked first: later, back-off could forbid to connect queue pairs that exist already.
         if let Err(error) = self.is_due(lane, now) {
-            self.rails[lane.index()].stage = Stage::PutOff;
+            self.rails[lane.index()].stage = Stage::Deferred;
             return Err(error.to_string());
         }
         self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)))
@@ -78,25 +78,25 @@ impl Driver {
         answer: Answer,
         now: Instant,
     ) -> std::result::Result<(), String> {
-        let Some(Attempt::Asked(asked)) = self.rails[lane.index()].attempt.take() else {
-            return Err("there are no new queue pairs".to_owned());
+        let Some(Attempt::Requested(asked)) = self.rails[lane.index()].attempt.take() else {
+            return Err("this attempt has no queue pairs to connect".to_owned());
         };
-        self.on_path(|path, _| path.learn_epoch(lane, answer.epoch));
-        let way = Way { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
+        self.on_path(|data_path, _| data_path.learn_epoch(lane, answer.epoch));
+        let way = PathChoice { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
         let managed = &mut self.rails[lane.index()];
-        managed.goes_by(way);
-        let trial = right_to_try(&self.process, managed.path(way), now).map_err(|error| error.to_string())?;
+        managed.record_path(way);
+        let trial = begin_trial(&self.process, managed.path(way), now).map_err(|error| error.to_string())?;
         self.start(lane, now, move |job| {
             let (lane, outcome) = job.connect(*asked, &answer);
             Done::Connected { lane: Box::new(lane), way, trial, outcome }
         })
     }
 
-    pub(super) fn poll_attempts(&mut self, now: Instant, at: u64) {
+    pub(super) fn poll_attempts(&mut self, now: Instant, now_ns: u64) {
         let mut buffer = CompletionBuffer::new();
         for lane in self.lanes() {
-            self.take_result(lane, now, at);
-            self.poll_test(lane, &mut buffer, now, at);
+            self.take_result(lane, now, now_ns);
+            self.poll_test(lane, &mut buffer, now, now_ns);
         }
     }
 
@@ -105,9 +105,9 @@ impl Driver {
     pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
         match self.rails[lane.index()].attempt.take() {
             Some(Attempt::Working(_)) => None,
-            Some(Attempt::Asked(asked)) => Some(asked.lane),
+            Some(Attempt::Requested(asked)) => Some(asked.lane),
             Some(Attempt::Testing(test)) => Some(test.lane),
-            None => self.on_path(|path, _| path.rails().status.take(lane))?,
+            None => self.on_path(|data_path, _| data_path.rails().status.take(lane))?,
         }
     }
 
@@ -121,7 +121,7 @@ impl Driver {
     ) -> std::result::Result<(), String> {
         let managed = &self.rails[lane.index()];
         let call = managed.rail.device.begin_call(now).map_err(|error| error.to_string())?;
-        let known = managed.ways.iter().flatten().map(|way| managed.path(*way));
+        let known = managed.last_paths.iter().flatten().map(|way| managed.path(*way));
         let job = Job {
             process: Arc::clone(&self.process),
             rail: Arc::clone(&managed.rail),
@@ -132,25 +132,25 @@ impl Driver {
             region: Arc::clone(&self.mailboxes.region),
             largest_mtu: known.filter_map(|path| self.process.backoff.largest_mtu(path)).min(),
         };
-        let (tell, result) = sync_channel(1);
+        let (result_sender, result) = sync_channel(1);
         let worker = Worker::new(result, &managed.rail.device, &call);
         self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
         threads::detach("spark-connect", move || {
             // If the attempt was abandoned, `send` returns the result, and dropping it destroys the
             // queue pairs. That may hang too, so `call` ends afterwards.
-            drop(tell.send(step(&job)));
+            drop(result_sender.send(step(&job)));
             drop(call);
         });
         // If no thread could be started, the step has run in `detach`, and its result is ready.
-        let at = self.clock(now);
-        self.take_result(lane, now, at);
+        let now_ns = self.clock(now);
+        self.take_result(lane, now, now_ns);
         Ok(())
     }
 
-    fn take_result(&mut self, lane: LaneId, now: Instant, at: u64) {
+    fn take_result(&mut self, lane: LaneId, now: Instant, now_ns: u64) {
         let Some(Attempt::Working(worker)) = &mut self.rails[lane.index()].attempt else { return };
         match worker.take() {
-            Ok(done) => self.finish(lane, done, now, at),
+            Ok(done) => self.finish(lane, done, now, now_ns),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
                 self.give_up(Internal::ConnectorPanic.into());
@@ -158,7 +158,7 @@ impl Driver {
         }
     }
 
-    fn finish(&mut self, lane: LaneId, done: Done, now: Instant, at: u64) {
+    fn finish(&mut self, lane: LaneId, done: Done, now: Instant, now_ns: u64) {
         let managed = &mut self.rails[lane.index()];
         managed.attempt = None;
         match done {
@@ -166,25 +166,26 @@ impl Driver {
                 let outcome = opened.map_err(|error| error.to_string()).map(|asked| {
                     let advert = asked.advert.clone();
                     let end = asked.lane.end();
-                    managed.attempt = Some(Attempt::Asked(asked));
+                    managed.attempt = Some(Attempt::Requested(asked));
                     (advert, end)
                 });
-                self.recovery.opened(lane, outcome, at);
+                self.recovery.opened(lane, outcome, now_ns);
             }
-            Done::PutOff { way, why } => {
-                managed.goes_by(way);
-                managed.stage = Stage::PutOff;
-                self.recovery.answered(lane, Err(why), at);
+            Done::Deferred { way, why } => {
+                managed.record_path(way);
+                managed.stage = Stage::Deferred;
+                self.recovery.answered(lane, Err(why), now_ns);
             }
             // The right to test the path ends with this arm: the result is then recorded in
             // `backoff`, where other connections see it.
             Done::Answered { way, trial: _trial, outcome } => {
                 if let Some(way) = way {
-                    managed.goes_by(way);
+                    managed.record_path(way);
                     self.process.backoff.connected(managed.path(way), outcome.as_ref().err(), now);
                 }
-                let outcome = outcome.map_err(|error| error.to_string()).and_then(|new| self.keep(lane, *new));
-                self.recovery.answered(lane, outcome, at);
+                let outcome =
+                    outcome.map_err(|error| error.to_string()).and_then(|new| self.hand_to_data_path(lane, *new));
+                self.recovery.answered(lane, outcome, now_ns);
             }
             Done::Connected { lane: new, way, trial, outcome } => {
                 let path = managed.path(way);
@@ -194,20 +195,24 @@ impl Driver {
                     outcome.and_then(|()| LaneTest::start(*new, path, mailboxes, way.mtu_bytes, limit, trial, now));
                 let outcome = test.map_err(|error| error.to_string());
                 let outcome = outcome.map(|test| managed.attempt = Some(Attempt::Testing(Box::new(test))));
-                self.recovery.connected(lane, outcome, at);
+                self.recovery.connected(lane, outcome, now_ns);
             }
         }
     }
 
     /// Gives the accepting side's new queue pairs to the data path. Returns the answer to the peer,
     /// with its epoch.
-    fn keep(&mut self, lane: LaneId, (new, mut answer): (Lane, Answer)) -> std::result::Result<Answer, String> {
+    fn hand_to_data_path(
+        &mut self,
+        lane: LaneId,
+        (new, mut answer): (Lane, Answer),
+    ) -> std::result::Result<Answer, String> {
         let has_failed = || "the connection has failed".to_owned();
         let opening = new.opening();
-        let has_new_keys = self.rails[lane.index()].granted.replace(opening) != Some(opening);
-        let kept = self.on_path(|path, context| {
-            let epoch = path.epoch_of(context, lane, has_new_keys)?;
-            Ok(path.rails().status.keep(lane, new).then_some(epoch))
+        let has_new_keys = self.rails[lane.index()].cts_generation.replace(opening) != Some(opening);
+        let kept = self.on_path(|data_path, context| {
+            let epoch = data_path.epoch_of(context, lane, has_new_keys)?;
+            Ok(data_path.rails().status.keep(lane, new).then_some(epoch))
         });
         match kept {
             Some(Ok(Some(epoch))) => {
@@ -222,20 +227,20 @@ impl Driver {
         }
     }
 
-    fn poll_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, at: u64) {
+    fn poll_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, now_ns: u64) {
         let (process, peer, managed) = (&self.process, &self.context.peer.name, &mut self.rails[lane.index()]);
         let Some(Attempt::Testing(test)) = &mut managed.attempt else { return };
         let outcome = match test.step(&self.mailboxes, &process.backoff, buffer, now) {
-            Tested::UnderWay => return,
-            Tested::Carries => Ok(()),
-            Tested::Narrow(why) => {
+            TestResult::UnderWay => return,
+            TestResult::Passed => Ok(()),
+            TestResult::SmallMtu(why) => {
                 let rail = (managed.rail.id, managed.rail.name());
                 process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &managed.peer_rail, &why);
                 Err(why)
             }
-            Tested::Silent(why) | Tested::Failed(why) => Err(why),
+            TestResult::Silent(why) | TestResult::Failed(why) => Err(why),
         };
-        self.recovery.probed(lane, outcome, at);
+        self.recovery.probed(lane, outcome, now_ns);
     }
 
     /// Checks that one of the last two paths may be tested now. The error is the reason why the
@@ -243,19 +248,19 @@ impl Driver {
     /// other address next.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
-        let [Some(newest), Some(before)] = managed.ways else { return Ok(()) };
+        let [Some(newest), Some(before)] = managed.last_paths else { return Ok(()) };
         let is_due = |way| self.process.backoff.is_due(managed.path(way), now);
         is_due(newest).or_else(|why| is_due(before).map_err(|_| why))
     }
 }
 
 impl Job {
-    fn ask(&self) -> Result<Asked> {
+    fn ask(&self) -> Result<Requested> {
         let (snapshot, mut advert) = self.snapshot()?;
         // The accepting side will choose the address, so the path is not known yet. The limit goes
         // into the advert, because the accepting side uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
-        Ok(Asked { lane: self.open()?, snapshot, advert })
+        Ok(Requested { lane: self.open()?, snapshot, advert })
     }
 
     /// Creates queue pairs connected to the peer's, unless back-off forbids an attempt on the path.
@@ -267,10 +272,10 @@ impl Job {
         let path = PathId { rail: self.rail.id, peer_gid: pair.connector_gid };
         let backoff = &self.process.backoff;
         let mtu_bytes = backoff.largest_mtu(path).map_or(pair.mtu_bytes, |largest| largest.min(pair.mtu_bytes));
-        let way = Way { peer_gid: pair.connector_gid, mtu_bytes };
-        let trial = match right_to_try(&self.process, path, now) {
+        let way = PathChoice { peer_gid: pair.connector_gid, mtu_bytes };
+        let trial = match begin_trial(&self.process, path, now) {
             Ok(trial) => trial,
-            Err(error) => return Done::PutOff { way, why: error.to_string() },
+            Err(error) => return Done::Deferred { way, why: error.to_string() },
         };
         let route = Route {
             snapshot: &snapshot,
@@ -293,7 +298,7 @@ impl Job {
         Done::Answered { way: Some(way), trial, outcome }
     }
 
-    fn connect(&self, Asked { mut lane, snapshot, .. }: Asked, answer: &Answer) -> (Lane, Result<()>) {
+    fn connect(&self, Requested { mut lane, snapshot, .. }: Requested, answer: &Answer) -> (Lane, Result<()>) {
         let route = Route {
             snapshot: &snapshot,
             gid: answer.connector_gid,
@@ -332,6 +337,6 @@ impl Job {
 }
 
 /// Returns the right to test a path on behalf of all connections, if the path was dead until now.
-fn right_to_try(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
+fn begin_trial(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
     process.backoff.retry(path, SEARCH + process.config.recovery.probe_timeout, now)
 }

@@ -26,7 +26,7 @@ impl Driver {
             self.stall.watch.called(at);
         }
         // Before the first rail, `first_rail` writes the messages.
-        if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.has_carried() {
+        if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.was_up() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {
             self.sample(at);

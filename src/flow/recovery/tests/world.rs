@@ -180,7 +180,7 @@ pub struct World<const N: usize> {
     /// True if frames can be lost by the budget. TCP repeats lost packets, so repeated frames then
     /// arrive without a rail.
     is_lossy: bool,
-    has_carried: [bool; 2],
+    was_up: [bool; 2],
     /// True once a limit has passed. From then on an end may give up.
     is_late: bool,
     closing: [Closing; 2],
@@ -202,7 +202,7 @@ impl<const N: usize> World<N> {
         let mut used = [[Some(0); RAILS]; 2];
         let mut end = |role| {
             let mut end = Recovery::new(role, LIMITS, RAILS);
-            end.begins_without(&missing);
+            end.mark_missing_at_start(&missing);
             missing.iter().for_each(|lane| used[role as usize][lane.index()] = None);
             end
         };
@@ -230,7 +230,7 @@ impl<const N: usize> World<N> {
             tcp_carries: true,
             tcp_is_open: [true; 2],
             is_lossy: budget.frames > 0,
-            has_carried: [missing.len() < RAILS; 2],
+            was_up: [missing.len() < RAILS; 2],
             is_late: false,
             closing: Default::default(),
         };

@@ -115,19 +115,19 @@ impl Crowd {
         let now_ns = (self.now_us * 1000.0) as u64;
         let others = CrowdState { waiting: &self.waiting, busy: &self.busy, kept: &self.kept };
         let striping = &mut self.stripings[connection];
-        let shares = if bytes > striping.whole_bytes() {
+        let shares = if bytes > striping.max_unsplit_bytes() {
             striping.cut(bytes, now_ns, &others)
         } else {
             let mut by = striping.lane_for(bytes, &others);
             if striping.is_counted(bytes) {
-                by = striping.lane_to_try(by, bytes, now_ns, &others);
+                by = striping.lane_or_trial(by, bytes, now_ns, &others);
             }
             Shares::whole(by, bytes)
         };
         for share in shares.as_slice() {
             let lane = share.lane;
             let carried_bytes = self.carried[lane.index()];
-            self.stripings[connection].given(lane, share.bytes, Some(Moment { now_ns, carried_bytes }));
+            self.stripings[connection].record_queued(lane, share.bytes, Some(Moment { now_ns, carried_bytes }));
             let busy = if self.waiting[lane.index()] == 0 { 0 } else { self.busy[lane.index()] };
             self.busy[lane.index()] = busy + share.bytes;
             self.waiting[lane.index()] += share.bytes;
@@ -276,7 +276,7 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
                 if (connections, each) == (18, 2) {
                     shares = crowd.shares_of_a_message();
                 }
-                if ratio > 1.05 && kib * 1024 > crowd.stripings[0].whole_bytes() {
+                if ratio > 1.05 && kib * 1024 > crowd.stripings[0].max_unsplit_bytes() {
                     late.push((rates_mbps, kib, connections, each, ratio));
                 }
             }

@@ -10,7 +10,7 @@ pub struct Cures {
     pub socket_interfaces: Option<String>,
 }
 
-pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+pub(super) fn group_by_key<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -21,7 +21,7 @@ pub(super) fn alike<K: PartialEq, T>(items: impl IntoIterator<Item = (K, T)>) ->
     groups
 }
 
-pub(super) fn by_number<'a, T>(of: &[T], one: &'a str, several: &'a str) -> &'a str {
+pub(super) fn singular_or_plural<'a, T>(of: &[T], one: &'a str, several: &'a str) -> &'a str {
     if of.len() == 1 { one } else { several }
 }
 

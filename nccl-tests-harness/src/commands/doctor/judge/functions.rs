@@ -1,6 +1,6 @@
 //! The RDMA functions: each alone, and compared with each other.
 
-use super::cures::{alike, by_number, list};
+use super::cures::{group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Aer, Facts, Function};
@@ -26,7 +26,9 @@ fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
     ];
     let own = || rails.iter().filter(|rail| rail.is_mellanox());
     for (name, id, size) in kinds {
-        for (bytes, devices) in alike(own().filter_map(|rail| Some((size(rail.pci.as_ref()?), rail.device.as_str())))) {
+        for (bytes, devices) in
+            group_by_key(own().filter_map(|rail| Some((size(rail.pci.as_ref()?), rail.device.as_str()))))
+        {
             let Some(bytes) = bytes.filter(|bytes| *bytes < USUAL_TRANSACTION_BYTES) else { continue };
             let text = format!(
                 "the largest PCIe {name} of {} is {bytes} bytes, where Sparks have {USUAL_TRANSACTION_BYTES}: each transaction's header \
@@ -52,7 +54,7 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     }
     if let Some(last) = facts.pcie_log.last() {
         let count = facts.pcie_log.len();
-        let lines = by_number(&facts.pcie_log, "line", "lines");
+        let lines = singular_or_plural(&facts.pcie_log, "line", "lines");
         let text =
             format!("the kernel log has {count} {lines} about uncorrected PCIe errors of the NIC, the last: {last}");
         let cure = "sudo reboot    # if they come back: power off, re-seat the cable; then it is the hardware";
@@ -88,8 +90,8 @@ fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
         let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;
         Some(((pause.rx, pause.tx), (rail.netdev.as_deref()?, rail.device.as_str())))
     });
-    for (takes_and_sends, netdevs) in alike(without) {
-        let does = |one, several| by_number(&netdevs, one, several);
+    for (takes_and_sends, netdevs) in group_by_key(without) {
+        let does = |one, several| singular_or_plural(&netdevs, one, several);
         let which = match takes_and_sends {
             (false, false) => does("neither takes nor sends", "neither take nor send"),
             (false, true) => does("does not take", "do not take"),
@@ -106,7 +108,7 @@ fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
 
 fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
     let own = functions.iter().filter(|one| one.is_mellanox());
-    let versions = alike(own.filter_map(|one| Some((one.firmware.as_deref()?, one.device.as_str()))));
+    let versions = group_by_key(own.filter_map(|one| Some((one.firmware.as_deref()?, one.device.as_str()))));
     if versions.len() > 1 {
         let texts: Vec<String> =
             versions.iter().map(|(version, devices)| format!("{version} ({})", list(devices))).collect();

@@ -1,6 +1,6 @@
 //! Findings about the machine's device files, memory, kernel and processors.
 
-use super::cures::{Cures, alike, by_number, list};
+use super::cures::{Cures, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
@@ -24,12 +24,12 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
     let unbound = facts.unbound.iter().map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
-    for (driver, addresses) in alike(unbound) {
+    for (driver, addresses) in group_by_key(unbound) {
         let text = format!(
             "{} at {} ({driver}) {} no RDMA device: the driver mlx5_ib is not loaded",
-            by_number(&addresses, "the NIC", "the NICs"),
+            singular_or_plural(&addresses, "the NIC", "the NICs"),
             list(&addresses),
-            by_number(&addresses, "has", "have")
+            singular_or_plural(&addresses, "has", "have")
         );
         found.push(Id::RdmaDriver.finding(text).cured_by("sudo modprobe mlx5_ib"));
     }
@@ -69,12 +69,12 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     };
     let mut failed = failed.to_vec();
     failed.sort_by(|one, other| one.file.cmp(&other.file));
-    for (id, files) in alike(failed.into_iter().filter_map(|file| Some((id(file)?, file)))) {
+    for (id, files) in group_by_key(failed.into_iter().filter_map(|file| Some((id(file)?, file)))) {
         let names: Vec<String> = files.iter().map(|file| format!("{} ({})", file.file, file.device)).collect();
         let names = list(&names);
         let (text, cure) = match id {
             Id::DeviceForbidden => {
-                let them = by_number(&files, "it", "them");
+                let them = singular_or_plural(&files, "it", "them");
                 let text = format!("{names} may not be opened here: the container was not given {them} (EPERM)");
                 (text, CONTAINER.to_owned())
             }
@@ -83,7 +83,7 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
                 (format!("this user may not open {names}"), format!("sudo chmod a+rw {}", paths.join(" ")))
             }
             _ => {
-                let is = by_number(&files, "is", "are");
+                let is = singular_or_plural(&files, "is", "are");
                 let cure = if machine.container.is_some() { CONTAINER } else { "sudo modprobe ib_uverbs" };
                 (format!("{names} {is} not there"), cure.to_owned())
             }

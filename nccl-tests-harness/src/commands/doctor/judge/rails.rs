@@ -1,12 +1,12 @@
 //! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
 //! around the rails.
 
-use super::cures::{Cures, alike, by_number, list};
+use super::cures::{Cures, group_by_key, list, singular_or_plural};
 use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
-use nccl_net_spark::interfaces::{ARP_CURE, Interface};
+use nccl_net_spark::interfaces::{ARP_FIX_COMMAND, Interface};
 use nccl_net_spark::rails::{LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,22 +16,22 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
         no_rail(survey, found);
     }
     found.extend(survey.warnings.iter().map(|warning| of_warning(warning, facts)));
-    twins_without_addresses(survey, found);
+    link_local_only_rails(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
     automatic_profiles(facts, found);
     bootstrap(facts, cures, found);
 }
 
 fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
-    for (obstacle, ports) in alike(survey.refused.iter().map(|port| (&port.obstacle, port))) {
+    for (obstacle, ports) in group_by_key(survey.refused.iter().map(|port| (&port.obstacle, port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
-        let reason = if ports.len() == 1 { obstacle.to_string() } else { of_several(obstacle) };
+        let reason = if ports.len() == 1 { obstacle.to_string() } else { text_for_several(obstacle) };
         let text = format!("no rail: {} cannot be used: {reason}", list(&devices));
         found.push(Finding { cure: cure_of(obstacle, &ports), ..Id::NoRail.finding(text) });
     }
 }
 
-fn of_several(obstacle: &Obstacle) -> String {
+fn text_for_several(obstacle: &Obstacle) -> String {
     let text = match obstacle {
         Obstacle::Excluded => "NCCL_IB_HCA excludes them",
         Obstacle::LinkLayer(LinkLayer::InfiniBand) => "their link layer is InfiniBand, not Ethernet",
@@ -54,19 +54,19 @@ fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
         Obstacle::LinkLayer(_) => return None,
         _ if netdevs.is_empty() => return None,
         Obstacle::State(_) => {
-            let mut cages: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
-            cages.sort_unstable();
-            cages.dedup();
-            let several = by_number(ports, "its port", "their ports").to_owned();
-            let cage = if cages.is_empty() { several } else { cages.join(" or ") };
+            let mut port_labels: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
+            port_labels.sort_unstable();
+            port_labels.dedup();
+            let several = singular_or_plural(ports, "its port", "their ports").to_owned();
+            let port_label = if port_labels.is_empty() { several } else { port_labels.join(" or ") };
             let up = each(&netdevs, |netdev| format!("sudo ip link set {netdev} up"));
-            return Some(format!("{up}    # with a cable in {cage}"));
+            return Some(format!("{up}    # with a cable in {port_label}"));
         }
         Obstacle::NoGid | Obstacle::NoAddress(_) => {}
     }
     let mut subnets = 100_u8..;
     let add = |netdev: &str| format!("sudo ip address add 192.168.{}.1/24 dev {netdev}", subnets.next().unwrap_or(100));
-    let subnets = by_number(&netdevs, "an address of a subnet of its own", "a subnet for each");
+    let subnets = singular_or_plural(&netdevs, "choose a subnet that no other rail uses", "a separate subnet for each");
     Some(format!("{}    # {subnets}", each(&netdevs, add)))
 }
 
@@ -115,7 +115,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         }
         WarningKind::Arp { is_strict } => {
             let loose = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
-            (Id::Arp, format!("sudo {ARP_CURE}{loose}"))
+            (Id::Arp, format!("sudo {ARP_FIX_COMMAND}{loose}"))
         }
         WarningKind::UnprotectedPriority => (Id::UnprotectedPriority, qos::cure(facts, &devices)),
     };
@@ -124,17 +124,18 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
 
 /// A rail with only link-local addresses works if the peer's rail on the same cable also has only
 /// link-local addresses.
-fn twins_without_addresses(survey: &Survey, found: &mut Vec<Finding>) {
+fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
         if let Some(twin) = rail.twin.map(|at| &survey.rails[at]).filter(|twin| has_v4(twin)) {
             let text = format!(
-                "{} has link-local addresses alone, its twin {} has IPv4: it is used where the peer's function on that cable is the same",
+                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's rail on that cable also has only link-local addresses",
                 rail.device, twin.device
             );
             let netdev = rail.netdev.as_deref().unwrap_or("its interface");
-            let cure =
-                format!("sudo ip address add 192.168.101.1/24 dev {netdev}    # an address of a subnet of its own");
+            let cure = format!(
+                "sudo ip address add 192.168.101.1/24 dev {netdev}    # choose a subnet that no other rail uses"
+            );
             found.push(Id::LinkLocalOnly.finding(text).cured_by(cure));
         }
     }
@@ -147,17 +148,17 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
     for interface in facts.interfaces.iter().filter(|one| !one.is_loopback && !is_rail(&one.name)) {
         let shared = rails.iter().filter_map(|rail| {
             let mut own = rail.addresses.iter().filter_map(|own| subnet(ip(&own.gid), own.prefix));
-            let is_its =
+            let shares_subnet =
                 |own| interface.addresses.iter().any(|other| subnet(other.address.ip(), other.prefix) == Some(own));
-            Some((own.find(|own| is_its(*own))?, rail.device.as_str()))
+            Some((own.find(|own| shares_subnet(*own))?, rail.device.as_str()))
         });
-        for ((network, prefix), devices) in alike(shared) {
+        for ((network, prefix), devices) in group_by_key(shared) {
             let text = format!(
                 "{} is in the subnet of {} ({}/{prefix}) and is no rail: the kernel may route the {} packets over it",
                 interface.name,
                 list(&devices),
                 Ipv4Addr::from_bits(network),
-                by_number(&devices, "rail's", "rails'")
+                singular_or_plural(&devices, "rail's", "rails'")
             );
             let cure = format!("sudo ip address flush dev {}    # then an address of another subnet", interface.name);
             found.push(Id::SubnetClash.finding(text).cured_by(cure));
@@ -173,12 +174,12 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);
         its.is_some_and(|interface| interface.addresses.iter().any(|one| one.address.is_ipv4()))
     };
-    for (has_v4, profiles) in alike(facts.profiles.iter().map(|profile| (has_v4(&profile.netdev), profile))) {
+    for (has_v4, profiles) in group_by_key(facts.profiles.iter().map(|profile| (has_v4(&profile.netdev), profile))) {
         let names: Vec<String> = profiles.iter().map(|one| format!("{} (\"{}\")", one.netdev, one.name)).collect();
-        let keeps = by_number(&profiles, "automatic profile keeps it", "automatic profiles keep them");
+        let keeps = singular_or_plural(&profiles, "automatic profile keeps it", "automatic profiles keep them");
         let (severity, follows) = match has_v4 {
             true => (Severity::Note, ": the address can change"),
-            false => (Severity::Fragile, ", also where netplan has an address for it"),
+            false => (Severity::Fragile, ", even if netplan sets an address"),
         };
         let text = format!("{}: NetworkManager's {keeps} on DHCP{follows}", list(&names));
         let deleted = profiles.iter().map(|one| format!("sudo nmcli con delete {}", profile_word(one)));
@@ -203,7 +204,7 @@ fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
         return;
     }
     let names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
-    let text = format!("NCCL_SOCKET_IFNAME={wanted} leaves none of the interfaces that are up: {}", list(&names));
+    let text = format!("NCCL_SOCKET_IFNAME={wanted} matches none of the interfaces that are up ({})", list(&names));
     found.push(Id::SocketIfname.finding(text).cured_by("unset NCCL_SOCKET_IFNAME"));
 }
 
@@ -232,7 +233,7 @@ mod tests {
             (Obstacle::State(PortState::Init), "the ports are not active yet (state INIT)"),
             (Obstacle::NoGid, "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address"),
         ] {
-            assert_eq!(of_several(&obstacle), several);
+            assert_eq!(text_for_several(&obstacle), several);
             assert!(!several.contains(" it") && obstacle.to_string() != several, "{obstacle}");
         }
     }

@@ -7,7 +7,7 @@ use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::{Pair, RailSheet};
-use nccl_net_spark::interfaces::ARP_CURE;
+use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
 use std::net::Ipv4Addr;
 
 /// Returns the entries of `/proc/net/arp` (`proc(5)`) for the interfaces of these rails. IPv4 is
@@ -63,7 +63,8 @@ fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) 
             let text = format!(
                 "{way}) to {hardware}, which is {answering} of {owner}: the functions of {owner} answer ARP for each other"
             );
-            let cure = format!("ssh {owner} sudo {ARP_CURE}    # and on {seer}: sudo ip neigh flush to {address}");
+            let cure =
+                format!("ssh {owner} sudo {ARP_FIX_COMMAND}    # and on {seer}: sudo ip neigh flush to {address}");
             Id::ArpAnsweredByAnother.finding(text).cured_by(cure)
         }
         None => {

@@ -218,7 +218,7 @@ fn single_variables_have_their_documented_effect() {
 /// If a file is missing, NCCL takes the next plugin of the list.
 #[test]
 fn a_missing_plugin_is_not_loaded() {
-    let lack = |path: &str| path.starts_with("/none/").then_some("there is no such file as");
+    let lack = |path: &str| path.starts_with("/none/").then_some("file not found:");
     let blocked = ("plugin-kept-out", Effect::Blocks);
     for (value, wanted) in [
         ("/none/libnccl-net-spark.so", Some(blocked)),
@@ -234,10 +234,7 @@ fn a_missing_plugin_is_not_loaded() {
     }
     let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &lack);
     assert_eq!(lets_in(&verdicts), LetsIn::KeptOut);
-    assert_eq!(
-        verdicts.variables[0].text,
-        "there is no such file as /none/spark.so, so NCCL does not load this plugin"
-    );
+    assert_eq!(verdicts.variables[0].text, "file not found: /none/spark.so, so NCCL does not load this plugin");
     assert_eq!(verdicts.findings[0].cure.as_deref(), Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}")));
     let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), "/none/spark.so", &lack);
     assert!(verdicts.findings[0].cure.as_ref().unwrap().starts_with("sudo apt install "));

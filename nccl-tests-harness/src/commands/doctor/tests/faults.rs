@@ -242,7 +242,7 @@ faults! {
         bed.asked.variables.retain(|(name, _)| !name.starts_with("NCCL_NET"));
     }) => Broken "other-plugin" ["HPC-X's", "/opt/hpcx/"] "NCCL_NET_PLUGIN=";
     "NCCL_NET_PLUGIN names a file that is not there": with(one(), |bed| bed.remove("usr/local/lib/libnccl-net-spark.so")) =>
-        Broken "plugin-kept-out" ["no such file as /usr/local/lib/libnccl-net-spark.so"] "apt install";
+        Broken "plugin-kept-out" ["file not found: /usr/local/lib/libnccl-net-spark.so"] "apt install";
     "two builds of this plugin": with(one(), |bed| bed.object(&format!("{LIB}/libnccl-net-spark.so"), &Object {
         text: "spark-rails", build_id: "0000000000000000000000000000000000000002", ..Object::new()
     })) => Fragile "plugin-copies" ["/usr/local/lib/libnccl-net-spark.so", "aarch64-linux-gnu"] "uninstall";

@@ -46,9 +46,7 @@ fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Resu
     }
     if found.missing > 0 {
         let missing = found.missing;
-        table.remark(&format!(
-            "LL128: lines that {read_by} waited for and that did not arrive: {missing}; the test ended there"
-        ))?;
+        table.remark(&format!("LL128: lines that did not arrive at {read_by}: {missing}; the test ended early"))?;
     }
     Ok(())
 }
@@ -103,7 +101,7 @@ mod tests {
             "NIC to GPU                          2999           2          1999       1.5",
             "NIC to GPU, second load             2999           0          1999       1.5",
             "# NIC to GPU: 2 of 2999 lines TORN: new flag, old data in 16-byte pieces 0 1 2 3 of 0 to 7; NCCL does not use this load",
-            "# LL128: lines that GPU 1 waited for and that did not arrive: 1; the test ended there",
+            "# LL128: lines that did not arrive at GPU 1: 1; the test ended early",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     }

@@ -31,20 +31,23 @@ fn flow(picture: &Picture) -> &Side {
 }
 
 fn bytes_gained(rates: &mut Rates, at_ns: u64, record: Record) -> Option<u64> {
-    flow(&rates.take(look_at(at_ns, vec![record]))).gained.map(|gained| gained.bytes)
+    flow(&rates.take(look_at(at_ns, vec![record]))).since_last.map(|since_last| since_last.bytes)
 }
 
 #[test]
 fn two_looks_make_a_rate_and_one_does_not() {
     let mut rates = Rates::default();
     let first = rates.take(look_at(5, vec![record(0, 1000)]));
-    assert_eq!((first.jobs[0].elapsed_ns, flow(&first).gained, flow(&first).total.bytes), (None, None, 1000));
+    assert_eq!((first.jobs[0].elapsed_ns, flow(&first).since_last, flow(&first).total.bytes), (None, None, 1000));
     let second = rates.take(look_at(2_000_000_005, vec![record(0, 4000)]));
-    let gained = flow(&second).gained.unwrap();
-    assert_eq!((gained.bytes, gained.writes, flow(&second).total.bytes), (3000, 300, 4000));
-    assert_eq!(per_second(gained.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
+    let since_last = flow(&second).since_last.unwrap();
+    assert_eq!((since_last.bytes, since_last.writes, flow(&second).total.bytes), (3000, 300, 4000));
+    assert_eq!(per_second(since_last.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
     // 3,000 ns, but no new timed writes.
-    assert_eq!((mean_us(&gained), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..gained })), (None, Some(1.5)));
+    assert_eq!(
+        (mean_us(&since_last), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..since_last })),
+        (None, Some(1.5))
+    );
 }
 
 #[test]
@@ -63,7 +66,7 @@ fn a_lost_lane_keeps_its_rates_and_a_new_sequence_starts_again() {
     assert_eq!(bytes_gained(&mut rates, 1, lost), Some(500));
     let another = Record { sequence: 4, connection: 2, ..record(0, 1800) };
     let picture = rates.take(look_at(2, vec![another]));
-    assert_eq!((flow(&picture).gained.unwrap().bytes, flow(&picture).total.bytes), (1800, 3300));
+    assert_eq!((flow(&picture).since_last.unwrap().bytes, flow(&picture).total.bytes), (1800, 3300));
 }
 
 #[test]
@@ -82,13 +85,13 @@ fn new_objects_count_unless_they_may_have_existed_before() {
     let mut rates = Rates::default();
     rates.take(look_at(0, vec![record(0, 10)]));
     let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
-    assert_eq!(picture.jobs[0].flows[1].side.gained.unwrap().bytes, 70);
+    assert_eq!(picture.jobs[0].flows[1].side.since_last.unwrap().bytes, 70);
     // One record was being changed during this look.
     let mut torn = look_at(2, vec![record(0, 10)]);
     torn.jobs[0].counters.passed_over = 1;
     rates.take(torn);
     let picture = rates.take(look_at(3, vec![record(0, 10), record(1, 90)]));
-    assert_eq!(picture.jobs[0].flows[1].side.gained.unwrap().bytes, 0);
+    assert_eq!(picture.jobs[0].flows[1].side.since_last.unwrap().bytes, 0);
 }
 
 #[test]
@@ -168,8 +171,8 @@ proptest! {
                 let key = (flow.rail.clone(), flow.peer.clone(), flow.direction);
                 let old = before.get(&key).copied().unwrap_or(0);
                 prop_assert!(flow.side.carrying <= flow.side.connections && flow.side.total.bytes >= old);
-                if let Some(gained) = flow.side.gained {
-                    prop_assert_eq!(flow.side.total.bytes, old.saturating_add(gained.bytes));
+                if let Some(since_last) = flow.side.since_last {
+                    prop_assert_eq!(flow.side.total.bytes, old.saturating_add(since_last.bytes));
                 }
                 now.insert(key, flow.side.total.bytes);
             }

@@ -7,15 +7,15 @@ const SECOND: u64 = 1_000_000_000;
 /// Makes a flow of one connection that moved `bytes` in the last interval, and the same number of
 /// bytes before it.
 pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
-    let gained =
+    let since_last =
         Counts { bytes, writes: 1, timed_writes: 4, timed_ns: 100_000, longest_ns: 50_000, ..Counts::default() };
     Flow {
         rail: rail.to_owned(),
         peer: peer.to_owned(),
         direction,
         side: Side {
-            total: rates::sum(&gained, &gained),
-            gained: Some(gained),
+            total: rates::sum(&since_last, &since_last),
+            since_last: Some(since_last),
             bits_per_s: 112_000_000_000,
             connections: 1,
             carrying: 1,
@@ -74,7 +74,7 @@ fn rails_are_summed_over_peers_unless_they_are_split() {
 #[test]
 fn the_first_reading_has_no_rates() {
     let mut first = flow("r0", "b", Direction::Send, 5);
-    first.side.gained = None;
+    first.side.since_last = None;
     let job = Job { elapsed_ns: None, ..job(1, vec![first]) };
     let row = &of_job(&job, false)[1];
     assert_eq!((row.sent.bytes_per_s, row.share_percent, row.mean_latency_us), (None, None, None));
@@ -83,30 +83,37 @@ fn the_first_reading_has_no_rates() {
 }
 
 #[test]
-fn a_rail_below_half_of_the_busiest_is_slow_and_a_lost_one_is_lost() {
+fn a_rail_below_half_the_busiest_rails_load_is_slow() {
     let gigabyte = 1_000_000_000;
-    let of = |rail: &str, bytes| flow(rail, "b", Direction::Send, bytes);
+    let sending_flow = |rail: &str, bytes| flow(rail, "b", Direction::Send, bytes);
     let conditions = |flows| of_job(&job(1, flows), false).iter().map(|row| row.condition).collect::<Vec<_>>();
     use Condition::{Good, Lost, Slow};
-    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 6 * gigabyte)]), [Good, Good, Good]);
-    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), of("r1", 4 * gigabyte)]), [Good, Good, Slow]);
+    assert_eq!(
+        conditions(vec![sending_flow("r0", 10 * gigabyte), sending_flow("r1", 6 * gigabyte)]),
+        [Good, Good, Good]
+    );
+    assert_eq!(
+        conditions(vec![sending_flow("r0", 10 * gigabyte), sending_flow("r1", 4 * gigabyte)]),
+        [Good, Good, Slow]
+    );
     // The second rail is slower, and both carry a similar share of their own rate.
-    let mut narrow = of("r1", 4 * gigabyte);
+    let mut narrow = sending_flow("r1", 4 * gigabyte);
     narrow.side.bits_per_s = 40_000_000_000;
-    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
+    assert_eq!(conditions(vec![sending_flow("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
     // At a hundredth of the load, rails are compared only if messages are large. Large messages use
     // all rails, but small messages may use one rail.
     let writes = |mut flow: Flow, bytes: u64| {
-        flow.side.gained = flow.side.gained.map(|gained| Counts { writes: gained.bytes / bytes, ..gained });
+        flow.side.since_last =
+            flow.side.since_last.map(|since_last| Counts { writes: since_last.bytes / bytes, ..since_last });
         flow
     };
     let scaled = |write_bytes| {
-        let of = |rail: &str, bytes| writes(of(rail, bytes), write_bytes);
-        conditions(vec![of("r0", gigabyte / 10), of("r1", gigabyte / 30)])
+        let sending_flow = |rail: &str, bytes| writes(sending_flow(rail, bytes), write_bytes);
+        conditions(vec![sending_flow("r0", gigabyte / 10), sending_flow("r1", gigabyte / 30)])
     };
     assert_eq!((scaled(64 << 10), scaled(63 << 10)), (vec![Good, Good, Slow], vec![Good; 3]));
-    assert_eq!(scaled(u64::MAX), [Good; 3], "bytes whose write is not counted yet");
-    let mut lost = of("r1", 0);
+    assert_eq!(scaled(u64::MAX), [Good; 3], "a rail with bytes but no counted write is not compared");
+    let mut lost = sending_flow("r1", 0);
     lost.side.carrying = 0;
-    assert_eq!(conditions(vec![of("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
+    assert_eq!(conditions(vec![sending_flow("r0", 10 * gigabyte), lost]), [Lost, Good, Lost]);
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::commands::top::look::PassedOver;
+use crate::commands::top::look::SkippedProcess;
 use crate::commands::top::rates::Flow;
 use crate::commands::top::rows::tests::{flow, job};
 use nccl_net_spark::counters::layout::Direction;
@@ -9,12 +9,12 @@ use ratatui::backend::TestBackend;
 /// The second rail of the first job is lost. The second rail of the second job is slow.
 fn picture() -> Picture {
     let gigabyte = 1_000_000_000;
-    let of = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
-    let mut lost = of("rocep1s0f1:1", 0);
+    let sending_flow = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
+    let mut lost = sending_flow("rocep1s0f1:1", 0);
     lost.side.carrying = 0;
-    let mut first = job(4711, vec![of("rocep1s0f0:1", 5 * gigabyte), lost]);
+    let mut first = job(4711, vec![sending_flow("rocep1s0f0:1", 5 * gigabyte), lost]);
     first.seen.rank = Some(1);
-    let second = job(4712, vec![of("rocep1s0f0:1", 10 * gigabyte), of("rocep1s0f1:1", gigabyte)]);
+    let second = job(4712, vec![sending_flow("rocep1s0f0:1", 10 * gigabyte), sending_flow("rocep1s0f1:1", gigabyte)]);
     Picture { jobs: vec![first, second], ..Picture::default() }
 }
 
@@ -100,7 +100,7 @@ fn rails_stay_distinguishable_in_narrow_terminals() {
 
 /// Draws every state in every size, without a panic and without cells outside the area.
 #[test]
-fn a_chart_of_any_size_is_drawn() {
+fn a_screen_of_any_size_is_drawn() {
     let mut views = vec![View::new(true, Duration::from_millis(100), false), view(picture()), view(Picture::default())];
     views[1].scroll = usize::MAX;
     views[2].is_help = true;
@@ -123,7 +123,7 @@ fn lost_is_red_and_slow_is_yellow_unless_there_are_no_colours() {
     let plain = |cell: &ratatui::buffer::Cell| cell.fg == Color::Reset && cell.bg == Color::Reset;
     assert!(buffer.content().iter().all(plain));
     let marks: String = (2..8).map(|y| buffer[(0, y)].symbol()).collect();
-    assert_eq!(marks, "! !  ~", "what is wrong is seen without colours too");
+    assert_eq!(marks, "! !  ~", "marks show lost and slow rails without colours");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn scrolling_stays_within_the_table() {
     press(&mut view, KeyCode::End);
     assert_eq!((view.scroll, top(&view).contains("4711")), (1, false));
     press(&mut view, KeyCode::Down);
-    assert_eq!(view.scroll, 1, "the end is the end");
+    assert_eq!(view.scroll, 1, "scrolling stops at the last row");
     press(&mut view, KeyCode::PageUp);
     press(&mut view, KeyCode::PageDown);
     assert_eq!(view.scroll, 1);
@@ -169,23 +169,26 @@ fn scrolling_stays_within_the_table() {
 }
 
 #[test]
-fn the_last_line_counts_hidden_rows() {
-    let passed_over = vec![PassedOver { pid: 3, reason: "layout 9".to_owned() }];
+fn the_last_line_counts_unreadable_processes() {
+    let passed_over = vec![SkippedProcess { pid: 3, reason: "layout 9".to_owned() }];
     let mut shown = view(Picture { hidden: 5, passed_over: passed_over.clone(), ..Picture::default() });
-    assert!(text(&shown, 100, 6)[5].starts_with("5 processes of other users cannot be looked into: "));
-    assert!(text(&shown, 100, 6)[5].ends_with(" (and 1 remark)"));
+    assert!(text(&shown, 100, 6)[5].starts_with("5 processes of other users cannot be read: "));
+    assert!(text(&shown, 100, 6)[5].ends_with(" (and 1 more message)"));
     shown.show(Picture { passed_over, ..Picture::default() });
     assert_eq!(text(&shown, 100, 6)[5], "process 3: layout 9");
 }
 
 #[test]
 fn jobs_are_sorted_by_the_chosen_column() {
-    let of = |pid, rank, bytes| {
+    let sending_job = |pid, rank, bytes| {
         let mut job = job(pid, vec![flow("r0", "b", Direction::Send, bytes)]);
         job.seen.rank = rank;
         job
     };
-    let picture = Picture { jobs: vec![of(1, None, 5), of(2, Some(1), 9), of(3, Some(0), 7)], ..Picture::default() };
+    let picture = Picture {
+        jobs: vec![sending_job(1, None, 5), sending_job(2, Some(1), 9), sending_job(3, Some(0), 7)],
+        ..Picture::default()
+    };
     let pids = |order: Order| {
         let mut jobs = rows::of_picture(&picture, false);
         order.sort(&mut jobs);

@@ -320,7 +320,7 @@ impl<'a> Bench<'a> {
         let mut attempt = || same_sizes(record, self.runner.run(run.program, table, run.members)?);
         let mut measured = attempt();
         if let Err(error) = &measured
-            && !output::is_unread(error)
+            && !output::is_output_closed(error)
         {
             let reason = format!("{error:#}");
             let reason = reason.lines().next().unwrap_or_default();
@@ -330,7 +330,7 @@ impl<'a> Bench<'a> {
         self.watch.step();
         match measured {
             Ok(times) => record.rounds.push(times),
-            Err(error) if table.is_some() && !output::is_unread(&error) => {
+            Err(error) if table.is_some() && !output::is_output_closed(&error) => {
                 record.dropped = Some(Dropped::Failed(format!("{error:#}")));
             }
             Err(error) => return Err(error.context(what)),

@@ -156,7 +156,7 @@ impl<const N: usize> World<N> {
         }
         self.report(side)?;
         self.act(side)?;
-        if !self.ends[side].has_carried() {
+        if !self.ends[side].was_up() {
             self.ends[side].fail();
         }
         self.ends[side].close(self.messages.delivered(side));
@@ -175,8 +175,8 @@ impl<const N: usize> World<N> {
         let is_true = self.may_give_up(side)
             && !self.closing[side].path_ended
             && match failure {
-                Failure::NoFirstRail => *used == [None; RAILS] && !self.has_carried[side],
-                Failure::NoRail(_) => *used == [None; RAILS] && self.has_carried[side],
+                Failure::NoFirstRail => *used == [None; RAILS] && !self.was_up[side],
+                Failure::NoRail(_) => *used == [None; RAILS] && self.was_up[side],
                 Failure::NotAcknowledged(lane) => used[lane.index()].is_none() && cut_off[lane.index()].is_none(),
                 Failure::NotStopped(lane) => cut_off[lane.index()].is_some(),
                 Failure::Protocol(_) => false,
@@ -229,7 +229,7 @@ impl<const N: usize> World<N> {
             return Err(format!("the receiver uses new queue pairs of rail {lane} before the sender does"));
         }
         self.used[side][lane.index()] = Some(generation);
-        self.has_carried[side] = true;
+        self.was_up[side] = true;
         // `Status::regained` does the same.
         self.losses[side][lane.index()] = false;
         self.ends[side].activated(lane, Ok(()), self.now);

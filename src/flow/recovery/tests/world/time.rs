@@ -1,7 +1,9 @@
 //! Deadlines of the two ends, and the key of a state.
 
 use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
-use super::super::super::{DOUBLED_AT_MOST, DOUBLED_AT_MOST_BEFORE, Peer, REPEAT, Rail, Recovery, STEADY, State};
+use super::super::super::{
+    MAX_DOUBLINGS, MAX_DOUBLINGS_NEVER_UP, Peer, REPEAT_AFTER_NS, Rail, Recovery, STEADY, State,
+};
 use super::{LIMITS, World};
 use crate::wire::ids::LaneId;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -40,7 +42,7 @@ impl<const N: usize> World<N> {
             (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             self.messages.hash_state(&mut hasher);
             (self.is_port_up, self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
-            (self.has_carried, self.is_late, self.closing).hash(&mut hasher);
+            (self.was_up, self.is_late, self.closing).hash(&mut hasher);
             let text =
                 |thread: &Option<Option<_>>| thread.as_ref().map(|step| step.as_ref().map(|it| format!("{it:?}")));
             (self.hangs_next, self.hung.each_ref().map(|side| side.each_ref().map(text))).hash(&mut hasher);
@@ -54,19 +56,19 @@ impl<const N: usize> World<N> {
 fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     let age = |at: u64, most: u64| now.saturating_sub(at).min(most);
     for rail in &end.rails {
-        let doubled = if rail.has_carried { DOUBLED_AT_MOST } else { DOUBLED_AT_MOST_BEFORE };
-        (rail.has_carried, rail.attempts.min(doubled + 1)).hash(hasher);
+        let doubled = if rail.was_up { MAX_DOUBLINGS } else { MAX_DOUBLINGS_NEVER_UP };
+        (rail.was_up, rail.attempts.min(doubled + 1)).hash(hasher);
         std::mem::discriminant(&rail.state).hash(hasher);
         match rail.state {
             State::Up { since } => age(since, STEADY + 1).hash(hasher),
-            State::Fencing { since, ref peer_has, .. } => (age(since, LIMITS.loss), peer_has).hash(hasher),
+            State::Fencing { since, ref peer_received, .. } => (age(since, LIMITS.loss), peer_received).hash(hasher),
             State::Fenced { since } => age(since, LIMITS.loss).hash(hasher),
             _ => rail.timeout().map(|at| at.saturating_sub(now)).hash(hasher),
         }
     }
     end.link.hash(hasher);
-    end.link.is_waiting().then(|| age(end.sent_at, REPEAT)).hash(hasher);
-    end.dark_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
+    end.link.is_waiting().then(|| age(end.sent_at, REPEAT_AFTER_NS)).hash(hasher);
+    end.no_rail_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
     (end.has_failed, std::mem::discriminant(&end.peer)).hash(hasher);
     if let Peer::Suspected(since) = end.peer {
         age(since, SIGN_OF_LIFE + 1).hash(hasher);
