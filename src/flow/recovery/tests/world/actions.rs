@@ -230,7 +230,7 @@ impl<const N: usize> World<N> {
         }
         self.used[side][lane.index()] = Some(generation);
         self.was_up[side] = true;
-        // `Status::regained` does the same.
+        // `Status::drop_stale_losses` does the same.
         self.losses[side][lane.index()] = false;
         self.ends[side].activated(lane, Ok(()), self.now);
         if side == 0 {
