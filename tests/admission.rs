@@ -514,6 +514,6 @@ fn only_the_first_bye_counts_and_an_impossible_bye_is_a_violation() {
         let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
         let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
         let text = &violation.to_string();
-        assert!(text.contains("delivered messages, but only") && names_peer(text), "{text}");
+        assert!(text.contains("delivered messages, but this side started only") && names_peer(text), "{text}");
     }
 }
