@@ -34,9 +34,9 @@ impl NamedPipe {
     }
 }
 
-/// Passes every line of the children's standard output and error and of `pipes` to `on_line`, with the
-/// spaces at its end. The number is the child's index, or for a pipe the number of children plus
-/// the pipe's index. Standard output and error must be pipes.
+/// Passes every line of the children's standard output and error and of `pipes` to `on_line`, with
+/// the spaces at its end. The number is the child's index, or for a pipe the number of children
+/// plus the pipe's index. Standard output and error must be pipes.
 ///
 /// Returns the children's exit statuses once all have closed both streams and no process writes to
 /// the pipes, or none when `timeout` is over. Ends children that still run then, and when `on_line`

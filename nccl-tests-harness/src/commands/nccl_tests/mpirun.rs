@@ -65,8 +65,8 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once. `on_line` gets every printed line. Returns none if the run took too long and
-/// was stopped.
+/// Runs the program once. `on_line` gets every printed line. Returns none if the run took too long
+/// and was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,
