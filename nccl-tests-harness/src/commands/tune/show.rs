@@ -37,7 +37,7 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
 pub fn table(report: &TuneReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "#\n# fabric: {}", report.fabric_text)?;
     writeln!(out, "# busbw in GB/s by size: median of the rounds")?;
-    writeln!(out, "# score: busbw as % of the defaults' busbw, over all sizes: median, then min..max")?;
+    writeln!(out, "# score: busbw as % of the defaults', over all sizes: median, then min..max")?;
     let sizes: Vec<String> = report.sizes_bytes.iter().map(|bytes| size(*bytes)).collect();
     let mut table = Table::new(out, " ", COLUMNS);
     table.remark("")?;
