@@ -181,7 +181,7 @@ pub fn seeds() -> Seeds {
         ("byte-by-byte", by_bytes.into_bytes()),
         ("with-another-tuner", with_other_tuner.into_bytes()),
         ("frame-after-hello", with_more.into_bytes()),
-        ("refused-length-without-body", large_length.into_bytes()),
+        ("refused-incomplete-body", large_length.into_bytes()),
         ("refused-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
         ("refused-web-browser", [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat()),
     ]

@@ -127,7 +127,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: did not happen within {} s", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "still waiting for {what} after {} s", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

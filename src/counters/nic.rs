@@ -13,15 +13,19 @@ pub type PortCounters = BTreeMap<String, u64>;
 
 /// Names of the counters of packets and of lost packets in one direction: first mlx5's name, then
 /// soft-RoCE's.
-struct Direction {
+struct DirectionCounters {
     name: &'static str,
     packets: [&'static str; 2],
     lost: [&'static str; 2],
 }
 
-const DIRECTIONS: [Direction; 2] = [
-    Direction { name: "sent", packets: ["port_xmit_packets", "sent_pkts"], lost: ["packet_seq_err", "rcvd_seq_err"] },
-    Direction {
+const DIRECTION_COUNTERS: [DirectionCounters; 2] = [
+    DirectionCounters {
+        name: "sent",
+        packets: ["port_xmit_packets", "sent_pkts"],
+        lost: ["packet_seq_err", "rcvd_seq_err"],
+    },
+    DirectionCounters {
         name: "received",
         packets: ["port_rcv_packets", "rcvd_pkts"],
         lost: ["out_of_sequence", "out_of_seq_request"],
@@ -52,12 +56,16 @@ const MIN_LOST: u64 = 10;
 
 /// True for a counter of errors or congestion.
 pub fn is_error(name: &str) -> bool {
-    DIRECTIONS.iter().flat_map(|direction| direction.lost).chain(OTHER_ERROR_COUNTERS).any(|known| known == name)
+    DIRECTION_COUNTERS
+        .iter()
+        .flat_map(|direction| direction.lost)
+        .chain(OTHER_ERROR_COUNTERS)
+        .any(|known| known == name)
 }
 
 /// True for a counter of errors, congestion or packets.
 pub fn is_known(name: &str) -> bool {
-    is_error(name) || DIRECTIONS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
+    is_error(name) || DIRECTION_COUNTERS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
 }
 
 /// Reads the counters of a port that `wanted` accepts. `sysfs` is the mount point of sysfs.
@@ -95,12 +103,12 @@ pub fn losses_text(growth: &PortCounters) -> Option<String> {
     let sum = |names: &[&str]| {
         names.iter().filter_map(|name| growth.get(*name)).fold(0, |sum: u64, n| sum.saturating_add(*n))
     };
-    let text = |direction: &Direction| {
+    let text = |direction: &DirectionCounters| {
         let (lost, packets) = (sum(&direction.lost), sum(&direction.packets));
         let is_too_high = lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
         is_too_high.then(|| format!("{} of {} {} packets", grouped(lost), grouped(packets), direction.name))
     };
-    let texts: Vec<String> = DIRECTIONS.iter().filter_map(text).collect();
+    let texts: Vec<String> = DIRECTION_COUNTERS.iter().filter_map(text).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

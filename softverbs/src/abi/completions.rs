@@ -43,7 +43,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::channel(channel) }?;
         handle.users.check_unused()?;
-        // SAFETY: the channel's own descriptor; then the channel itself, made by `give`.
+        // SAFETY: the channel's own descriptor; then the channel itself, made by `into_raw`.
         unsafe {
             libc::close(handle.c.fd);
             handles::free::<ChannelHandle, _>(channel);
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         handle.subject.wait_for_acknowledgements();
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it.
+        // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<CqHandle, _>(cq) };
         answer
     })

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         handle.users.check_unused()?;
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it.
+        // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<PdHandle, _>(pd) };
         answer
     })
@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         unsafe { handles::td(td) }?.users.check_unused()?;
-        // SAFETY: made by `give`, and no object uses it.
+        // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<TdHandle, _>(td) };
         Ok(())
     })
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
         // SAFETY: the context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed(handle.c.context) };
-        // SAFETY: made by `give`, and no object uses it.
+        // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<MrHandle, _>(mr) };
         answer
     })

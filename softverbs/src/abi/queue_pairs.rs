@@ -141,7 +141,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         handle.subject.wait_for_acknowledgements();
         // SAFETY: the queue pair is alive; its context is open as long as an object is made on it.
         let answer = unsafe { handles::destroyed((*qp).context) };
-        // SAFETY: made by `give`, and no object uses it.
+        // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<QpHandle, _>(qp) };
         answer
     })

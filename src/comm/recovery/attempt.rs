@@ -47,7 +47,7 @@ pub enum Attempt {
     /// A thread creates or connects the queue pairs.
     Working(Worker),
     /// The peer was asked for its queue pairs.
-    Requested(Box<Requested>),
+    Requested(Box<NewQueuePairs>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
@@ -87,7 +87,7 @@ impl Drop for Worker {
 /// Result of a thread's work on new queue pairs.
 pub enum Done {
     /// Connecting side: the queue pairs were created.
-    Opened(Result<Box<Requested>>),
+    Opened(Result<Box<NewQueuePairs>>),
     /// Accepting side: no queue pairs, because back-off does not allow an attempt on the path now.
     Deferred {
         /// Path of the attempt.
@@ -152,7 +152,7 @@ pub struct Tries {
 const MOST_TRIES: usize = 6;
 
 /// New queue pairs, with the data to connect them.
-pub struct Requested {
+pub struct NewQueuePairs {
     /// The queue pairs, not connected.
     pub lane: Lane,
     /// State of the rail when the queue pairs were created.

@@ -206,7 +206,7 @@ impl Handshake {
                     self.stage = ConnectStage::Dialling;
                     continue;
                 }
-                ConnectStage::Redialling(_) => "the listener (it dropped the connection unread)",
+                ConnectStage::Redialling(_) => "another try (the connection was dropped unread by the listener)",
                 ConnectStage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
                     Some(stage) => {
                         self.stage = stage;

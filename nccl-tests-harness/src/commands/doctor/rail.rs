@@ -33,9 +33,16 @@ pub struct RailSheet {
 pub struct Pair {
     pub here: usize,
     pub there: usize,
-    /// True if the addresses share a subnet. Other pairs have a route, or were formed by cables and
-    /// port names.
-    pub shares_subnet: bool,
+    pub by: PairedBy,
+}
+
+/// Reason why two rails are a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PairedBy {
+    Subnet,
+    /// Link-local addresses, and the names of the cable's ports.
+    Cable,
+    Route,
 }
 
 impl RailSheet {
@@ -103,10 +110,13 @@ pub fn pairs(
     let mut routes = pairing::possible_routes(&theirs, &ours);
     routes.retain(|route| has_route(&here[route.acceptor], route.acceptor_gid.into(), route.connector_gid.into()));
     let is_link_local = |gid: [u8; 16]| Ipv6Addr::from(gid).is_unicast_link_local();
-    let pair = |pair: pairing::Pair| Pair {
-        here: pair.acceptor,
-        there: pair.connector,
-        shares_subnet: !pair.is_routed && !is_link_local(pair.connector_gid) && !is_link_local(pair.acceptor_gid),
+    let pair = |pair: pairing::Pair| {
+        let by = match is_link_local(pair.connector_gid) || is_link_local(pair.acceptor_gid) {
+            true => PairedBy::Cable,
+            false if pair.is_routed => PairedBy::Route,
+            false => PairedBy::Subnet,
+        };
+        Pair { here: pair.acceptor, there: pair.connector, by }
     };
     let mut pairs: Vec<Pair> = pairing::pair(&theirs, &ours, &routes).into_iter().map(pair).collect();
     pairs.sort_by_key(|pair| (pair.here, pair.there));

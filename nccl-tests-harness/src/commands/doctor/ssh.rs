@@ -17,7 +17,7 @@ pub struct Ssh {
 
 /// Limit for one command, because `hosts::order` searches for an order of ranks.
 pub const MOST_HOSTS: usize = 16;
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub const SSH_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of connecting, in seconds.
 const CONNECT_S: u32 = 10;
 const LINE_MAX_BYTES: u64 = 16 << 10;

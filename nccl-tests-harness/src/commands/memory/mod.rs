@@ -177,7 +177,7 @@ fn start(
         setup.sizes = vec![litmus::rounds::BUFFER_BYTES];
     }
     let ready = job.ask(|_| setup.clone(), answer!(Answer::Ready(ready) => ready))?;
-    Ok((job, ready.into_iter().next().context("no answer from its process")?))
+    Ok((job, ready.into_iter().next().context("no answer from the child process")?))
 }
 
 /// Runs the litmus test in memory pinned by CUDA, like NCCL's buffers.
@@ -222,5 +222,5 @@ fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult>
 
 fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {
     let answers = job.ask_some(0..1, |_| None, answer)?;
-    answers.into_iter().next().context("no answer from its process")
+    answers.into_iter().next().context("no answer from the child process")
 }

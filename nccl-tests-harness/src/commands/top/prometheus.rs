@@ -76,7 +76,7 @@ impl Collector for Picture {
             encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&Count(value as u64))
         };
         gauge("jobs", "Processes with connections of this network.", jobs.len())?;
-        gauge("hidden_processes", "Processes that could not be looked into.", self.hidden)?;
+        gauge("hidden_processes", "Processes that could not be read.", self.hidden)?;
         if !self.ports.is_empty() {
             let help = "Counters of a rail's port since the driver was loaded, for all of its users.";
             let mut family = encoder.encode_descriptor("port_counter", help, None, Counter)?;

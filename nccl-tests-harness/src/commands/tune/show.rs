@@ -28,8 +28,8 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
     let Terms { ranks, channels, iters, .. } = tune.plan.terms;
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# nRanks {ranks} nChannels {channels} iters: {iters}")?;
-    let (count, rounds, runs) = (tune.candidates.len(), tune.rounds, tune.runs());
-    writeln!(out, "# comparing {count} settings with the defaults in {rounds} rounds; at most {runs} runs")?;
+    let (settings, rounds) = (count(tune.candidates.len(), "setting"), count(tune.rounds as usize, "round"));
+    writeln!(out, "# comparing {settings} with the defaults in {rounds}; at most {} runs", tune.runs())?;
     out.flush()
 }
 
@@ -96,7 +96,7 @@ pub fn verdict(report: &TuneReport, proposed: Candidate, verdict: &Verdict, out:
     writeln!(out, "#   {} over all sizes; by size: {}", percent(verdict.gain), gains.join(", "))?;
     writeln!(
         out,
-        "#   in {FINAL_ROUNDS} rounds each: lowest score with these settings {:.1} %, highest score with the defaults {:.1} %",
+        "#   {FINAL_ROUNDS} rounds each: lowest score {:.1} %, highest of the defaults {:.1} %",
         verdict.lowest * 100.0,
         verdict.highest_default * 100.0
     )?;

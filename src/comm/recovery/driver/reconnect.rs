@@ -14,7 +14,7 @@ use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
 use crate::comm::rail::{Rail, RailSnapshot};
-use crate::comm::recovery::attempt::{Attempt, Done, PathChoice, Requested, Stage, Worker};
+use crate::comm::recovery::attempt::{Attempt, Done, NewQueuePairs, PathChoice, Stage, Worker};
 use crate::comm::threads;
 use crate::error::{Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
@@ -255,12 +255,12 @@ impl Driver {
 }
 
 impl Job {
-    fn ask(&self) -> Result<Requested> {
+    fn ask(&self) -> Result<NewQueuePairs> {
         let (snapshot, mut advert) = self.snapshot()?;
         // The accepting side will choose the address, so the path is not known yet. The limit goes
         // into the advert, because the accepting side uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
-        Ok(Requested { lane: self.open()?, snapshot, advert })
+        Ok(NewQueuePairs { lane: self.open()?, snapshot, advert })
     }
 
     /// Creates queue pairs connected to the peer's, unless back-off forbids an attempt on the path.
@@ -298,7 +298,7 @@ impl Job {
         Done::Answered { way: Some(way), trial, outcome }
     }
 
-    fn connect(&self, Requested { mut lane, snapshot, .. }: Requested, answer: &Answer) -> (Lane, Result<()>) {
+    fn connect(&self, NewQueuePairs { mut lane, snapshot, .. }: NewQueuePairs, answer: &Answer) -> (Lane, Result<()>) {
         let route = Route {
             snapshot: &snapshot,
             gid: answer.connector_gid,

@@ -54,19 +54,19 @@ const LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "spark-vllm-docker, ring of four",
         marks: "NCCL_NET_PLUGIN=none NCCL_ALGO=Ring NCCL_IGNORE_CPU_AFFINITY=1",
-        trouble: "NCCL_NET_PLUGIN=none keeps the plugin out, and the script refuses another value from -e, .env and export lines",
+        trouble: "NCCL_NET_PLUGIN=none keeps NCCL from loading the plugin, and the script refuses another value from -e, .env and export lines",
         change: "./launch-cluster.sh exec env NCCL_NET_PLUGIN={plugin} NCCL_NET=Spark vllm serve ...",
     },
     Launcher {
         name: "spark-vllm-docker, four functions up",
         marks: "NCCL_NET_PLUGIN=none NCCL_IB_MERGE_NICS=0 NCCL_IGNORE_CPU_AFFINITY=1",
-        trouble: "NCCL_NET_PLUGIN=none keeps the plugin out",
+        trouble: "NCCL_NET_PLUGIN=none keeps NCCL from loading the plugin",
         change: "./launch-cluster.sh -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET=Spark ...",
     },
     Launcher {
         name: "NVIDIA's script for a ring",
         marks: "NCCL_NET_PLUGIN=none NCCL_IB_MERGE_NICS=0",
-        trouble: "NCCL_NET_PLUGIN=none keeps the plugin out",
+        trouble: "NCCL_NET_PLUGIN=none keeps NCCL from loading the plugin",
         change: "mpirun ... -x NCCL_NET_PLUGIN={plugin} -x NCCL_NET=Spark ...",
     },
     Launcher {
@@ -91,7 +91,7 @@ pub fn recognised(variables: &[Variable], plugin: &str) -> Option<Finding> {
     };
     let launcher = LAUNCHERS.iter().find(|launcher| launcher.marks.split(' ').all(is_set))?;
     let trouble = match launcher.trouble {
-        "" => "nothing in them keeps the plugin out, once NCCL_NET_PLUGIN names it",
+        "" => "nothing in them keeps NCCL from loading the plugin, once NCCL_NET_PLUGIN names it",
         trouble => trouble,
     };
     let text = format!("these variables are as {} sets them: {trouble}", launcher.name);

@@ -7,7 +7,7 @@
 mod order;
 
 use super::rail::RailSheet;
-use super::ssh::{ANSWER_TIMEOUT, Remote, Ssh};
+use super::ssh::{Remote, SSH_ANSWER_TIMEOUT, Ssh};
 use crate::commands::rails::{self, LinkJson, RailJson};
 use crate::output::numbers::count;
 use crate::output::plain;
@@ -55,7 +55,7 @@ pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> R
 fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
     let own = seats::local_host_name();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
-    let end = end.min(Instant::now() + ANSWER_TIMEOUT);
+    let end = end.min(Instant::now() + SSH_ANSWER_TIMEOUT);
     // Start the command on all hosts before waiting for the first answer.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
@@ -72,8 +72,8 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
                 let own = rails::Found::from(nccl_net_spark::plugin::survey()?);
                 return Ok(RailSheet::all(&own.rails, &own.pcie_links));
             };
-            let text = read_output(remote, end)?;
-            parse(&text).with_context(|| format!("{name}: cannot parse the output of `nccl-spark rails --json -`"))
+            let rails = read_output(remote, end).and_then(|text| parse(&text));
+            rails.with_context(|| format!("{name}: nccl-spark rails --json -"))
         })
         .collect()
 }
@@ -102,15 +102,15 @@ struct Rails {
 /// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
     /// Higher than the plugin's own limit on rails.
-    const MAX_RAILS: usize = 32;
+    const MAX_LISTED_RAILS: usize = 32;
     let start = text.find("{\n").context("the output has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..])
         .context("the JSON does not have the fields of this version; install the same version on all hosts")?;
     if let Some(error) = found.error {
         bail!("{}", plain(&error));
     }
-    if found.rails.len() > MAX_RAILS {
-        bail!("the host lists {} rails; at most {MAX_RAILS} are supported", found.rails.len());
+    if found.rails.len() > MAX_LISTED_RAILS {
+        bail!("the host lists {} rails; at most {MAX_LISTED_RAILS} are supported", found.rails.len());
     }
     Ok(RailSheet::all(&found.rails, &found.pcie_links))
 }
@@ -161,7 +161,7 @@ fn text(found: &HostsReport) -> String {
             }
         }
         None => {
-            page += "\nNo order of ranks has a cable between all neighbours (the last and the first rank are neighbours too).\n"
+            page += "\nNo order of ranks has a cable between all neighbours, including the last and the first.\n"
         }
     }
     if !found.apart.is_empty() {

@@ -1,6 +1,6 @@
 //! The order of ranks in which each host has a cable to the next, and the last to the first. Pure.
 
-use crate::commands::doctor::rail::{RailSheet, pairs};
+use crate::commands::doctor::rail::{PairedBy, RailSheet, pairs};
 use crate::commands::doctor::ssh::MOST_HOSTS;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Reach {
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
-            pairs(one, other, |_, _, _| false).iter().filter(|pair| pair.shares_subnet || is_pair).count()
+            pairs(one, other, |_, _, _| false).iter().filter(|pair| pair.by == PairedBy::Subnet || is_pair).count()
         };
         let row =
             |at: usize| (0..hosts.len()).map(|to| if at == to { 0 } else { common(hosts[at], hosts[to]) }).collect();

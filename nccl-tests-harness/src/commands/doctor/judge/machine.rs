@@ -119,7 +119,7 @@ fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("unknown");
     let text = format!(
-        "the kernel reports more free than total contiguous memory (CmaFree {free} kB, CmaTotal {total} kB), so registering memory fails with ENOMEM; \
+        "the kernel's contiguous memory area is broken (CmaFree {free} kB, more than CmaTotal {total} kB), so registering memory fails with ENOMEM; \
          kernels 7.0.0-1019 and -1031 have this bug, and this kernel is {kernel}"
     );
     let cure = "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX kho=off\"' | sudo tee /etc/default/grub.d/kho.cfg && sudo update-grub && sudo reboot";

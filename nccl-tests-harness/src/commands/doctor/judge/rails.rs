@@ -122,14 +122,14 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
     id.finding(warning.text.clone()).cured_by(cure)
 }
 
-/// A rail with only link-local addresses works if the peer's rail on the same cable also has only
-/// link-local addresses.
+/// A rail with only link-local addresses works if the peer's unpaired rail on the same cable has a
+/// link-local address.
 fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
         if let Some(twin) = rail.twin.map(|at| &survey.rails[at]).filter(|twin| has_v4(twin)) {
             let text = format!(
-                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's rail on that cable also has only link-local addresses",
+                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's unpaired rail on that cable has a link-local address too",
                 rail.device, twin.device
             );
             let netdev = rail.netdev.as_deref().unwrap_or("its interface");

@@ -3,7 +3,7 @@
 use super::sheet::{NcclSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
-use crate::commands::doctor::rail::{Pair, RailSheet};
+use crate::commands::doctor::rail::{Pair, PairedBy, RailSheet};
 use std::collections::BTreeSet;
 
 pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
@@ -91,11 +91,13 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     if pairs.is_empty() {
         let (own, theirs) = (addresses(here), addresses(there));
         let text = format!("no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}");
-        let cure = "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet";
+        let cure =
+            "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet, other rails a route";
         found.push(Id::NoCommonSubnet.finding(text).cured_by(cure));
         return;
     }
-    for (one, other) in pairs.iter().map(|pair| (&here.rails[pair.here], &there.rails[pair.there])) {
+    for pair in pairs {
+        let (one, other) = (&here.rails[pair.here], &there.rails[pair.there]);
         let names = format!("{} of {a} and {} of {b}", one.name, other.name);
         if one.mtu_bytes != other.mtu_bytes {
             let text = format!(
@@ -117,6 +119,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
         }
         if let (Some(port), Some(others)) = (&one.phys_port, &other.phys_port)
             && port != others
+            && pair.by != PairedBy::Route
         {
             let text = format!(
                 "the cable leads from {port} of {a} to {others} of {b}, and the plugin pairs by subnets, so it does not matter ({names})"
@@ -124,15 +127,17 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             found.push(Id::AsymmetricCabling.finding(text));
         }
     }
-    without_a_pair(here, there, pairs.iter().map(|pair| pair.here).collect(), found);
-    without_a_pair(there, here, pairs.iter().map(|pair| pair.there).collect(), found);
+    let ends = |end: fn(&Pair) -> usize| pairs.iter().map(|pair| (end(pair), pair.by)).collect();
+    without_a_pair(here, there, ends(|pair| pair.here), found);
+    without_a_pair(there, here, ends(|pair| pair.there), found);
 }
 
 /// Finds unpaired rails on a cable with another, paired rail. Other cables lead to other hosts.
-fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<usize>, found: &mut Vec<Finding>) {
+fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<(usize, PairedBy)>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
-        let on_cable = |place: &&usize| host.rails[**place].cable == host.rails[*at].cable;
-        !paired.contains(at) && paired.iter().any(|place| on_cable(&place))
+        let is_on_cable = |rail: usize| host.rails[rail].cable == host.rails[*at].cable;
+        !paired.iter().any(|(rail, _)| rail == at)
+            && paired.iter().any(|(rail, by)| *by != PairedBy::Route && is_on_cable(*rail))
     };
     for rail in (0..host.rails.len()).filter(is_lonely).map(|at| &host.rails[at].name) {
         let (own, other) = (&host.host, &other.host);

@@ -88,7 +88,7 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
     let mut arguments = vec!["doctor", "--partner", "--attached", "--limit", &seconds];
     arguments.extend(interface.iter().flat_map(|interface| ["--interface", interface]));
     let mut remote = ssh.start(host, &arguments)?;
-    let answer = end.min(Instant::now() + ssh::ANSWER_TIMEOUT);
+    let answer = end.min(Instant::now() + ssh::SSH_ANSWER_TIMEOUT);
     // A login may print lines of its own first.
     while let Some(line) = remote.line(answer)? {
         if let Some(rest) = line.strip_prefix(PARTNER_WORD) {

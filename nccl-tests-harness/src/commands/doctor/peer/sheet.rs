@@ -77,7 +77,7 @@ fn has_to_agree(name: &str) -> bool {
 }
 
 /// A connection can offer no more rails.
-const MOST_RAILS: usize = 32;
+const MAX_LISTED_RAILS: usize = 32;
 /// Limit for every other list of a sheet. A sheet with 256 findings is below the longest line.
 pub const MOST: usize = 256;
 /// Longest text in a sheet, in characters.
@@ -119,8 +119,8 @@ impl Sheet {
     /// # Errors
     /// Names the list that is too long.
     pub fn received(self) -> Result<Self, String> {
-        if self.rails.len() > MOST_RAILS {
-            return Err(format!("it has {} rails, and {MOST_RAILS} at most are taken", self.rails.len()));
+        if self.rails.len() > MAX_LISTED_RAILS {
+            return Err(format!("it has {} rails; at most {MAX_LISTED_RAILS} are supported", self.rails.len()));
         }
         let mut value = serde_json::to_value(self).map_err(|error| error.to_string())?;
         bound("parts", &mut value)?;
@@ -132,7 +132,7 @@ impl Sheet {
 
 fn bound(name: &str, value: &mut Value) -> Result<(), String> {
     let check = |length| match length > MOST {
-        true => Err(format!("it has {length} {name}, and {MOST} at most are taken")),
+        true => Err(format!("it has {length} {name}; at most {MOST} are supported")),
         false => Ok(()),
     };
     match value {

@@ -7,7 +7,7 @@ use super::partner::address;
 use super::reach::parse;
 use super::sheet::{NcclSheet, Neighbour, PluginSheet, QosSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
-use crate::commands::doctor::rail::{Pair, RailSheet, pairs};
+use crate::commands::doctor::rail::{Pair, PairedBy, RailSheet, pairs};
 use crate::commands::doctor::together::{Figures, Grade, Outcome, Path, Rate};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -196,8 +196,8 @@ fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
         rail.name == one.rails[1].name && own == rail.addresses[0].0 && peer == other.rails[2].addresses[0].0
     };
     let found = pairs(&one.rails, &other.rails, has_route);
-    assert_eq!(found, [Pair { here: 1, there: 2, shares_subnet: false }]);
-    assert!(!compare(&one, &other, &found).iter().any(|found| found.id == "no-common-subnet"));
+    assert_eq!(found, [Pair { here: 1, there: 2, by: PairedBy::Route }]);
+    assert_eq!(ids(&compare(&one, &other, &found)), [], "the two ends of a route need not be one cable's");
 }
 
 /// One cable leads from p0 to p1 with both functions, and the other from p1 to p0.
@@ -229,7 +229,7 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
     assert_eq!(ids(&foreign), [(Severity::Fragile, "arp-foreign")]);
     // An entry of another interface does not affect the rail.
     assert_eq!(neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "wlan0")], &other, &all), []);
-    let swapped = neighbours::swapped(&[Pair { here: 0, there: 2, shares_subnet: true }]);
+    let swapped = neighbours::swapped(&[Pair { here: 0, there: 2, by: PairedBy::Subnet }]);
     assert_eq!(swapped, [(2, 0)]);
 }
 
