@@ -160,9 +160,7 @@ fn text(found: &HostsReport) -> String {
                 page += &format!("  {} -- {first}\n", order.join(" -- "));
             }
         }
-        None => {
-            page += "\nNo order of ranks has a cable between all neighbours, including the last and the first.\n"
-        }
+        None => page += "\nNo order of ranks has a cable between all neighbours, including the last and the first.\n",
     }
     if !found.apart.is_empty() {
         let pairs = found.apart.iter().map(|pair| pair.join(" and ")).collect::<Vec<_>>().join("; ");
