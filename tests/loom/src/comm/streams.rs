@@ -1,5 +1,6 @@
 //! Replaces the plugin's `comm/streams/farewell.rs`: streams that end after a number of rounds.
 
+/// Stand-in for the module of this name.
 pub mod farewell {
     use crate::comm::recovery::driver::CallLog;
     use std::sync::Arc;
