@@ -72,20 +72,20 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
                 let own = rails::Found::from(nccl_net_spark::plugin::survey()?);
                 return Ok(RailSheet::all(&own.rails, &own.pcie_links));
             };
-            let rails = read_output(remote, end).and_then(|text| parse(&text));
-            rails.with_context(|| format!("{name}: nccl-spark rails --json -"))
+            let text = read_output(name, remote, end)?;
+            parse(&text).with_context(|| format!("{name}: nccl-spark rails --json -"))
         })
         .collect()
 }
 
-fn read_output(mut remote: Remote, end: Instant) -> Result<String> {
+fn read_output(name: &str, mut remote: Remote, end: Instant) -> Result<String> {
     const MAX_OUTPUT_BYTES: usize = 1 << 20;
     let mut text = String::new();
     while let Some(line) = remote.line(end)? {
         text += &line;
         text.push('\n');
         if text.len() > MAX_OUTPUT_BYTES {
-            bail!("the host printed more than {MAX_OUTPUT_BYTES} bytes");
+            bail!("{name} printed more than {MAX_OUTPUT_BYTES} bytes");
         }
     }
     // The exit status does not matter: a host without a rail prints its JSON and exits with 1.
