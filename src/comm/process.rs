@@ -132,9 +132,7 @@ impl Process {
         }
         let exists =
             |route: &Route| snapshot(route.acceptor).has_route(route.acceptor_gid, route.connector_gid) == Some(true);
-        let mut routes = pairing::possible_routes(connector, acceptor);
-        routes.retain(exists);
-        routes
+        pairing::existing_routes(connector, acceptor, exists)
     }
 
     /// Registers memory on every rail, for all connections.

@@ -65,7 +65,7 @@ impl Pair {
 
 /// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
 /// now come first; a lost rail gets a remaining partner for later. `routes` has the
-/// [`possible_routes`] that exist.
+/// [`existing_routes`].
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
     let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
@@ -76,8 +76,12 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route])
     pairs
 }
 
-/// Returns the routes that would pair more rails if they exist, for each pair the preferred first.
-pub fn possible_routes(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec<Route> {
+/// Returns the routes that pair more rails and that exist, for each pair the preferred first.
+pub fn existing_routes(
+    connector: &[RailAdvert],
+    acceptor: &[RailAdvert],
+    exists: impl Fn(&Route) -> bool,
+) -> Vec<Route> {
     let pairs = pair(connector, acceptor, &[]);
     let without_pair = |rails: &[RailAdvert], of: fn(&Pair) -> usize| -> Vec<(usize, Address)> {
         let alone = rails.iter().enumerate().filter(|(at, _)| !pairs.iter().any(|pair| of(pair) == *at));
@@ -89,11 +93,12 @@ pub fn possible_routes(connector: &[RailAdvert], acceptor: &[RailAdvert]) -> Vec
     for (acceptor, own) in ours.iter().filter(|(_, address)| !address.is_link_local()) {
         let is_ipv4 = |address: &Address| Ipv6Addr::from(address.gid).to_ipv4_mapped().is_some();
         let reachable = |(_, peer): &&(usize, Address)| !peer.is_link_local() && is_ipv4(own) == is_ipv4(peer);
-        routes.extend(theirs.iter().filter(reachable).map(|(_, peer)| Route {
+        let possible = theirs.iter().filter(reachable).map(|(_, peer)| Route {
             acceptor: *acceptor,
             acceptor_gid: own.gid,
             connector_gid: peer.gid,
-        }));
+        });
+        routes.extend(possible.filter(|route| exists(route)));
     }
     routes
 }

@@ -180,12 +180,10 @@ fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
 
 /// Returns the possible routes for which `has` accepts the acceptor's rail and the address.
 fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &str) -> bool) -> Vec<Route> {
-    let mut routes = possible_routes(connector, acceptor);
-    routes.retain(|route| {
+    existing_routes(connector, acceptor, |route| {
         let to = Ipv6Addr::from(route.connector_gid).to_canonical().to_string();
         has(&acceptor[route.acceptor].name, &to)
-    });
-    routes
+    })
 }
 
 /// Rails at 10.0.100 to 103, which share no subnet with those of [`spark`].
@@ -216,7 +214,7 @@ fn routes_pair_what_shares_no_subnet() {
 
 #[test]
 fn routes_come_after_subnets_and_are_asked_for_only_where_rails_are_left() {
-    assert_eq!(possible_routes(&spark(1), &spark(2)), []);
+    assert_eq!(existing_routes(&spark(1), &spark(2), |_| true), []);
     let mut mixed = far();
     mixed[0] = spark(2)[0].clone();
     let routes = asked(&spark(1), &mixed, |_, _| true);
@@ -225,8 +223,9 @@ fn routes_come_after_subnets_and_are_asked_for_only_where_rails_are_left() {
     let found: Vec<_> = found.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [(0, 0, false), (1, 1, true), (2, 2, true), (3, 3, true)]);
     let ipv6 = [rail("v6", "", 0, 1, &["fe80::9", "2001:db8::1/64"])];
-    assert_eq!(possible_routes(&ipv6, &far()), []);
-    assert_eq!(possible_routes(&ipv6, &[rail("far", "", 0, 1, &["fe80::8", "2001:db8:1::1/64"])]).len(), 1);
+    assert_eq!(existing_routes(&ipv6, &far(), |_| true), []);
+    let far = [rail("far", "", 0, 1, &["fe80::8", "2001:db8:1::1/64"])];
+    assert_eq!(existing_routes(&ipv6, &far, |_| true).len(), 1);
 }
 
 #[test]

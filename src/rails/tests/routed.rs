@@ -37,8 +37,7 @@ fn ring_host(n: u8, prefix: u8) -> Routed {
 
 /// Pairs rails for a connection from `one` to `other`, as `RAIL - RAIL`.
 fn connect(one: &Routed, other: &Routed) -> Vec<String> {
-    let mut routes = pairing::possible_routes(&one.adverts, &other.adverts);
-    routes.retain(|route| {
+    let routes = pairing::existing_routes(&one.adverts, &other.adverts, |route| {
         let (rail, to) = (&other.adverts[route.acceptor].name, Ipv6Addr::from(route.connector_gid).to_canonical());
         other.routes.iter().any(|(device, peer)| rail == &format!("{device}:1") && *peer == to.to_string())
     });

@@ -1,7 +1,7 @@
 //! A rail as another host sees it, and the rail pairs of two hosts, by the plugin's own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
-use nccl_net_spark::flow::pairing;
+use nccl_net_spark::flow::pairing::{self, Route};
 use nccl_net_spark::rails::Rail;
 use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
@@ -107,8 +107,9 @@ pub fn pairs(
 ) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
     let (ours, theirs) = (adverts(here), adverts(there));
-    let mut routes = pairing::possible_routes(&theirs, &ours);
-    routes.retain(|route| has_route(&here[route.acceptor], route.acceptor_gid.into(), route.connector_gid.into()));
+    let exists =
+        |route: &Route| has_route(&here[route.acceptor], route.acceptor_gid.into(), route.connector_gid.into());
+    let routes = pairing::existing_routes(&theirs, &ours, exists);
     let is_link_local = |gid: [u8; 16]| Ipv6Addr::from(gid).is_unicast_link_local();
     let pair = |pair: pairing::Pair| {
         let by = match is_link_local(pair.connector_gid) || is_link_local(pair.acceptor_gid) {
