@@ -47,8 +47,8 @@ enum Waiting {
     Receive(u16),
 }
 
-/// A connection over two rails and a breakable network. Closed at the end, because the service
-/// thread would keep watching it during the next test.
+/// A connection over two rails and a breakable network. It is closed at the end, because the
+/// service thread would keep watching it during the next test.
 struct Scene {
     bed: Bed,
     network: Network,
@@ -181,7 +181,7 @@ fn tcp_and_all_rails_fall_silent_together_and_return() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "60")]);
     for round in 1..=2 {
         scene.run(20);
-        // The open TCP connections carry nothing, and neither end is notified; then the rails fail.
+        // The open TCP connections carry nothing, and neither end is notified. Then the rails fail.
         scene.network.set(Mode::Silent);
         scene.network.silence();
         scene.lose_rails();
@@ -215,7 +215,8 @@ fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
 #[test]
 fn lost_tcp_is_one_line_and_its_return_is_another() {
     let log = log_of_all_threads();
-    let first = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    let mut first = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);
+    let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let mut scenes = vec![first];
     (1..6).for_each(|_| scenes.push(Scene::over(|lead| Bed::by(hosts.clone(), lead))));
@@ -338,11 +339,11 @@ fn a_client_that_floods_the_port_produces_one_log_line() {
 fn a_later_attempt_replaces_an_earlier_one() {
     let mut scene = Scene::new(&[]);
     let (address, real) = scene.network.redial_at().unwrap();
-    // A connecting side that considers its TCP lost, while the accepting side does not.
+    // The connecting side considers its TCP lost, but the accepting side does not.
     let mut first = dial(address);
     first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
-    // The connecting side's attempts are late until their numbers exceed this one.
+    // The connecting side's attempts count as late until their numbers exceed this one.
     scene.until_resumed(1);
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
@@ -363,11 +364,11 @@ fn dial_and_close(scene: &Scene) {
 #[test]
 fn a_new_tcp_connection_that_closes_immediately_proves_nothing_about_a_peer_that_answers() {
     let mut scene = Scene::new(&[]);
-    // While a rail still works.
+    // While a rail still works, the peer can answer over it.
     dial_and_close(&scene);
     scene.until_resumed(1);
     scene.run(20);
-    // Without a rail, over another TCP connection, however late.
+    // Without a rail, the peer can answer over another TCP connection, however late.
     scene.lose_rails();
     dial_and_close_late(&mut scene);
     scene.run(20);
@@ -451,13 +452,13 @@ enum Death {
     Open,
     /// The peer has redialled and sent nothing since.
     New,
-    /// For a long time no dialling succeeds in either direction.
+    /// No dialling succeeds in either direction for a long time.
     Away,
 }
 
 /// A process that ends sends nothing more, its kernel closes its TCP connections, and writes to it
-/// over a rail are not acknowledged. Here its service thread is stopped instead. Silent rails are
-/// silent for both ends, which share them.
+/// over a rail are not acknowledged. Here its service thread is stopped instead, and the rails are
+/// silent. Both ends share the rails, so they are silent for both.
 #[test]
 fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
     let log = log_of_all_threads();
@@ -495,7 +496,9 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
 
 #[test]
 fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
-    let first = Scene::new(&[]);
+    let mut first = Scene::new(&[]);
+    // The later connections need the rails as well.
+    let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let address = first.network.redial_at().unwrap().0;
     let mut second = Scene::over(|lead| Bed::by(hosts.clone(), lead));

@@ -1,4 +1,4 @@
-//! Connections whose rails are pulled and plugged, and a stream of messages over them.
+//! Connections whose rails can be pulled and plugged, and a stream of messages over them.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::common::comms::{Receiving, Sending};
@@ -15,11 +15,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
-/// Messages in flight together, each in its own place.
+/// Number of messages in flight together, each in its own place.
 pub const WINDOW: usize = 12;
 pub const SLOT_BYTES: usize = 1 << 20;
 
-/// Held by a test, because the fabric's rails belong to the process.
+/// Lock that each test holds, because all tests of the process share the fabric's rails.
 pub static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Bed {
@@ -27,7 +27,8 @@ pub struct Bed {
     pub send: SendComm,
     pub recv: RecvComm,
     _listen: ListenComm,
-    _turn: Option<MutexGuard<'static, ()>>,
+    /// Held while a test uses the rails. Taken by a test that closes this connection first.
+    pub turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Bed {
@@ -35,14 +36,14 @@ impl Bed {
         Self::new_by(settings, |handle| handle)
     }
 
-    /// As [`Bed::new`], with the handle that `lead` makes from the listener's.
+    /// Like [`Bed::new`], but connects with the handle that `lead` makes from the listener's.
     pub fn new_by(settings: &[(&str, &str)], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
         until(|| hosts[0].process().rails.iter().all(|rail| common::is_up(rail)).then_some(()));
         let mut bed = Self::by(hosts, lead);
-        bed._turn = Some(turn);
+        bed.turn = Some(turn);
         bed
     }
 
@@ -65,7 +66,7 @@ impl Bed {
             (send.is_some() && recv.is_some()).then_some(())
         });
         let (send, recv) = (send.unwrap(), recv.unwrap());
-        Self { hosts, send, recv, _listen: listener, _turn: None }
+        Self { hosts, send, recv, _listen: listener, turn: None }
     }
 
     pub fn carried(&self) -> Vec<u64> {
@@ -87,7 +88,7 @@ pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // The tree of the process's own node, where an unplugged function is missing.
+    // Sysfs tree of this process's node, in which an unplugged function is missing.
     static TREE: Once = Once::new();
     let of_node = |(name, value): (String, String)| match name.as_str() {
         "NCCL_SPARK_SYSFS" => {

@@ -1,4 +1,4 @@
-//! The ranks of a run as the command sees them: it starts them, reads their messages, ends them.
+//! The command's side of a run's ranks: starts them, reads their messages, and ends them.
 
 use crate::output::watch::Watch;
 use crate::ranks::control::{self, FromRank, Sender, ToRank, Work};
@@ -23,7 +23,7 @@ const EXIT: Duration = Duration::from_secs(2);
 /// A rank without a report for this long is shown as silent. Ranks report four times per second.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// All ranks of a run, which do one kind of work. Dropping it ends the ranks that still run.
+/// All ranks of a run, which do one kind of work. Dropping the job ends the ranks that still run.
 pub struct Job<W: Work> {
     ranks: Vec<Rank>,
     events: mpsc::Receiver<Event<FromRank<W::Answer>>>,
@@ -34,7 +34,7 @@ pub struct Job<W: Work> {
     watch: Watch,
 }
 
-/// Rank number and message; none once the rank's connection has ended.
+/// Rank number and message. `None` when the rank's connection has ended.
 type Event<Message> = (usize, Option<Message>);
 
 /// Place of a rank.
@@ -55,7 +55,7 @@ struct Rank {
 
 enum Process {
     Ours(Child),
-    /// PID and machine.
+    /// PID and machine of a rank that a launcher started.
     Launched(u32, String),
 }
 
@@ -81,7 +81,7 @@ impl RankEnv {
     /// Parses `RANK:NAME=VALUE`.
     ///
     /// # Errors
-    /// Names the allowed form.
+    /// The text has another form. The error names the allowed one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts =
             text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
@@ -95,8 +95,8 @@ impl RankEnv {
 }
 
 impl<W: Work> Job<W> {
-    /// Starts the child processes as `program`, and reads the messages of all ranks. The run fails
-    /// when no rank makes progress for `timeout`.
+    /// Starts the ranks that are child processes from the file `program`, and reads the messages of
+    /// all ranks. The run fails when no rank makes progress for `timeout`.
     pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
@@ -153,7 +153,8 @@ impl<W: Work> Job<W> {
         self.ask_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
     }
 
-    /// Works like [`Job::ask`] for some ranks. Other ranks may answer an earlier order.
+    /// Works like [`Job::ask`] for some ranks. A rank for which `order` returns `None` gets no new
+    /// order, and its answer to an earlier order counts.
     pub fn ask_some<T>(
         &mut self,
         ranks: Range<usize>,
@@ -194,7 +195,7 @@ impl<W: Work> Job<W> {
         Ok(())
     }
 
-    /// Sends messages. Sending to a rank that has exited fails; its exit arrives as an event.
+    /// Sends messages. Ignores a failure, because a rank that has exited also causes an event.
     fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank<W::Order>>) {
         for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
             let _ = self.ranks[number].sender.send(&message);
@@ -202,8 +203,8 @@ impl<W: Work> Job<W> {
         self.last_progress = Instant::now();
     }
 
-    /// Returns the next answer of a rank, or the end of its connection; none if nothing arrives
-    /// before `until`. Fails when a rank fails, the run hangs, or its time is up.
+    /// Returns the next answer of a rank, or the end of its connection, or `None` if nothing
+    /// arrives before `until`. Fails when a rank fails, the run hangs, or the run's time is up.
     fn next(&mut self, until: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
         loop {
             let deadline = until.into_iter().chain(self.end).fold(self.last_progress + self.timeout, Instant::min);
@@ -248,7 +249,7 @@ impl<W: Work> Job<W> {
         let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.last_message.elapsed() > SILENCE {
             true => {
                 format!(
-                    "rank {number}: not last_message from for {} s, last {}",
+                    "rank {number}: no message for {} s; last: {}",
                     rank.last_message.elapsed().as_secs(),
                     rank.doing
                 )
@@ -299,8 +300,9 @@ impl<W: Work> Drop for Job<W> {
 }
 
 impl Rank {
-    /// Returns the exit status of a process that closed its control connection, and kills it if it
-    /// does not exit. None for a launched process: the launcher gets its status.
+    /// Returns the exit status of a process that closed its control connection. Kills the process
+    /// if it does not exit. Returns `None` for a launched process, because the launcher gets its
+    /// status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT;
@@ -335,7 +337,7 @@ fn spawn(
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
     let mut rank = Command::new(program);
     rank.args([command, &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
-    // Standard output is for the table. A plugin's output must not come between its lines.
+    // Standard output is for the table. A plugin's output must not come between the table's lines.
     rank.stdout(Stdio::from(std::io::stderr())).envs(environment);
     let process = rank.spawn().with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
