@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the release files for x86-64 and aarch64: a deb, a wheel and a tarball of each, an SBOM,
+# Builds the release files for x86-64 and aarch64: a deb, a wheel and a tarball for each, an SBOM,
 # and checksums of all.
 #
 #   dist/build.sh [--out DIR] [x86_64|aarch64]...      default: dist/out, both architectures
@@ -8,14 +8,13 @@
 # missing ones with the commands that install them. The Python packages of requirements.txt go into
 # a virtual environment below the target folder.
 #
-# zig is the linker because it links against any glibc's symbols, for both architectures, from one
-# wheel of PyPI. Debian's cross compiler would need the glibc of the building machine. dpkg-deb
-# makes the deb because it is there where debs are built, crosses architectures, and keeps
-# SOURCE_DATE_EPOCH. cargo-deb would be compiled for minutes to write the same five files.
+# zig is the linker: one wheel from PyPI links for both architectures and any glibc version.
+# Debian's cross compiler would make the files need the building machine's glibc. dpkg-deb makes the
+# deb: it exists wherever debs are built, works for other architectures, and honours
+# SOURCE_DATE_EPOCH. cargo-deb would take minutes to compile, and write the same five files.
 #
-# zig links against glibc 2.28's symbols, so that everything loads on manylinux_2_28 and later. The
-# same commit and the same tools give the same bytes, in whatever folder: no time, path or order of
-# files of this machine is in them.
+# The files load with glibc 2.28 and later (manylinux_2_28). The same commit and the same tools give
+# the same bytes in any folder: the files contain no time, path or file order of this machine.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -43,10 +42,10 @@ main() {
   repository=$(sed -n '/^\[workspace.package\]/,/^\[/s/^repository = "\(.*\)"/\1/p' Cargo.toml)
   [[ -n $version && -n $repository ]] || die "Cargo.toml names no version or no repository"
   name_versions
-  # The commit's time; of sources without their history, that of CHANGELOG.md.
+  # The commit's time, or that of CHANGELOG.md if the sources have no git history.
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y CHANGELOG.md)}
   export SOURCE_DATE_EPOCH
-  # It is emptied below.
+  # The script deletes $out below, so the folder must be empty or contain a release.
   [[ $out == "$PWD/dist/out" || ! -e $out || -e $out/SHA256SUMS || -z $(find "$out" -maxdepth 0 -not -empty) ]] || die "--out $out holds something else"
   umask 022
   make_tools
@@ -54,7 +53,7 @@ main() {
   mkdir -p "$out"
   notices=$target/dist-notices
   make_notices
-  # Completions and man pages come from the command line itself, so that one has to run here.
+  # The completions and manual pages are printed by the x86-64 command line.
   compile x86_64
   pages=$target/dist-pages
   make_pages
@@ -76,7 +75,7 @@ die() {
   exit 1
 }
 
-# Fails with a list of the missing programs. The C compiler links build scripts.
+# Fails with a list of the missing programs. The C compiler is needed to link build scripts.
 check_needs() {
   missing=
   local command need have triple
@@ -84,7 +83,7 @@ check_needs() {
   if command -v cargo >/dev/null && command -v rustc >/dev/null; then
     have=$(rustc --version | cut -d ' ' -f 2)
     [[ $(printf '%s\n' "$need" "$have" | sort -V | head -n 1) == "$need" ]] || lacks "Rust $need or later: this is $have" "rustup update"
-    # One for x86-64 is always built: completions and manual pages come from it.
+    # x86-64 is always built: its command line prints the completions and manual pages.
     for triple in $(printf '%s-unknown-linux-gnu\n' x86_64 "${architectures[@]}" | sort -u); do
       [[ -d $(rustc --print target-libdir --target "$triple") ]] || lacks "Rust's standard library for $triple" "rustup target add $triple"
     done
@@ -105,14 +104,14 @@ lacks() {
   missing+=$'\n'"  $1: $2"
 }
 
-# A release is built from its tag, or from sources without their history. The packages of any other
-# commit have a version before the release's, with the commit's time, so that a later one is newer;
-# the deb's has the commit too. The time is the commit's own, and not a count, so that a shallow
-# clone gives the same.
+# Sets the versions and the reference for links. A release is built from its tag, or from sources
+# without git history. Packages of any other commit have a version that sorts before the release's.
+# It contains the commit's time, so that a later commit is newer; the deb's version also contains
+# the commit. A count of commits would be wrong in a shallow clone.
 name_versions() {
   deb_version=$version wheel_version=$version name_version=$version reference=v$version
   local top time
-  # These sources may lie in the checkout of another project.
+  # The sources may be inside the checkout of another project, whose commit is not theirs.
   top=$(git rev-parse --quiet --verify HEAD >/dev/null 2>&1 && git rev-parse --show-toplevel) || return 0
   [[ $top == "$(realpath .)" ]] || return 0
   if git tag --points-at HEAD | grep -qxF "v$version" && [[ -z $(git status --porcelain) ]]; then return; fi
@@ -127,22 +126,22 @@ make_tools() {
     -r dist/requirements.txt
 }
 
-# The three files of one architecture, stripped, in $target/dist-files/ARCHITECTURE.
+# compile ARCHITECTURE: builds three stripped files in $target/dist-files/ARCHITECTURE.
 compile() {
   local triple=$1-unknown-linux-gnu
   local built=$target/$triple/dist files=$target/dist-files/$1 sysroot
   sysroot=$(rustc --print sysroot)
-  # Paths of this machine are in panic messages.
+  # Otherwise panic messages would contain paths of this machine.
   local -a flags=("--remap-path-prefix=$PWD=." "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo" "--remap-path-prefix=$sysroot=rust")
   local IFS=$'\x1f'
   export CARGO_ENCODED_RUSTFLAGS="${flags[*]}"
   unset IFS
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-net-spark --lib
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-tests-harness --bin nccl-spark
-  # Cargo makes the software fabric a shared object out of a program (softverbs/build.rs), with
-  # arguments that contradict each other for zig's linker; linked from a static library it is the
-  # same. zig's own unwinder goes in, as it does in the other two, and -z defs refuses what would be
-  # missing when the library is loaded.
+  # Cargo builds the software fabric as a program that its build script turns into a shared object
+  # (softverbs/build.rs). zig's linker rejects the arguments for this as contradictory. So the same
+  # object is linked here from a static library. zig's own unwinder is linked in, as in the other
+  # two files. -z defs rejects symbols that would be missing when the library is loaded.
   cargo rustc --locked --profile dist --target "$triple" -p softverbs --lib --crate-type staticlib
   mkdir -p "$files"
   "$tools/bin/python" -m ziglang cc -target "$1-linux-gnu.$glibc" -shared -s -o "$files/softverbs-ibverbs" \
@@ -164,16 +163,16 @@ make_pages() {
   gzip -9n "$pages"/man/man1/*
 }
 
-# The notices and licence texts of what is linked, the same for all architectures; and the deb's
-# copyright file, which has them too.
+# Writes the notices and licence texts of everything linked, which are the same for all
+# architectures. Also writes the deb's copyright file, which contains them.
 make_notices() {
   mkdir -p "$notices"
   "$tools/bin/python" dist/third_party.py >"$notices/THIRD-PARTY-LICENSES"
   "$tools/bin/python" dist/third_party.py --debian >"$notices/copyright"
 }
 
-# absolute_links FILE: prints a page of this repository with links that work where its neighbours
-# are not. Links between pages of docs/guide stay, because a package that has one has all.
+# absolute_links FILE: prints a page with absolute links to files that a package does not have.
+# Links between pages of docs/guide stay relative: a package has all of these pages or none.
 absolute_links() {
   local root=$repository/blob/$reference
   case $1 in
@@ -183,7 +182,7 @@ absolute_links() {
   esac
 }
 
-# What install makes of a prefix, as a folder: bin, lib, share.
+# Makes $stage, a folder with the bin, lib and share that `nccl-spark install` writes.
 make_stage() {
   local files=$target/dist-files/$architecture
   rm -rf "$stage"
@@ -236,13 +235,13 @@ END
   cp dist/deb/triggers "$root/DEBIAN/"
   cp dist/deb/lintian-overrides "$root/usr/share/lintian/overrides/nccl-net-spark"
   local size
-  # As dpkg-gencontrol counts: in whole KiB, whatever this machine's file system takes for a folder.
+  # In whole KiB, like dpkg-gencontrol, so that the file system of this machine does not matter.
   size=$(find "$root/usr" -printf '%y %s\n' | awk '{ kib += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print kib }')
   sed -e "s/@VERSION@/$deb_version-1/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@SIZE@/$size/" dist/deb/control >"$root/DEBIAN/control"
   (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
   find "$root" -type d -exec chmod 755 {} +
   find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
-  # xz, because lintian of Debian 12 knows no later one.
+  # xz, because lintian of Debian 12 knows no later format.
   dpkg-deb --root-owner-group -Zxz --build "$root" "$out/nccl-net-spark_$deb_version-1_$debian.deb" >/dev/null
 }
 

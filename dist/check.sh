@@ -1,13 +1,17 @@
 #!/bin/bash
-# Checks what dist/build.sh built: what the files need and export, their sizes, and that each package works when it is installed.
+# Checks the output of dist/build.sh: dependencies, exports and sizes of the files, and that each
+# package works when it is installed.
 #
-#   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files, default dist/out
+#   dist/check.sh [--root DIR]... [DIR]        DIR: the folder with the release files,
+#                                              default dist/out
 #
-# --root DIR: a Debian root folder in which the deb is tried; may be repeated. One of x86-64 (debootstrap, /proc mounted in it; root
-# only): the deb is installed, run, upgraded and removed. One of aarch64 (debootstrap --foreign, and libibverbs1, ibverbs-providers and
-# what they need unpacked into it with dpkg-deb -x): the deb's files run under qemu-user with that root's libraries.
-# Needs binutils, Python 3.11 with venv, lintian, qemu-user for aarch64, and the Python packages that build.sh left below the
-# target folder.
+# --root DIR: a Debian root folder in which the deb is tried; may be repeated. In an x86-64 root
+# (debootstrap, with /proc mounted; needs root) the deb is installed, run, upgraded and removed. For
+# an aarch64 root (debootstrap --foreign, with libibverbs1, ibverbs-providers and their dependencies
+# unpacked into it by dpkg-deb -x) the deb's files run under qemu-user with that root's libraries.
+#
+# Needs binutils, Python 3.11 with venv, lintian, qemu-user for aarch64, and the Python packages
+# that build.sh has left below the target folder.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -69,12 +73,11 @@ check_files() {
   check_without_lab "$tarball" "$folder"
 }
 
-# check_without_lab PACKAGE FOLDER: the laboratory is not in it.
 check_without_lab() {
   [[ -z $(find "$2" -name '*spark-lab*') ]] || die "$1 contains spark-lab"
 }
 
-# check_pages PACKAGE FOLDER [ZSH]: the share folder has the manual pages and each shell's completions.
+# check_pages PACKAGE FOLDER [ZSH]: looks for the manual pages and each shell's completions.
 check_pages() {
   local page
   for page in man/man1/nccl-spark{,-doctor,-all-gather}.1.gz bash-completion/completions/nccl-spark \
@@ -83,14 +86,14 @@ check_pages() {
   done
 }
 
-# The crates whose sources the binaries of the tarballs name in their panic messages, each as NAME-VERSION.
+# Sets $crates to the crates that the tarballs' panic messages name, each as NAME-VERSION.
 find_crates() {
   mapfile -t crates < <(grep -rahoE '(registry/src/[^/]+|rust/deps)/[a-zA-Z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+' "$work"/nccl-net-spark-*/{bin,lib} |
     sed 's|.*/||' | sort -u)
   [[ ${#crates[@]} -gt 10 ]] || die "the binaries name only ${#crates[@]} crates: did --remap-path-prefix of build.sh change?"
 }
 
-# It has what is linked, and not what only builds it: the crates of procedural macros and of bindings.
+# Checks that the SBOM names all linked crates, and no procedural macros, bindgen or cc.
 check_sbom() {
   local sbom crate
   sbom=$(echo "$out"/*.cdx.json)
@@ -104,8 +107,8 @@ check_sbom() {
   echo "the SBOM has the ${#crates[@]} crates that the binaries name"
 }
 
-# check_notices PACKAGE FILE: the file names each of these crates, and has texts that only the standard library or the unwinder
-# brings along.
+# check_notices PACKAGE FILE: checks that the file names each of $crates, and has the licence texts
+# that only the standard library or the unwinder needs.
 check_notices() {
   local package=$1 file=$2 crate text
   for crate in "${crates[@]}"; do
@@ -117,7 +120,8 @@ check_notices() {
   ! grep -qF "$HOME/" "$file" || die "$package: $(basename "$file") names a folder of this machine"
 }
 
-# check_elf FILE KIB: the machine, what it needs, the highest glibc symbol, no path of the building machine, at most KIB.
+# check_elf FILE KIB: checks the machine, the needed libraries, the highest glibc symbol version,
+# that the file has no path of the building machine, and that its size is at most KIB.
 check_elf() {
   local file=$1 machine glibc needed size
   case $architecture in
@@ -140,7 +144,8 @@ exports() {
   readelf --dyn-syms --wide "$1" | awk '$5 == "GLOBAL" && $7 != "UND" && $7 != "ABS" { sub("@.*", "", $8); print $8 }' | sort -u | tr '\n' ' ' | sed 's/ $//'
 }
 
-# check_links PACKAGE PAGE...: each link of a page is absolute, or leads to a file of the package or to a heading of a page in docs/guide.
+# check_links PACKAGE PAGE...: checks that each link of a page is absolute, or leads to a file of
+# the package or to a heading of a page in docs/guide.
 check_links() {
   local package=$1 page link
   shift
@@ -183,8 +188,9 @@ check_wheels() {
   done
 }
 
-# In a fresh virtual environment: the command runs, path() names a library that loads, nothing happens on import, vLLM's entry
-# point acts only when it is asked to, and pip removes all of it.
+# Installs the wheel into a fresh virtual environment. The command runs, path() names a library that
+# loads, an import changes nothing, vLLM's entry point acts only with NCCL_SPARK_VLLM=1, and pip
+# removes every file.
 check_wheel_installed() {
   python3 -m venv "$work/venv"
   "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$out"/*x86_64.whl
@@ -196,7 +202,7 @@ check_wheel_installed() {
   [[ -z $(find "$work/venv" -name '*nccl*spark*') ]] || die "the wheel left files behind"
 }
 
-# all_gather COMMAND...: two ranks over the software fabric, 0 wrong at 7 sizes.
+# all_gather COMMAND...: runs two ranks over the software fabric, and expects 0 wrong at 7 sizes.
 all_gather() {
   local text
   text=$("$@" all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced)
@@ -204,7 +210,7 @@ all_gather() {
   echo "all-gather, 0 wrong: $*"
 }
 
-# refuses ADVICE COMMAND...: install and uninstall of a packaged program do nothing, and say what to do.
+# refuses ADVICE COMMAND...: checks that a package's install and uninstall fail with their advice.
 refuses() {
   local advice=$1 status=0 text
   shift
@@ -228,7 +234,7 @@ check_in_root() {
   "${run[@]}" apt-get install -y -qq --no-install-recommends "/tmp/$deb" >/dev/null
   all_gather "${run[@]}" nccl-spark
   refuses "apt remove nccl-net-spark" "${run[@]}" nccl-spark
-  # Once more is an upgrade.
+  # A second installation is an upgrade.
   "${run[@]}" apt-get install -y -qq --reinstall "/tmp/$deb" >/dev/null
   "${run[@]}" nccl-spark --version
   "${run[@]}" apt-get purge -y -qq nccl-net-spark >/dev/null
@@ -236,7 +242,7 @@ check_in_root() {
   echo "deb installed, run, upgraded and removed: $name"
 }
 
-# qemu-user runs the deb's own files; what they load comes from the root folder.
+# qemu-user runs the deb's own files with the libraries of the root folder.
 check_in_arm_root() {
   local root=$1 folder=$work/arm name
   name=$(sed -n "s/^PRETTY_NAME=\"\(.*\)\"/\1/p" "$root/etc/os-release")
@@ -245,7 +251,7 @@ check_in_arm_root() {
   "$tools/bin/python" -m ziglang cc -target "aarch64-linux-gnu.$floor" -o "$folder/loads" dist/loads.c
   local run=(qemu-aarch64 -L "$root" -E NCCL_SPARK_SETTINGS_FILE=/dev/null) library=$folder/usr/lib/aarch64-linux-gnu text status=0
   "${run[@]}" "$folder/usr/bin/nccl-spark" --version
-  # This machine has no RDMA device: 1 is its exit status, and it has looked through the libibverbs of the root.
+  # Without an RDMA device, `rails` ends with status 1 after it has called the root's libibverbs.
   text=$("${run[@]}" "$folder/usr/bin/nccl-spark" rails 2>&1) || status=$?
   [[ $status == 0 || ($status == 1 && $text == *"no RDMA device found"*) ]] || die "$name: rails: $text"
   "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" ncclNetPlugin_v{8,9,10,11,12} ncclTunerPlugin_v{4,5,6,7}

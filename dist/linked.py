@@ -20,7 +20,7 @@ from packageurl import PackageURL
 
 TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 PRODUCTS = ("nccl-net-spark", "nccl-tests-harness", "softverbs")
-# rustup's standard library is built with these.
+# Features of the standard library that rustup installs.
 STD_FEATURES = ("--features", "backtrace,panic-unwind")
 STD_LICENCE = "(MIT OR Apache-2.0) AND MIT AND Apache-2.0 WITH LLVM-exception AND Unicode-3.0"
 LICENCE_FILE = re.compile(r"(licen[cs]e|unlicense|copying|copyright|notice)([-._][\w.-]*)?", re.IGNORECASE)
@@ -34,7 +34,7 @@ class Part:
     purl: PackageURL | None = None
     is_ours: bool = False
     texts: list[str] = field(default_factory=list)
-    # Keys of other parts.
+    # Keys of the parts that this part links.
     depends: set[str] = field(default_factory=set)
 
     @property
@@ -65,7 +65,7 @@ def output(*command, **more):
 
 
 def cargo(*arguments):
-    # The manifest of the standard library is for unstable cargo.
+    # The standard library's manifest needs unstable features of cargo.
     return output("cargo", *arguments, RUSTC_BOOTSTRAP="1")
 
 
@@ -127,7 +127,8 @@ def standard_library():
     for part in found.values():
         part.depends &= set(found)
     whole = Part("rust-std", release, STD_LICENCE, depends=set(found))
-    # The sources have texts only of what came from elsewhere; the notices of the rest are in the documents.
+    # The sources contain texts only for code from elsewhere. The notices for the rest are in the
+    # documentation.
     in_tree = notices.read_text().partition('<h2 id="in-tree-files">')[2].partition("<h2")[0]
     lines = [html.unescape(re.sub("<[^>]*>", "", line)).strip() for line in in_tree.splitlines()]
     whole.texts = ["\n".join(line for line in lines if line)]

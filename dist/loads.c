@@ -1,4 +1,5 @@
-/* loads LIBRARY SYMBOL...: whether a library loads with all that it needs, and has these symbols. For dist/check.sh. */
+/* loads LIBRARY SYMBOL...: checks that a library loads with all its dependencies, and has these
+ * symbols. Run by dist/check.sh. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -22,14 +22,15 @@ from datetime import date
 from pathlib import Path
 
 PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-# pip matches a platform's name exactly, and takes the first that the wheel names.
+# pip compares platform names exactly, and takes the first name in the list that a wheel has.
 GLIBC_MINORS = range(17, 40)
 PLATFORMS = {
     "x86_64": tuple(f"manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS),
     "aarch64": tuple(f"manylinux_2_{minor}_aarch64" for minor in GLIBC_MINORS),
 }
 KINDS = ("Net", "CollNet", "Tuner", "Profiler")
-# ncclNetPlugin_v11, ncclCollNetPlugin_v11, ncclTunerPlugin_v5, and ncclProfiler_v5, which has no "Plugin" in its name.
+# Matches ncclNetPlugin_v11, ncclCollNetPlugin_v11 and ncclTunerPlugin_v5, and also ncclProfiler_v5,
+# whose name has no "Plugin".
 NAME = re.compile(rb"\bnccl(Net|CollNet|Tuner|Profiler)(?:Plugin)?_v(\d+)\b")
 ABI = Path(__file__).resolve().parent.parent / "src" / "abi"
 

@@ -41,7 +41,7 @@ def notices(found, edit):
     for part in found.values():
         for text in part.texts:
             text = edit("\n".join(line.rstrip() for line in text.splitlines()).strip("\n"))
-            # Many differ only in their line breaks.
+            # Many texts differ only in their line breaks.
             same = " ".join(text.split())
             texts.setdefault(same, text)
             users.setdefault(same, {})[part.key] = True
@@ -55,7 +55,7 @@ def notices(found, edit):
 def check_expression(found):
     spdx = get_spdx_licensing()
     declared = spdx.parse(tomllib.loads(Path("dist/wheel/pyproject.toml").read_text())["project"]["license"], validate=True)
-    # A conjunction: the project's own choice, and single licences.
+    # An AND of the project's own choice of licences (an OR) and of single licences.
     single = {str(term) for term in declared.args if not isinstance(term, spdx.OR)}
     wanted = {part.key: spdx.parse(part.licence, validate=True) for part in found}
 

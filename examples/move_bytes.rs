@@ -25,9 +25,9 @@ fn main() {
     // SAFETY: the library stays open to the end, and the symbol is a table of this type.
     let net = unsafe { libc::dlsym(library, c"ncclNetPlugin_v8".as_ptr()).cast::<NetV8>().as_ref() };
     let net = net.expect("the library has no ncclNetPlugin_v8");
-    // SAFETY: pointers below are to live variables of the types that the table's functions ask for,
-    // and each comm, registration and request is used only between the call that gave it and the
-    // call that takes it back.
+    // SAFETY: pointers below are to live variables of the types that the table's functions declare.
+    // Each comm, registration and request is used only between the call that returned it and the
+    // call that ends it.
     unsafe { move_bytes(net) }
 }
 
@@ -42,7 +42,7 @@ unsafe fn move_bytes(net: &NetV8) {
     unsafe {
         check("init", net.init.unwrap()(None));
         check("listen", net.listen.unwrap()(0, handle.as_mut_ptr().cast(), &mut listener));
-        // `connect` and `accept` each need the other one to go on.
+        // `connect` and `accept` take turns, because each needs the other's progress.
         while sender.is_null() || receiver.is_null() {
             if sender.is_null() {
                 check("connect", net.connect.unwrap()(0, handle.as_mut_ptr().cast(), &mut sender, &mut null_mut()));

@@ -1,24 +1,24 @@
 #!/bin/bash
 # Builds the fuzz targets with libFuzzer's instrumentation, on stable Rust, and runs each from its
-# kept seeds. Every run is the same: libFuzzer's random numbers begin with 1. Inputs that fail are
-# left in fuzz/artifacts/TARGET, and the last lines name the command that repeats them.
+# kept seeds. Runs are repeatable: libFuzzer's random seed is always 1. Failing inputs are left in
+# fuzz/artifacts/TARGET, and the last lines name the command that repeats them.
 #
 #   fuzz/run.sh [--executions N] [--jobs N] [--corpus FOLDER] [TARGET]...
 #
-#     --executions   of each target, with its seeds (default 200000); a tenth for `admission`, which
-#                    uses TCP
-#     --jobs         targets at a time (default 1)
-#     --corpus       folder of interesting inputs, from which the next run starts; default: a
-#                    scratch folder
+#     --executions   number of executions of each target, including its seeds (default 200000);
+#                    a tenth for `admission`, which uses TCP
+#     --jobs         number of targets that run in parallel (default 1)
+#     --corpus       folder that keeps interesting inputs for the next run; default: a scratch
+#                    folder
 #
-# One input again: $CARGO_TARGET_DIR/fuzz/HOST/release/TARGET FILE
+# Repeats one input: $CARGO_TARGET_DIR/fuzz/HOST/release/TARGET FILE
 set -euo pipefail
 shopt -s inherit_errexit
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target_folder=${CARGO_TARGET_DIR:-$checkout/target}/fuzz
 readonly all=(handle handshake control mailbox clear_to_send receives streams recovery control_link admission settings profile)
-# The flags that cargo-fuzz sets with `--sanitizer none`: coverage by counters and compared values.
+# Flags that cargo-fuzz sets with `--sanitizer none`, for coverage counters and traced comparisons.
 readonly flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
@@ -40,7 +40,7 @@ main() {
   done
   [[ $# -gt 0 ]] || set -- "${all[@]}"
   host=$(rustc -vV | sed -n 's/^host: //p')
-  # Naming the target keeps the flags from build scripts.
+  # Because of --target, cargo does not use the flags for build scripts.
   RUSTFLAGS=$flags cargo build --release --quiet --bins --manifest-path "$checkout/fuzz/Cargo.toml" --target "$host" \
     --target-dir "$target_folder"
   programs=$target_folder/$host/release
@@ -58,14 +58,14 @@ main() {
   return "$status"
 }
 
-# Fuzzes one target, and prints one line at the end, or the finding.
+# Fuzzes one target. Prints one line at the end, or the failing input.
 fuzz() {
   local name=$1 executions=$2 corpus=$3 began=$SECONDS artifacts=$checkout/fuzz/artifacts/$1 output=$outputs/$1 done_so_far crash
   [[ $name != admission ]] || executions=$((executions / 10))
   local dictionary=()
   [[ ! -e $checkout/fuzz/dictionaries/$name ]] || dictionary=(-dict="$checkout/fuzz/dictionaries/$name")
   mkdir -p "$corpus" "$artifacts"
-  # An input takes microseconds; one that takes a minute hangs, even on a busy machine.
+  # An input takes microseconds, so one that takes a minute hangs, even on a busy machine.
   if "$programs/$name" -runs="$executions" -seed=1 -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
     "${dictionary[@]}" -artifact_prefix="$artifacts/" "$corpus" "$checkout/fuzz/seeds/$name" >"$output" 2>&1; then
     done_so_far=$(sed -n 's/^stat::number_of_executed_units: //p' "$output")

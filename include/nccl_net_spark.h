@@ -1,22 +1,25 @@
 /*
- * The C interface of nccl-net-spark: the tables that NCCL looks up, of the network plugin (versions 8 to 12) and of the tuner plugin
- * (versions 4 to 6).
+ * The C interface of nccl-net-spark: the tables that NCCL looks up. They are tables of the network
+ * plugin (versions 8 to 12) and of the tuner plugin (versions 4 to 7).
  *
- * C11, and complete in itself. Where NCCL's own network headers are included already, define NCCL_NET_SPARK_HAVE_NCCL first: then
- * only the network's exported symbols are declared here. Where NCCL's tuner headers are included too, define
- * NCCL_NET_SPARK_HAVE_NCCL_TUNER as well, for the tuner's. Layout and function types are those of NCCL's headers on 64-bit Linux.
+ * This header is C11 and needs no other header of NCCL's. If a program also includes NCCL's own
+ * network headers, define NCCL_NET_SPARK_HAVE_NCCL first: this header then declares only the
+ * network's exported symbols. If the program also includes NCCL's tuner headers, define
+ * NCCL_NET_SPARK_HAVE_NCCL_TUNER as well: this header then also declares the tuner's exported
+ * symbols. Layout and function types are those of NCCL's headers on 64-bit Linux.
  *
- *   version   NCCL           what is different from the one before
+ *   version   NCCL           changes since the version before
  *   8         2.20 - 2.23
  *   9         2.24 - 2.25    size_t sizes, optional receives, devices merged from others
- *   10        2.26 - 2.27    a configuration for connect, room for a profiler
+ *   10        2.26 - 2.27    a configuration for connect, arguments for a profiler
  *   11        2.28 - 2.29    init once for each communicator, with a context; finalize
  *   12        2.30           merges of up to 8 devices, rail and plane of a device
  *
- *   tuner     NCCL           what is different from the one before
+ *   tuner     NCCL           changes since the version before
  *   4         2.24 - 2.27
- *   5         2.28 - 2.29    init is told the communicator's id; destroy becomes finalize
- *   6         2.30           getChunkSize
+ *   5         2.28 - 2.29    init gets the communicator's id; destroy becomes finalize
+ *   6         2.30 - 2.32.5  getChunkSize
+ *   7         2.32.6         constants of init for five compute capabilities
  */
 #ifndef NCCL_NET_SPARK_H
 #define NCCL_NET_SPARK_H
@@ -30,15 +33,15 @@ extern "C" {
 
 #ifndef NCCL_NET_SPARK_HAVE_NCCL
 
-/* What every function returns. */
+/* Result of every function. */
 typedef enum {
   ncclSuccess = 0,
   ncclUnhandledCudaError = 1,
-  ncclSystemError = 2,     /* a system call or library failed, or something is missing on this machine */
-  ncclInternalError = 3,   /* an internal error of the plugin; the comm cannot be used any more, others can */
+  ncclSystemError = 2,     /* a system call or library failed, or this machine lacks something */
+  ncclInternalError = 3,   /* an error in the plugin; this comm is broken, others work */
   ncclInvalidArgument = 4, /* an argument that is not allowed */
-  ncclInvalidUsage = 5,    /* the job is set up wrongly */
-  ncclRemoteError = 6      /* the peer, or the way to it, is gone */
+  ncclInvalidUsage = 5,    /* the job is configured wrongly */
+  ncclRemoteError = 6      /* the peer or the network failed */
 } ncclResult_t;
 
 typedef enum {
@@ -58,7 +61,7 @@ typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, 
 typedef ncclResult_t (*ncclProfilerCallback_t)(void** eHandle, int type, void* pHandle, int64_t pluginId,
                                                void* extData);
 
-/* Which side drives the network: this plugin's devices are always driven by the host. */
+/* The side that drives the network. For this plugin's devices it is always the host. */
 typedef enum {
   NCCL_NET_DEVICE_HOST = 0,
   NCCL_NET_DEVICE_UNPACK = 1,
@@ -79,9 +82,9 @@ typedef ncclNetDeviceHandle_v8_t ncclNetDeviceHandle_v11_t;
 typedef ncclNetDeviceHandle_v8_t ncclNetDeviceHandle_v12_t;
 
 enum {
-  NCCL_NET_HANDLE_MAXSIZE = 128,         /* bytes of what listen fills in and connect is given */
+  NCCL_NET_HANDLE_MAXSIZE = 128,         /* bytes of the handle from listen to connect */
   NCCL_NET_MAX_REQUESTS = 32,            /* receives in flight on one comm */
-  NCCL_NET_OPTIONAL_RECV_COMPLETION = 1, /* *request before irecv, from v9 on: its completion is not needed */
+  NCCL_NET_OPTIONAL_RECV_COMPLETION = 1, /* *request before irecv: no completion needed (v9) */
   NCCL_NET_TRAFFIC_CLASS_UNDEF = -1,
   NCCL_PTR_HOST = 1,
   NCCL_PTR_CUDA = 2,
@@ -248,25 +251,27 @@ typedef struct {
 } ncclNetAttr_v12_t;
 
 /*
- * The tables. A call that cannot be done yet returns ncclSuccess with a NULL comm or request, and is made again; so no call
- * blocks. Whatever a call hands back is NULL (or 0) where it fails. One comm's isend, irecv, iflush and test belong to one
- * thread; regMr and deregMr may come from another at the same time.
+ * The tables. No call blocks: if a call cannot be done yet, it returns ncclSuccess with a NULL comm
+ * or request, and NCCL repeats the call. If a call fails, its output arguments are NULL (or 0).
+ * One thread calls a comm's isend, irecv, iflush and test. Another thread may call regMr and
+ * deregMr for the same comm at the same time.
  *
- *   init         the first does everything; after one success no later one fails
- *   devices      one, or an error before a successful init
+ *   init         the first call starts the plugin; after one success no later call fails
+ *   devices      one device; an error before a successful init
  *   listen       fills in a handle of NCCL_NET_HANDLE_MAXSIZE bytes for the peer's connect
  *   connect      is called again with the same handle memory until *sendComm is not NULL
  *   accept       is called again until *recvComm is not NULL
  *   regMr        host memory only (NCCL_PTR_HOST)
  *   deregMr      a NULL mhandle is allowed
- *   isend        in the order in which the peer receives; a tag chooses within one grouped receive
- *   irecv        1 to 8 buffers; a message may be shorter than its buffer, and test tells
- *   iflush       nothing to do: succeeds with *request NULL
+ *   isend        sends match the peer's receives in order; a tag selects a buffer of one irecv
+ *   irecv        1 to 8 buffers; a message may be shorter than its buffer: test returns its size
+ *   iflush       does nothing; succeeds with *request NULL
  *   test         sizes may be NULL; else one element for a send, one for each buffer of a receive
- *   finalize     never fails, whether init succeeded or not, with any context of init's or NULL
+ *   finalize     never fails, even after a failed init; accepts any context of init's, and NULL
  *   NULL here    regMrDmaBuf, getDeviceMr, irecvConsumed, makeVDevice, setNetAttr
  *
- * In a process forked from one that uses the plugin every call returns ncclSystemError and touches nothing.
+ * In a process that was forked from a process with the plugin, every call returns ncclSystemError
+ * and touches no state of the plugin.
  */
 
 typedef struct {
@@ -394,19 +399,24 @@ typedef struct {
 } ncclNet_v12_t;
 
 /*
- * The tuner: NCCL asks it before each collective which algorithm, protocol and number of channels to take, by a table of what
- * each of them costs. No function ever returns an error, because NCCL would fail the communicator or the collective for it.
+ * The tuner. Before each collective, NCCL passes the tuner a table of costs, by algorithm and
+ * protocol. The tuner changes costs and the number of channels. No function ever returns an error,
+ * because NCCL would then fail the communicator or the collective.
  *
- *   init          sets *ctx to NULL where the communicator's collectives are left to NCCL, and whenever something goes wrong
- *   getCollInfo   collCostTable is really one float[numAlgo][numProto]. Sets the cost of what it chooses to 0 and *nChannels; entries
- *                 below 0 are disabled and stay so. Does nothing with a NULL ctx or with another number of algorithms or protocols
- *   finalize      (destroy in v4) takes a ctx of init's, or NULL
+ *   init          sets *ctx to NULL if NCCL shall make every choice for the communicator, and after
+ *                 an error
+ *   getCollInfo   collCostTable is in fact one float[numAlgo][numProto]. If the tuner has a choice,
+ *                 sets the cost of the chosen entry to 0, and *nChannels. Entries below 0 are
+ *                 disabled and stay so. Does nothing if ctx is NULL, or if the number of algorithms
+ *                 or protocols is not that of this header
+ *   finalize      (destroy in v4) accepts a ctx of init's, and NULL
  *   NULL here     getChunkSize
  *
- * In a process forked from one that uses the plugin every call returns ncclSuccess and touches nothing.
+ * In a process that was forked from a process with the plugin, every call returns ncclSuccess and
+ * touches no state of the plugin.
  */
 
-/* Collectives, by NCCL's numbers. NCCL has more; the tuner chooses for these. */
+/* The collectives that the tuner chooses for, with NCCL's numbers. NCCL has others. */
 typedef enum {
   ncclFuncBroadcast = 0,
   ncclFuncReduce = 1,
@@ -432,7 +442,7 @@ typedef struct {
 typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v6_t;
 typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v7_t;
 
-/* What NCCL's cost model computes with. The plugin neither reads nor changes it. */
+/* Constants of NCCL's cost model. The plugin neither reads nor changes them. */
 typedef struct {
   double baseLatencies[NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
   double hwLatencies[NCCL_NUM_HW_LINKS_V5][NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
@@ -444,7 +454,7 @@ typedef struct {
 } ncclTunerConstants_v5_t;
 typedef ncclTunerConstants_v5_t ncclTunerConstants_v6_t;
 
-/* The same for five compute capabilities. */
+/* Constants of NCCL's cost model for five compute capabilities. */
 typedef struct {
   double baseLatencies[NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
   double hwLatencies[NCCL_NUM_HW_LINKS_V5][NCCL_NUM_ALGORITHMS_V5][NCCL_NUM_PROTOCOLS_V5]; /* us */
@@ -496,7 +506,7 @@ typedef struct {
 
 #endif /* NCCL_NET_SPARK_HAVE_NCCL */
 
-/* What libnccl-net-spark.so exports, all at once. */
+/* The tables that libnccl-net-spark.so exports. */
 extern const ncclNet_v8_t ncclNetPlugin_v8;
 extern const ncclNet_v9_t ncclNetPlugin_v9;
 extern const ncclNet_v10_t ncclNetPlugin_v10;

@@ -4,9 +4,10 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=ibverbs.map");
     let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
-    // A cdylib has an anonymous version script, which excludes the versioned symbols that `dlvsym`
-    // needs. So the linker makes a shared object of a program. With the real library's soname, the
-    // dynamic linker would take it for that library when it is preloaded beside it.
+    // rustc gives a cdylib an anonymous version script, which excludes the versioned symbols that
+    // `dlvsym` needs. So this package is a program, and the linker makes a shared object of it. Its
+    // soname differs from that of libibverbs. With the same soname, the dynamic linker would take a
+    // preloaded copy of this library for libibverbs, and not load libibverbs beside it.
     for argument in [
         "-shared",
         &format!("-Wl,--version-script={folder}/ibverbs.map"),

@@ -1,13 +1,14 @@
-//! Every setting in one table: name, default, meaning. Read once, at the first `init`.
+//! Table of all settings: name, default, meaning. The settings are read once, at the first `init`.
 //!
 //! `NCCL_IB_*` and `NCCL_SOCKET_*` have the meaning that NCCL's own transport gives them. A
 //! variable set to an empty string counts as unset. An unknown `NCCL_SPARK_*` variable is an error,
 //! to reveal misspelt names. A setting of an earlier version is ignored with a warning (`REMOVED`).
 //! Only this file reads the environment.
 //!
-//! A settings file (`file`) gives values for unset variables: the file that
-//! `NCCL_SPARK_SETTINGS_FILE` names, or `~/.nccl-spark.conf` and then `/etc/nccl-spark.conf`. Such
-//! a file is only for this plugin, so any name in it that is not in the table is an error.
+//! A settings file (`file`) gives values for unset variables. `NCCL_SPARK_SETTINGS_FILE` names the
+//! file. Without that variable, `~/.nccl-spark.conf` is read, then `/etc/nccl-spark.conf` for
+//! settings that the first file leaves unset. Such a file is only for this plugin, so an unknown
+//! name in it is an error.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
@@ -46,7 +47,7 @@ pub fn table() -> &'static [SettingRow] {
     TABLE
 }
 
-/// All settings, parsed; one struct for each part of the plugin that reads several.
+/// All settings, parsed. Each part of the plugin that reads several settings has its own struct.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     /// True if `NCCL_DEBUG` asks for NCCL's most detailed log.
@@ -149,7 +150,7 @@ pub enum SocketFamily {
     V6,
 }
 
-// A row without a field is only checked: `Settings` or another program reads the variable.
+// The value of a row without a field is only checked. `Settings` or another program uses it.
 macro_rules! settings {
     ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
         #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]
@@ -258,7 +259,7 @@ impl Config {
     /// Reads the given variables, and the settings file if they name one.
     ///
     /// # Errors
-    /// As [`Config::from_environment`].
+    /// The errors of [`Config::from_environment`].
     pub fn from_variables(variables: &[(String, String)]) -> Result<Config> {
         Settings::gather(variables, &[]).map(|settings| settings.config)
     }
@@ -267,7 +268,7 @@ impl Config {
 /// Source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// The table of settings.
+    /// The default in the table of settings.
     Default,
     /// A settings file.
     File {
@@ -276,7 +277,7 @@ pub enum Source {
         /// The line, counted from 1.
         line: usize,
     },
-    /// The environment, which wins over files.
+    /// The environment, which overrides files.
     Environment,
 }
 
@@ -305,7 +306,7 @@ impl Settings {
     /// Reads this process's settings.
     ///
     /// # Errors
-    /// As [`Config::from_environment`].
+    /// The errors of [`Config::from_environment`].
     pub fn of_this_process() -> Result<Settings> {
         let variables: Vec<(String, String)> = std::env::vars_os()
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
@@ -313,11 +314,11 @@ impl Settings {
         Self::gather(&variables, &standard_files())
     }
 
-    /// Reads the settings of a process with these variables. The `standard` files count unless a
-    /// variable names a file; the first file with a setting wins.
+    /// Reads the settings of a process with these variables. The `standard` files are read unless a
+    /// variable names a file. If several files have a setting, the first file counts.
     ///
     /// # Errors
-    /// As [`Config::from_environment`].
+    /// The errors of [`Config::from_environment`].
     pub fn gather(variables: &[(String, String)], standard: &[PathBuf]) -> Result<Settings> {
         let own = variables.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
         let (gone, own): (Vec<_>, Vec<_>) = own.partition(|(name, _)| is_removed(name));
@@ -392,7 +393,8 @@ const REMOVED: &[&str] = &[
     "NCCL_SPARK_FORMER",
 ];
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
-/// As NCCL's `/etc/nccl.conf` for all users and `~/.nccl.conf` in the user's home.
+/// Settings file for all users, named like NCCL's `/etc/nccl.conf`. [`USER_FILE`], in the user's
+/// home, is named like NCCL's `~/.nccl.conf`.
 const MACHINE_FILE: &str = "/etc/nccl-spark.conf";
 const USER_FILE: &str = ".nccl-spark.conf";
 
@@ -419,11 +421,11 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     })
 }
 
-/// Returns the setting that was probably meant: `name` lacks its end (mostly a unit), or at most a
-/// fifth of its letters are missing, wrong or swapped.
+/// Returns the setting that was probably meant: one whose name begins with `name` (mostly the unit
+/// is missing), or one in which at most a fifth of the letters are missing, wrong or swapped.
 fn nearest(name: &str) -> Option<&'static str> {
     let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
-    // A file's line may be of any length, and the comparison must not take long.
+    // Only names of similar length are compared, because a line of a file may be very long.
     let candidates = TABLE.iter().filter(|row| row.name.len().abs_diff(name.len()) <= row.name.len() / 5);
     let distances = candidates.map(|row| (strsim::damerau_levenshtein(name, row.name), row.name));
     let close = distances.filter(|(distance, of)| *distance <= of.len() / 5).min();

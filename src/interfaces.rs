@@ -90,7 +90,7 @@ pub struct TableEntry<'a> {
     /// The GID.
     pub gid: [u8; 16],
     /// Index of the GID's network interface; 0 for none. It is an index in the interface's own
-    /// namespace, which may not be this process's.
+    /// namespace, which may differ from this process's.
     pub ifindex: u32,
 }
 
@@ -124,8 +124,8 @@ pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interfac
     if let Some(own) = own {
         return found(own).unwrap_or(Holder::Missing(own));
     }
-    // The index may be from another namespace, and an unrelated interface may have it here. So
-    // `found` compares the address.
+    // The index may be from another namespace, and an unrelated interface may have the same index
+    // here. So `found` compares the address.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
     by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Elsewhere)
 }

@@ -15,8 +15,8 @@
 //! - [`comm`]: connections. Set-up over TCP, the data path (`isend`, `irecv`, `test`), and the
 //!   service thread, which watches lost rails. Combines [`flow`], [`wire`] and [`verbs`].
 //! - [`flow`], [`wire`]: state, without I/O, clock, lock or `unsafe`. [`flow`] decides which
-//!   receives are granted, which sends run, which bytes each rail carries, and tracks each rail of
-//!   a connection from loss to return. [`wire`] encodes and checks all data exchanged with a peer.
+//!   receives are granted, which sends run, and which bytes each rail carries. It tracks each rail
+//!   from loss to return. [`wire`] encodes and checks all data exchanged with a peer.
 //! - [`counters`]: the work of each rail of each connection, in memory that other processes may
 //!   read.
 //! - [`verbs`]: libibverbs, loaded at run time, behind types that enforce its rules of lifetimes

@@ -26,11 +26,11 @@ use std::time::{Duration, Instant};
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
 
-/// The device's name. NCCL's topology code looks devices up by name: with the name of an RDMA
-/// device, NCCL would take this device for one of its rails.
+/// The device's name. It must not be that of an RDMA device: NCCL's topology code looks devices up
+/// by name, and would mistake the merged device for one of its rails.
 const DEVICE_NAME: &CStr = c"spark-rails";
 
-/// NCCL's machine-dependent description of the merged device. The ABI fills in the rest.
+/// Machine-dependent properties of the merged device, for NCCL. `abi` adds the others.
 #[derive(Debug, Clone)]
 pub struct DeviceProperties {
     /// The device's name.
@@ -62,9 +62,9 @@ static INITS: AtomicUsize = AtomicUsize::new(0);
 static TRACE: AtomicBool = AtomicBool::new(false);
 static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators::new());
 
-/// Starts the network on the first call. After one success it never fails, because NCCL would then
-/// disable the network on one rank only. `comm_id` is the communicator's id, which NCCL passes
-/// since v11. `nccl_version` returns NCCL's version.
+/// Starts the network on the first call. After a first success it never fails: a later failure
+/// would make NCCL disable the network on one rank only. `comm_id` is the communicator's id, which
+/// NCCL passes since interface v11. `nccl_version` returns NCCL's version.
 ///
 /// # Errors
 /// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
@@ -79,8 +79,8 @@ pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>)
     Ok(())
 }
 
-/// Returns the tuner of the communicator whose id was passed to [`init`]. NCCL up to 2.27 has no
-/// ids; then every communicator counts as using this network once `init` has succeeded.
+/// Returns the tuner of the communicator whose id was passed to [`init`]. NCCL up to 2.27 passes no
+/// id. Then every communicator counts as a user of this network once `init` has succeeded.
 pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
         return Tuner::Inert { reason: "this network is not initialised".to_owned() };
@@ -90,7 +90,7 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
 }
 
 fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) -> T {
-    // No use panics with the set half-changed.
+    // A panic while the lock is held leaves the set intact.
     use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -127,7 +127,7 @@ pub fn properties(dev: i32) -> Result<&'static DeviceProperties> {
 /// Opens a listener. Also returns the handle for the peer.
 ///
 /// # Errors
-/// As [`Host::listen`].
+/// The errors of [`Host::listen`].
 pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     device(dev)?.host.listen()
 }
@@ -135,7 +135,7 @@ pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
 /// Continues a connection. Returns `None` until it is ready.
 ///
 /// # Errors
-/// As [`Host::connect`].
+/// The errors of [`Host::connect`].
 pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
     device(dev)?.host.connect(handle, traffic_class)
 }
@@ -154,7 +154,7 @@ pub fn forked() -> bool {
 /// Surveys this host and the rails that it would merge, without using them.
 ///
 /// # Errors
-/// As [`init`], except that a host without a usable rail is not an error.
+/// The errors of [`init`], except that a host without a usable rail is not an error.
 pub fn survey() -> Result<Survey> {
     let (survey, _) = survey_ports(&Config::from_environment()?.rails)?;
     Ok(survey)
@@ -206,7 +206,7 @@ impl Plugin {
     }
 }
 
-/// Logs the priorities of the rails' ports. The software fabric's interfaces have none.
+/// Logs the priorities of the rails' ports. Skips the software fabric, whose interfaces have none.
 fn report_qos(survey: &Survey, process: &Process) {
     if process.config.rails.sysfs != Path::new("/sys") {
         return;
@@ -225,15 +225,15 @@ fn report_qos(survey: &Survey, process: &Process) {
     }
 }
 
-/// Opens this host's rails as the settings require. `init` does so once, tests repeatedly.
+/// Opens this host's rails as the settings require. `init` does this once, tests do it repeatedly.
 ///
 /// # Errors
-/// As [`init`].
+/// The errors of [`init`].
 pub fn bring_up(config: Config) -> Result<(Arc<Host>, DeviceProperties)> {
     Plugin::bring_up(config, None).map(|plugin| (plugin.host, plugin.properties))
 }
 
-/// Returns the identity of this host, as in a learned table.
+/// Returns the identity of this host, in the form that a learned tuner table has.
 fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
     Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
@@ -248,7 +248,7 @@ fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
     policy
 }
 
-/// Returns the properties that verbs reports for this host's ports, without using them.
+/// Returns the properties that verbs reports for this host's ports, without using the ports.
 /// `verbs_library` is a value of `NCCL_IBVERBS_LIB`.
 ///
 /// # Errors
@@ -257,7 +257,7 @@ pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
     Ok(query_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
 }
 
-/// Number of attempts to survey and open the rails. A device may be removed between the two.
+/// Number of attempts to survey and then open the rails. A device may be removed in between.
 const SURVEYS: usize = 3;
 
 fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
@@ -272,11 +272,12 @@ fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
     take()
 }
 
-/// Interval between checks of the ports while none has a link, and between warnings about that.
+/// Interval between checks of the ports while none has a link. Warnings follow every
+/// [`LINK_WARNING`].
 const LINK_POLL: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
-/// Waits while no port can be a rail and all of them lack only a link: cables may be plugged in and
+/// Waits while each port that the settings admit lacks only a link: cables may be plugged in and
 /// peers may boot after the job has started. Returns without an error after `limit`.
 fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();

@@ -60,7 +60,7 @@ fn the_example_moves_bytes() {
     assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
 }
 
-/// In v8, `*request` may be uninitialised when `irecv` is called. Optimisers may remove an unused
+/// In v8, `*request` may be uninitialised when `irecv` is called. An optimiser may remove an unused
 /// read, so CI names an unoptimised library (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
 #[test]
 fn v8s_irecv_does_not_read_its_request_word() {

@@ -1,9 +1,9 @@
 //! The C header has NCCL's function types, and the Rust tables have those of the C header.
 //!
-//! The first comparison is skipped without `NCCL_NET_HEADERS`, the folder of NCCL's `net.h` for
-//! plugins (`plugins/net/example/nccl`), and `NCCL_TUNER_HEADERS`, that of `tuner_v7.h`
+//! The first comparison is skipped without two folders of NCCL's headers: `NCCL_NET_HEADERS` for
+//! plugins' `net.h` (`plugins/net/example/nccl`), `NCCL_TUNER_HEADERS` for `tuner_v7.h`
 //! (`src/include/plugin/tuner`). A C file cannot have two structs of one name, so our structs are
-//! compiled under other names. The types that they refer to are NCCL's.
+//! compiled under other names. The types of their fields are NCCL's.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn every_member_has_nccls_type() {
     let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
     check(&structs).unwrap();
 
-    // Each replacement must be found, such as v8's int sizes where v9 has size_t.
+    // The comparison must find each planted error, such as v8's int sizes where v9 has size_t.
     for (table, right, wrong) in [
         ("ncclNet_v9_t", "size_t* sizes", "int* sizes"),
         ("ncclNet_v9_t", "size_t size, int tag", "int size, int tag"),
@@ -187,7 +187,7 @@ fn parameters_in(text: &str, field: &str) -> String {
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // C passes an enum without negative values like an int. A Rust enum cannot hold all numbers.
+    // C passes this enum like an int. Rust uses an int, because its enums cannot hold every number.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
         text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);

@@ -375,7 +375,7 @@ fn send(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
-/// True if the text has the peer's process id, which is ours: both ends are in this process.
+/// True if the text has the peer's process id. Both ends are in this process, so it is our own id.
 fn names_peer(text: &str) -> bool {
     text.contains(&format!(":{}", std::process::id()))
 }
@@ -418,7 +418,7 @@ fn meaningless_frames_are_ignored() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = connect_through_proxy(&hosts);
     let gid = [0xfe; 16];
-    // The message for the lane `number`, which may not exist.
+    // Returns the message for the lane `number`, which may not exist.
     let of = |number: u8, message: ControlMessage| {
         let mut bytes = message.encode();
         bytes[1] = number;

@@ -1,5 +1,5 @@
-//! Completion queues in virtual time: room for everything that a lane can post, flushed together.
-//! Lost completions cost the sender the rail, and the receiver the connection.
+//! Completion queues in virtual time. They have room for a flush of everything that a lane can
+//! post. Lost completions cost the sender the rail, and the receiver the connection.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::CompletionBuffer;
 use sim::fabric::Fabric;
 
-/// Queue pair capacities (`comm/datapath/lane.rs`): writes of either end, the receiver's receives.
+/// Capacities of a queue pair (`comm/datapath/lane.rs`): writes, and the receiver's receives.
 const WRITES: usize = 128;
 const RECEIVES: usize = 32 * 8 + 64;
 

@@ -48,7 +48,7 @@ fn isend(
     send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
 }
 
-/// GID indices differ between PCI functions and hosts: one may name no GID on another host.
+/// GID indices differ between PCI functions and hosts, so an index may have no GID on another host.
 #[test]
 fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {

@@ -77,7 +77,7 @@ fn the_job() {
 #[test]
 fn a_jobs_counters_match_the_fabrics() {
     let mut job = Job::start(&[]);
-    // Waits for enough bytes that the handshake's test writes are below the allowed difference.
+    // Waits for so many bytes that the handshake's test writes are below the allowed difference.
     until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
     job.write_line("pause");
     let done: u64 = job.wait_for_line("paused ").parse().unwrap();
@@ -189,7 +189,7 @@ fn foreign_writes_to_the_counters_change_nothing() {
     }
     let begun = Instant::now();
     for round in 0.. {
-        // All ones overflow with every addition.
+        // Words of all ones overflow in every addition.
         match round % 3 {
             0 => noise.fill(0xff),
             1 => noise.fill(0),
@@ -329,7 +329,7 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
     let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else { panic!("two lanes") };
     assert_eq!((count, of_second), (1, 0), "one stall, counted with the first lane");
     assert!(first < LIMIT.as_nanos() as u64);
-    // The peer's answer is shown with the first lane while the stall lasts.
+    // While the stall lasts, the first lane's record has the cause that the peer has answered.
     until(|| {
         assert!(!bed.recv.test(receive, |_, _| {}).unwrap());
         (causes() == [Some(Cause::NotPosted), None]).then_some(())

@@ -1,4 +1,4 @@
-//! One log line for an event, regardless of the number of affected connections (`comm/log/`).
+//! One log line for each event, regardless of the number of affected connections (`comm/log/`).
 //! Tested without connections in virtual time, and with connections over the software fabric.
 
 mod common;

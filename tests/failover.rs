@@ -156,7 +156,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
     set(RAILS[0], Action::Down);
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
-    // Run until the receiving side knows that the sender's address does not answer.
+    // Runs until the receiving side knows that the sender's address does not answer.
     let addresses = bed.hosts[0].process().rails[0].snapshot(&[]).unwrap().addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {

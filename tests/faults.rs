@@ -1,4 +1,4 @@
-//! Panics in a data path, and the message to the peer, on the simulation's fabric.
+//! Panics in a data path, and the message that the peer gets, on the simulation's fabric.
 
 #![allow(unsafe_code)]
 
@@ -68,7 +68,7 @@ fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
         let mut pair = fabric.connect(2, 1);
         let paths: [Arc<dyn SharedPath>; 2] = [pair.send.clone(), pair.recv.clone()];
         talk(fabric, &mut pair);
-        // Polls of the service thread do not count as use. It polls unused paths in each round.
+        // Polls by the service thread do not count as use: it polls unused paths in each round.
         assert!(paths.iter().all(|path| path.is_unused()));
         break_path(&pair, broken);
         assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");

@@ -30,8 +30,8 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
     assert!(!has_repeats_without_rails(&mut fabric));
 }
 
-/// Grants a receive, and loses all rails. True if the receiver asks the service thread for more
-/// polls, which could not repeat the grant.
+/// Grants a receive, and loses all rails. Returns true if the receiver still asks the service
+/// thread for polls, although no poll could repeat the grant.
 fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
     let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);

@@ -1,5 +1,5 @@
-//! A process's limit on bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`), over two connections in
-//! virtual time, measured in the simulated fabric's queues and not by the plugin's count.
+//! A process's limit on bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`) that two connections share,
+//! in virtual time. Measured in the simulated fabric's queues, not by the plugin's count.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 /// Virtual time after which a test counts as hanging.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Size in bytes of a receive, which has its own place in the arenas.
+/// Size in bytes of a receive. Each receive has its own place in the arenas.
 const ROOM: usize = 16 * 1024;
 
 struct Stage {
@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// Tests a receive, which may be done already, as NCCL does while it waits.
+    /// Tests a receive as NCCL does while it waits. The receive may be done already.
     fn test_receive_if_open(&mut self, at: usize, request: u16) {
         let pair = self.pair(at);
         let _ = pair.recv.enter().unwrap().test(&pair.contexts[1], request, |_, _| {});
@@ -139,7 +139,7 @@ fn two_connections_share_the_in_flight_limit_and_a_larger_message_is_sent_alone(
     let mut waiting: [Vec<(u16, usize)>; 2] = Default::default();
     for (at, waiting) in waiting.iter_mut().enumerate() {
         for turn in 0..sizes.len() {
-            // Shifted, so that both connections do not send large messages together.
+            // The offset keeps both connections from sending large messages together.
             let bytes = sizes[(turn + 5 * at) % sizes.len()];
             waiting.insert(0, (stage.grant(at), bytes));
         }
@@ -200,7 +200,7 @@ fn a_refused_peer_leaves_once_the_other_connection_is_done() {
 
 #[test]
 fn a_lost_rail_returns_its_share_of_the_in_flight_limit() {
-    // From before the first byte to after the last acknowledgement.
+    // The delays reach from before the first byte to after the last acknowledgement.
     for delay_ns in (0..12_000).step_by(200).chain([40_000]) {
         let mut stage = Stage::new(2, 4000);
         let receives = [stage.grant(0), stage.grant(1)];

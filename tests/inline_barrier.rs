@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 const BARRIER: &str = "dmb\toshld";
-/// Called only on the inline path, for a write with too many bytes. Identifies that path.
+/// Called only on the inline path, for a write with too many bytes. The call identifies the path.
 const INLINE_PATH: &str = "too_long_for_inline";
 
 #[test]
@@ -101,7 +101,7 @@ impl Function<'_> {
         self.reached(first, |instruction| instruction.starts_with(text))
     }
 
-    /// Returns the instructions reachable from `from`, not beyond those for which `ends` is true.
+    /// Returns the instructions reachable from `from`, up to those for which `ends` is true.
     fn reached(&self, from: u64, ends: impl Fn(&str) -> bool) -> BTreeSet<u64> {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
         while let Some(at) = open.pop() {

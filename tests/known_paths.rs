@@ -1,8 +1,8 @@
 //! Connections that are set up while a path is dead, on a Spark's rails of the software fabric. One
 //! connection detects the dead path for all.
 //!
-//! The tests run one at a time, because they share the fabric's rails. They count attempts. No
-//! attempt follows a failed one for two seconds, which also limits their number on a slow machine.
+//! The tests run one at a time, because they share the fabric's rails. They count attempts. After a
+//! failed attempt none follows for two seconds, even on a slow machine.
 
 #![allow(unsafe_code)]
 
@@ -60,7 +60,7 @@ impl Bed {
         self.set(Action::Path(PathFault::Silent, false));
     }
 
-    /// Returns how many of `of` injected failures have hit a queue pair that resolves an address.
+    /// Returns how many queue pairs failed to resolve an address, out of `of` injected failures.
     fn found_nobody(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
         let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
@@ -128,7 +128,7 @@ impl Pending {
     }
 }
 
-/// Largest number of attempts, if two seconds without one follow each failed attempt.
+/// Maximum number of attempts, if no attempt follows a failed one for two seconds.
 fn at_most(took: Duration) -> usize {
     1 + (took.as_secs_f64() / 2.0) as usize
 }
@@ -139,7 +139,7 @@ fn connected_over(words: &[String], rails: &str) -> usize {
 
 fn comes_back(bed: &Bed) {
     bed.repair();
-    // Until the path is tried again.
+    // Waits until the path is tried again.
     until(|| {
         std::thread::sleep(Duration::from_millis(100));
         (connected_over(&bed.connect(1).0, "2 rails") == 2).then_some(())
@@ -186,7 +186,7 @@ fn one_connection_resolves_an_address_for_all() {
     assert!((1..=at_most(took)).contains(&tried), "tried {tried} times in {took:?}");
     let left_out = words.iter().filter(|line| line.contains(DEAD) && line.contains("Connection timed out")).count();
     assert_eq!(left_out, 2 * CONNECTIONS, "{words:#?}");
-    // The next connections do not resolve the address again.
+    // The next connections know the failure, and do not resolve the address again.
     let (words, later) = bed.connect(CONNECTIONS);
     let tried = bed.found_nobody(1000) as usize;
     assert!((1..=at_most(took + later)).contains(&tried), "tried {tried} times in {took:?} and {later:?}");
@@ -225,7 +225,7 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     // NCCL aborts: it closes the listener and does not continue the connection.
     drop(first);
     // A thread may still be connecting the queue pairs. The test write would take half a minute,
-    // and hold the right to try the path for more than a minute.
+    // and other connections could not try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
     assert!(begun.elapsed() < Duration::from_secs(30), "the connection waited for it");

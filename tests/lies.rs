@@ -111,7 +111,7 @@ impl Stage {
         path.test(&self.pair.contexts[1], request, |_, _| {})
     }
 
-    /// Continues until `told` returns a value, for a second of virtual time.
+    /// Continues until `told` returns a value, for at most a second of virtual time.
     fn until_told<T>(&mut self, mut told: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         let mut look = |_| (self.fabric().pass(1_000_000), told(self)).1;
         (0..1000).find_map(&mut look)
@@ -145,7 +145,7 @@ impl Stage {
         }
     }
 
-    /// Passes a control message to a side's driver, in its peer's control frame `number`.
+    /// Passes a control message to the driver of `side`, in a control frame with this number.
     fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
         self.pair.drivers[side].receive_frame(&ControlFrame { number, received: 0, asks: true, message }, now);
@@ -224,14 +224,14 @@ fn an_incomplete_or_out_of_order_grant_is_ignored() {
         }
     }
     stage.again();
-    // An incomplete group never starts.
+    // A group that never becomes complete never starts.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // A grant that matches no send.
+    // This grant matches no send.
     stage.again();
     stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // A grant that is too small: only this send fails.
+    // This grant is too small. Only its send fails.
     let error = *stage.isend(9, 7).unwrap_err();
     let Error::Usage(usage) = &error else { panic!("{error:?}") };
     let text = usage.to_string();
@@ -519,7 +519,7 @@ fn a_peer_that_sends_and_never_reads_is_disconnected() {
     stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
-        // Each request is answered with a refusal. The refusals are never delivered.
+        // The receiving side answers each request with a refusal, which is never delivered.
         stage.tell(1, number, join(lane(1), 1).encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {

@@ -20,9 +20,9 @@ use strain::heap::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Connections before the first sample. Threads, free lists and the fabric's pages stay allocated.
+/// Connections before the first sample: their threads, free lists and fabric pages stay allocated.
 const WARM_UP: u64 = 24;
-/// Samples taken while many connections follow each other.
+/// Number of samples while many connections follow each other.
 const SAMPLES: u64 = 100;
 
 /// The tests run one at a time: there are few processors, and the samples are of whole processes.
@@ -55,7 +55,7 @@ fn stream(name: &str, count: u64, seconds: u64) {
     let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
     println!("{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})");
     let order = |first: u64| format!("open {first} {count} {}", count.div_ceil(2));
-    // Warms up with all rails lost and returned, and all sizes sent.
+    // Warms up: all rails are lost and return, and messages of all sizes are sent.
     bed.tell(&order(0), "opened");
     let flaps = Flaps::start(bed.switches.clone(), seed + 1);
     std::thread::sleep(Duration::from_secs((seconds / 10).clamp(3, 30)));
@@ -141,7 +141,7 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
     })
 }
 
-/// Prints the resources per open connection, at the time when most had all of their rails.
+/// Prints the resources of each open connection, from the largest sample of each quantity.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
         let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);

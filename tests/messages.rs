@@ -18,7 +18,7 @@ const DOCUMENT: &str = "docs/guide/messages.md";
 /// Files without messages: test code, generated code, and the output of `nccl-spark rails`.
 const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
-/// Macros of texts for developers, and the command line's tables (`settings`, `ignored`).
+/// Macros of texts for developers, and macros of the command line's tables (`settings`, `ignored`).
 const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]

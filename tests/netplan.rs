@@ -1,5 +1,5 @@
-//! netplan accepts the guide's examples and generates the described configuration.
-//! `src/rails/tests/topologies.rs` shows the rails that hosts with these addresses have in common.
+//! netplan accepts the guide's examples, and generates the configuration that the guide describes.
+//! `src/rails/tests/topologies.rs` checks the rails that hosts with these addresses have in common.
 
 mod common;
 

@@ -22,7 +22,7 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // The sender waits this long: the receiver never confirms that it has fenced the rail.
+    // Time that the sender waits, because the receiver never confirms that it has fenced the rail.
     variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
     variables.extend(library);
     // One host for both ends: a fault affects only one open device of this process.
@@ -47,7 +47,7 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     until(|| send.test(request).unwrap());
     assert!(is_filled(&to, 1), "all is well so far");
 
-    // The receiver's completion: every sixteenth grant is signaled, and nothing is sent.
+    // The fault hits the receiver: every sixteenth grant is signaled, and nothing is sent.
     overrun(1);
     let mut error = None;
     let mut receives: Vec<u16> =

@@ -1,9 +1,9 @@
 //! The data path allocates nothing and makes no system calls of its own.
 //!
-//! This program's allocator counts allocations. `strace` counts system calls, in the test bed
-//! (`tests/rxe-vm/cases/33-no-system-calls.sh`): two attempts to open missing files mark the start
-//! and end of the data path. The provider's doorbells do not count: soft-RoCE writes to its device
-//! for each post, and the software fabric may wake a thread.
+//! This program's allocator counts allocations. In the test bed, `strace` counts system calls
+//! (`tests/rxe-vm/cases/33-no-system-calls.sh`). Two attempts to open missing files mark the start
+//! and the end of the data path. The provider's doorbells do not count: soft-RoCE writes to its
+//! device for each post, and the software fabric may wake a thread.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The guide agrees with the program.
+//! The guide agrees with the program, and links in all documents lead to files.
 
 use nccl_net_spark::config;
 use std::fs;
@@ -37,7 +37,7 @@ fn the_table_of_ignored_variables_is_the_programs() {
     assert!(rest.starts_with("\n## "), "something is left behind the table: {:.60}", rest);
 }
 
-/// Also checks the heading that a link names.
+/// Checks that each link's file exists, and its heading if the link names one.
 #[test]
 fn links_lead_to_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! Registrations of memory whose driver requires more access than a send needs.
+//! Registrations of memory whose driver requires local write access, more than a send needs.
 
 #![allow(unsafe_code)]
 

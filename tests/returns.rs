@@ -52,7 +52,8 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Lets `ms` milliseconds pass while all drivers run. `on_its_way` gets every control frame.
+    /// Lets `ms` milliseconds pass while all drivers run. `on_its_way` may change each control
+    /// frame.
     fn talk(&mut self, ms: u64, mut on_its_way: impl FnMut(&mut ControlFrame)) {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
@@ -114,7 +115,7 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     let mut asked = 0;
     stage.talk(10_000, |frame| {
         if let Ok(ControlMessage::Join { lane, attempt, mut rail, end }) = ControlMessage::decode(&frame.message) {
-            // The rail's description as if its cable were in the other port.
+            // Describes the rail as if its cable were in the other port.
             rail.phys_port = "p1".to_owned();
             rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
@@ -140,7 +141,7 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     };
     stage.talk(9_000, &mut on_frame);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
-    // One connection tries both addresses for all: immediately and after 2, 4, 8 and then 15 s.
+    // One connection tries both addresses for all: immediately, then after 2, 4, 8 and then 15 s.
     assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     stage.talk(60_000, &mut on_frame);
     assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
@@ -186,7 +187,7 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     assert!(stage.is_whole(), "{:?}", stage.text());
 }
 
-/// Steps of an attempt: the sender creates queue pairs, the receiver answers, the sender connects.
+/// Steps that can hang: the sender creates queue pairs, the receiver answers, the sender connects.
 #[test]
 fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_device() {
     for step in [0, 1, 2] {

@@ -1,6 +1,6 @@
-//! Connections whose rails do not work during the handshake: each network fault that owners meet on
-//! their first day, on a Spark's rails of the software fabric. The tests run one at a time, because
-//! they share the fabric's rails.
+//! Connections whose rails do not work during the handshake, on a Spark's rails of the software
+//! fabric. Tests each network fault that owners meet on their first day. The tests run one at a
+//! time, because they share the fabric's rails.
 
 #![allow(unsafe_code)]
 
@@ -38,7 +38,7 @@ impl Bed {
         Self::with_ports(settings, true)
     }
 
-    /// Like `new`. If no port is up, one comes up while the hosts wait for it.
+    /// Like `new`; unless `are_up`, all ports come up only while the hosts wait for one.
     fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static LOG: Mutex<Option<CapturedLog>> = Mutex::new(None);
@@ -200,10 +200,10 @@ fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
         });
     };
     bed.set(TWINS[0], Action::Hang(true));
-    // Both hosts: until a host knows of the hang, it waits to register memory with the device.
+    // Waits for both hosts: registrations wait for the device until their host knows that it hangs.
     waits_for("device rocep1s0f0 has not answered for", 2);
     pair.carries(4 << 20, 3);
-    // The other rail is lost and returns despite that.
+    // The other rail is lost and returns while the device hangs.
     bed.set(TWINS[1], Action::Down);
     waits_for("rail roceP2p1s0f0:1", 1);
     bed.set(TWINS[1], Action::Up);
@@ -223,7 +223,7 @@ fn a_switch_that_drops_large_packets_works_with_path_mtu_1024() {
     let warnings = bed.lines(Level::WARN);
     let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
     assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
-    // Later connections know it: both rails work immediately, without a test of large packets.
+    // Later connections know the path MTU, and use both rails immediately without a test.
     for rail in TWINS {
         assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
     }
@@ -350,7 +350,7 @@ fn a_peer_with_another_traffic_class_is_named_once() {
         bed.lines(Level::WARN).into_iter().filter(|line| line.contains("NCCL_IB_TC")).collect::<Vec<_>>()
     };
     assert_eq!(about_priority(&bed), [""; 0]);
-    // The sender's launcher does not pass the variable on.
+    // The sender does not have the variable, as if its launcher had not passed it on.
     bed.hosts[0] = host(0, &[]);
     let [line] = &about_priority(&bed)[..] else { panic!("not once") };
     let said = "sends with traffic class 0 and service level 0, this host with 106 and 0";
@@ -373,7 +373,7 @@ fn two_versions_of_the_protocol_refuse_each_other() {
     let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
     let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
     assert!(matches!(refused, Error::Usage(_)) && refused.to_string().contains(&expected), "{refused}");
-    // A connecting side of that version, with the version in the header of its HELLO.
+    // A connecting side of the older version has that version in its HELLO's header.
     pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
     let address = Handle::decode(&pair.handle).unwrap().address;
     let mut older = TcpStream::connect(address).unwrap();

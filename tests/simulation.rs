@@ -4,9 +4,9 @@
 //! never, and polls are late. The data paths and drivers are the shipped ones. The oracle is a
 //! separate model of bytes and completions.
 //!
-//! After each run, every request has completed exactly once, every byte is correct, no buffer was
-//! written after it was handed back, every slot, request and rail can be used again, and the end
-//! was reported.
+//! After each run, every request has completed exactly once, and every byte is correct. No buffer
+//! was written after it was handed back. Every slot, request and rail can be used again, and the
+//! connection's end was reported.
 //!
 //! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats one
 //! run and shows the log. With both, N is the first of that many seeds, for several processes.

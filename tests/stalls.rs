@@ -1,6 +1,6 @@
 //! Requests without progress, in virtual time. Each side with such a request logs one line for each
-//! peer, which names the cause. After `NCCL_SPARK_STALL_ABORT_S` the connection ends with an error.
-//! Without a waiting request nothing is logged.
+//! peer. The line names the cause. After `NCCL_SPARK_STALL_ABORT_S` the connection ends with an
+//! error. Without a waiting request nothing is logged.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +33,7 @@ type Lines = Vec<(u64, String)>;
 // One test only: a process has one fabric and one virtual clock.
 #[test]
 fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
-    // Above 80 s, which is how long requests wait in the scenarios that must not abort.
+    // Above 80 s: the scenarios that must not abort wait that long.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
     let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_receiver_stopped: false };
     bed.nothing_posted();
@@ -114,8 +114,8 @@ impl Bed {
         recv.enter().unwrap().test(&contexts[1], request, |_, _| {}).unwrap()
     }
 
-    /// Posts a receive and a send. Returns the requests of the send and of the receive, once both
-    /// service threads have seen the data.
+    /// Posts a receive and a send, and waits until both service threads have seen the data. Returns
+    /// the requests of the send and of the receive.
     fn exchange(&mut self) -> (u16, u16) {
         let receive = self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
@@ -267,8 +267,8 @@ impl Bed {
     }
 }
 
-/// Asserts that `lines` is one line about `peer`, 60 to 67 s after the start. It must give `cause`
-/// and contain `more`.
+/// Asserts that `lines` is one line about `peer`, logged after 60 to 67 s. The line must give
+/// `cause` and contain `more`.
 fn assert_one_line(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
     let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
     let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));

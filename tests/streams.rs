@@ -181,7 +181,7 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
         let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
         let receive = irecv(&ends.recv, &to, bytes, 0, &into);
         let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
-        // The receiver does not read before its close. A send larger than the sockets stays open.
+        // The receiver reads nothing here. A send larger than the sockets' buffers would stay open.
         let begun = Instant::now();
         let is_done = loop {
             if ends.send.test(send).unwrap().is_some() {
@@ -192,12 +192,12 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
             }
         };
         assert!(is_done, "{bytes} bytes do not fit four sockets");
-        // The sender has not read these grants when it closes. Unread data resets a closed socket.
+        // The sender closes before it reads these grants. Unread data resets a closed socket.
         let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
         std::thread::sleep(Duration::from_millis(50));
         ends.send.close();
         drop(ends.send);
-        // A grant to a closed socket resets the connection: the kernel drops data still to be sent.
+        // A grant to a closed socket resets the connection. The kernel then drops unsent data.
         irecv(&ends.recv, &to, bytes, 0, &into);
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(until(|| sizes(&ends.recv, receive)), [bytes]);
@@ -271,7 +271,7 @@ fn the_error_for_an_ended_peer_names_the_peer_the_interface_and_the_request() {
 #[test]
 fn an_aborted_message_fails_its_receive() {
     let ends = apart();
-    // More than the sockets hold, so that it is in progress when its sender closes.
+    // More than the sockets' buffers take: the message is in progress when its sender closes.
     let bytes = 64 << 20;
     let (from, to) = (Buffer::filled(bytes, 1), Buffer::blank(bytes));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());

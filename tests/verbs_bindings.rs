@@ -1,7 +1,7 @@
 //! The checked-in verbs bindings equal the output of bindgen for the headers, for both processors.
 //!
-//! Skipped without libclang with its headers, and libibverbs-dev. The other processor also needs
-//! its C headers (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
+//! Skipped without libclang with its headers, and without libibverbs-dev. The other processor also
+//! needs its C headers (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -51,7 +51,7 @@ fn compare(regenerated: &str) {
     }
 }
 
-/// Newer headers may add to enums and structs (compatibly), but never remove anything.
+/// Newer headers may add to enums and structs in compatible ways. They never remove anything.
 fn first_line_not_in<'a>(checked_in: &'a str, regenerated: &str) -> Option<&'a str> {
     let mut regenerated = regenerated.lines();
     checked_in.lines().find(|line| !regenerated.any(|candidate| candidate == *line))
@@ -71,7 +71,7 @@ fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
         skip("libclang is not there (libclang-dev; LIBCLANG_PATH names its folder)");
         return None;
     }
-    // A new path each time, so that cargo runs the build script each time.
+    // A new path each time, because cargo then runs the build script again.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let output = folder.path().join("bindings.rs");
     let mut cargo = Command::new(env!("CARGO"));

@@ -215,7 +215,7 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
 fn a_full_send_queue_is_reported() {
     let (a, b) = device_names();
     let (mut a, b) = (End::new(&a), End::new(&b));
-    // The QP number is unused, so nothing is ever acknowledged and the queue only fills.
+    // No queue pair has this number, so nothing is ever acknowledged and the queue only fills.
     a.connect(0xff_ffff, &b.gid, 0, 0);
     let refused =
         (0..10_000).find_map(|_| a.qp.write_inline([1; 8].as_slice().into(), b.remote(0), None, 0, false).err());
@@ -248,7 +248,7 @@ fn callers_memory_is_registered_with_strict_and_relaxed_ordering() {
 #[test]
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
 fn objects_can_be_dropped_in_any_order() {
-    // A failing destructor, for example of an object still in use, is visible only in the log.
+    // A failing destructor, for example of an object in use, shows only in the log.
     let (log, descriptors) = (CapturedLog::default(), open_descriptors());
     log.capture(|| {
         for order in 0..4 {

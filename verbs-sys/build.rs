@@ -6,7 +6,6 @@ fn main() {
     bindings::regenerate();
 }
 
-/// Makes `src/bindings.rs` from the headers of libibverbs.
 #[cfg(feature = "regenerate-bindings")]
 mod bindings {
     /// Environment variable with the path to write to instead of `src/bindings.rs`; tests compare

@@ -114,8 +114,8 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     is_admitted
 }
 
-/// Polls the listener as NCCL does. Returns its error, if any; a client without the token must
-/// cause none.
+/// Polls the listener as NCCL does. Returns the listener's error, if any. Only a client with the
+/// token may cause one.
 fn poll_listener(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
@@ -124,8 +124,8 @@ fn poll_listener(bootstrap: &Bootstrap) -> Option<String> {
     }
 }
 
-/// Returns true if the listener has closed the connection. It must close that of a client without
-/// the token.
+/// Returns true if the listener has closed the connection, as it must for a client without the
+/// token.
 fn is_gone(client: &mut TcpStream) -> bool {
     let mut answer = [0; 4096];
     match client.read(&mut answer) {
@@ -152,7 +152,7 @@ fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Inputs of clients with the token, which write one piece or many, and of several clients without.
+/// Inputs of clients with the token (in one piece or many), and of clients without the token.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
     let frame = Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![7] }).encode();

@@ -1,9 +1,9 @@
-//! The ring of clear-to-sends, where a peer can write anything, and the sends that follow from it.
-//! The peer lies about address, size, tag, part, group, sequence, received shares, and the time of
-//! its messages.
+//! The ring of clear-to-send (CTS) entries, in which a peer can write anything, and the sends that
+//! follow from it. The peer lies about address, size, tag, part, group, sequence and received
+//! shares, and sends its messages at any time.
 //!
-//! The model reads the whole ring independently, and follows every send: each byte is sent once,
-//! into the granted room.
+//! The model reads the whole ring independently, and follows every send: each byte must be sent
+//! exactly once, into the granted buffer.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const LANES: usize = 4;
-/// The smallest chunk that a handshake agrees on.
+/// Bytes of a chunk, the largest single write: the smallest that a handshake agrees on.
 const CHUNK: u64 = 4096;
-/// Address of this side's bytes.
+/// Address of the data that this side sends.
 const LOCAL: u64 = 0x7f00_0000_0000;
 
 thread_local! {
@@ -43,7 +43,7 @@ struct Posted {
 struct Sent {
     head: Head,
     bytes: u64,
-    /// Sent as one share, posted when it began.
+    /// True if sent as one share, which is posted when the send starts.
     is_whole: bool,
     shares: Vec<Piece>,
 }
@@ -51,7 +51,6 @@ struct Sent {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     share: Share,
-    /// Bytes posted so far.
     posted: u64,
     is_closed: bool,
     is_done: bool,
@@ -69,7 +68,7 @@ struct Model<'a> {
     sends: Sends,
     /// Number of receives granted by the peer.
     granted: u64,
-    /// Receive at the head. `waiting` has its parts not yet taken, once the group has arrived.
+    /// Number of the receive at the head. `waiting` has its untaken parts once all have arrived.
     sequence: u64,
     waiting: Option<Vec<u8>>,
     requests: BTreeMap<u16, Sent>,
@@ -79,7 +78,7 @@ struct Model<'a> {
     finished: u64,
 }
 
-/// Reads a tape of the peer's writes and this side's calls.
+/// Runs the input as a tape of decisions: the peer's writes and this side's calls.
 pub fn check(data: &[u8]) -> bool {
     RING.with(|ring| {
         ring.iter().for_each(|word| word.store(0, Relaxed));
@@ -118,7 +117,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 impl Model<'_> {
-    /// Writes a group's entries for the peer: correct, except for the lies on the tape.
+    /// Writes a group's entries as the peer does. They are correct except for the lies on the tape.
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let (shape, lies) = (tape.u8(), tape.u8());
         let parts = (shape & 7) + 1;
@@ -177,7 +176,6 @@ impl Model<'_> {
     /// Returns the part that a send with this tag matches.
     fn expect(&mut self, tag: i32) -> Result<Option<(u8, Entry)>, Violation> {
         if self.waiting.is_none() {
-            // A lone receive with another tag is read again each time, so it need not be kept.
             self.waiting = self.arrived()?;
         }
         for part in self.waiting.clone().unwrap_or_default() {
@@ -250,7 +248,7 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
-    /// Starts a send of up to eight shares on the open lanes. Some shares are posted later.
+    /// Starts a send of up to eight shares on the open lanes. `post` posts some of them later.
     fn start_cut(&mut self, head: Head, bytes: u64, how: u8) -> (u16, Sent) {
         let count = u64::from(how >> 1 & 7) + 1;
         let part = bytes.div_ceil(count).next_multiple_of(128).max(128);
@@ -280,7 +278,7 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: false, shares: pieces })
     }
 
-    /// Posts waiting shares on the open lanes, at most `most` writes.
+    /// Posts at most `most` writes of waiting shares on the open lanes.
     fn post(&mut self, most: u8) {
         let mut left = usize::from(most);
         for request in self.sends.waiting().collect::<Vec<_>>() {
@@ -322,7 +320,7 @@ impl Model<'_> {
                 piece.is_done = true;
                 assert_eq!(confirmed, Ok(piece.share.bytes));
             }
-            // The peer's BYE claimed this share.
+            // The peer's BYE has claimed the share as received.
             None => assert!(confirmed.is_err() && self.has_said_bye),
         }
     }
@@ -348,7 +346,7 @@ impl Model<'_> {
         }
     }
 
-    /// Loses a lane, with any claim by the peer about received shares, or returns a lost lane.
+    /// Loses a lane, with any claim by the peer about received shares; or brings a lost lane back.
     fn lose(&mut self, tape: &mut Tape<'_>) {
         let (what, granted) = (tape.u8(), tape.u8());
         let lost = lane(usize::from(what) % LANES);
@@ -405,14 +403,14 @@ impl Model<'_> {
         assert_eq!((moved, self.sends.has_lost_shares()), (moved_here, is_left));
     }
 
-    /// Closes for the peer, with a count of deliveries.
+    /// Handles the peer's BYE, which has a number of delivered receives.
     fn bye(&mut self, tape: &mut Tape<'_>) {
         let delivered =
             if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
         self.has_said_bye = true;
         let mut any = false;
         for sent in self.requests.values_mut().filter(|sent| !sent.is_done() && sent.head.sequence < delivered) {
-            // Unposted bytes have not arrived, even if the peer claims so.
+            // Unposted bytes cannot have arrived, even if the peer claims so.
             if sent.is_whole || sent.shares.iter().all(|piece| piece.is_closed || piece.is_done) {
                 sent.shares.iter_mut().for_each(|piece| piece.is_done = true);
                 any = true;
@@ -438,7 +436,7 @@ fn keys(sequence: u64, part: u8) -> PackedKeys {
     std::array::from_fn(|pair| sequence << 40 | u64::from(part) << 34 | pair as u64)
 }
 
-/// A lone receive, a group out of order, a receive in shares, a lost lane, and lies of each kind.
+/// Tapes with a lone receive, a group out of order, a receive in shares, a lost lane, and each lie.
 pub fn seeds() -> Seeds {
     let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
     let mut lone = Writer::default();

@@ -60,8 +60,8 @@ fn check_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// Asserts that `Received::has` answers for every part and share. For a receive that is not open,
-/// the number of granted receives decides.
+/// Checks `Received::has` for every part and share. For a receive that is not open, it must return
+/// whether the receive was granted.
 fn check_received(received: &Received) {
     for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
         let open = received.open.iter().find(|open| open.sequence == sequence);
@@ -74,12 +74,12 @@ fn check_received(received: &Received) {
                 assert_eq!(received.has(sequence, part, share), expected);
             }
         }
-        // Numbers out of range get an answer and are not used as an index.
+        // Numbers out of range must not be used as an index.
         received.has(sequence, u8::MAX, u8::MAX);
     }
 }
 
-/// Checks arbitrary words as the contents of a mailbox. `signed` makes the digest valid first.
+/// Reads arbitrary words as a mailbox's content. `signed` makes their digest valid first.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
@@ -123,15 +123,15 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     true
 }
 
-/// Returns the control frame, padded to the words of a mailbox.
+/// Returns the control frame's words, with zeros up to the words of a mailbox.
 pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
     let words = frame.to_words();
     assert!(words.len() <= FRAME_WORDS);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(0))
 }
 
-/// Writes the words' valid digest, as any peer can: it detects torn control frames, not forged
-/// ones. Independent of the plugin's code, so that a change of the digest makes the check fail.
+/// Makes the words' digest valid, as any peer can: the digest detects torn frames, not forged ones.
+/// The code is independent of the plugin's, so that a change of the digest makes the check fail.
 pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let bytes = (words[2] & 0xffff_ffff).min(MAX_CONTROL_BYTES as u64) as usize;
@@ -197,7 +197,7 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     ]
 }
 
-/// Each control message alone; control frames, also signed by [`sign`]; and a mix of two frames.
+/// Each control message, control frames with and without [`sign`], and a mix of two frames.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();

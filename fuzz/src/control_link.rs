@@ -1,5 +1,5 @@
-//! The control frames between two ends: the peer sends any numbers, answers and messages, between
-//! this side's own messages.
+//! The control link, which numbers and confirms control frames between two ends. The peer sends
+//! frames with any numbers, confirmations and messages, mixed with this side's own messages.
 
 use crate::control::messages;
 use crate::memory;
@@ -9,8 +9,8 @@ use nccl_net_spark::flow::control_link::ControlLink;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 
-/// The protocol's two rules: a control message is sent once the one before is confirmed, and
-/// accepted only if it is the next.
+/// The protocol's two rules. A control message is sent once the one before it is confirmed. A
+/// received message is accepted only if its number is the next one.
 #[derive(Default)]
 struct Model {
     said: Vec<ControlMessage>,
@@ -48,7 +48,7 @@ impl Model {
     }
 }
 
-/// Reads a tape of own messages and control frames.
+/// Runs the input as a tape of own messages and of control frames.
 pub fn check(data: &[u8]) -> bool {
     let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
     let known = messages();
@@ -68,7 +68,7 @@ pub fn check(data: &[u8]) -> bool {
             _ => {
                 let frame = frame(&mut tape, &model);
                 let is_new = model.receive(&frame);
-                // This side's memory grows with its own messages, never with the peer's.
+                // The memory in use grows with this side's own messages, never with the peer's.
                 let room = frame.message.len() + model.frame().message.len() + 256;
                 let told = memory::bounded(room, || control_link.receive_frame(&frame));
                 match (&told, is_new) {

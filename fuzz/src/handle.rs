@@ -6,11 +6,11 @@ use crate::target::Seeds;
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use std::net::SocketAddr;
 
-/// Magic, version, port, scope, address, token.
+/// Length of magic, version, port, scope, address and token.
 const USED: usize = 8 + 2 + 2 + 4 + 16 + TOKEN_BYTES;
 const SCOPE: std::ops::Range<usize> = 12..16;
 
-/// Checks any 128 bytes; missing ones are 0.
+/// Checks any 128 bytes. Shorter input is padded with zeros.
 pub fn check(data: &[u8]) -> bool {
     let mut bytes = [0; HANDLE_BYTES];
     let count = data.len().min(HANDLE_BYTES);
@@ -31,7 +31,7 @@ pub fn check(data: &[u8]) -> bool {
     );
     let mut again = handle.encode();
     assert_eq!(Handle::decode(&again), Ok(handle));
-    // An IPv4 address has no scope.
+    // An IPv4 address has no scope, so encoding drops the scope's bytes.
     if handle.address.is_ipv4() {
         again[SCOPE].copy_from_slice(&bytes[SCOPE]);
     }

@@ -1,7 +1,7 @@
 //! The handshake's framed messages, and the decisions made from them before any queue pair exists:
 //! the pairing of rails and their rates.
 //!
-//! Input: a message kind (with 0x80: the header is in the input too), then the body.
+//! Input: a byte with the message kind, then the body; after a byte of 0x80 or more, a whole frame.
 
 use crate::control;
 use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
@@ -44,7 +44,7 @@ pub fn check(data: &[u8]) -> bool {
         }
     };
     assert!(header.body_bytes <= MAX_BODY_BYTES, "a body of {} bytes would be awaited", header.body_bytes);
-    // The channel returns exactly as many bytes as were announced.
+    // The channel passes on exactly as many bytes as the header announces.
     let Some(body) = body.get(..header.body_bytes) else { return false };
     let message = match memory::bounded(body.len(), || Message::decode(header, body)) {
         Ok(message) => message,
@@ -150,8 +150,8 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Ro
     check_rates(&ends);
 }
 
-/// Asserts that path rates are fair and maximal: no passage is overfilled, and each path has a full
-/// one.
+/// Asserts that the rates of paths are possible and maximal. A passage is a PCIe link, a port or a
+/// cable that paths share: none is overfilled, and each path has a full one.
 fn check_rates(ends: &[[End; 2]]) {
     let paths = Paths::new(ends);
     assert_eq!(paths.count(), ends.len());
@@ -180,7 +180,7 @@ fn check_rates(ends: &[[End; 2]]) {
     assert!(negotiate::queue_pairs(0, &paths).iter().all(|count| (1..=MAX_LIST as u8).contains(count)));
 }
 
-/// This side's rails in the pairings: a Spark's four, two of them with only a link-local address.
+/// This side's rails for the pairings: a Spark's four, two of which have only a link-local address.
 fn own_rails() -> Vec<RailAdvert> {
     let gid = |text: &str| text.parse::<std::net::Ipv6Addr>().expect("an address").octets();
     let rail = |(at, address): (u8, &str)| RailAdvert {

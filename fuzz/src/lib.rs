@@ -50,7 +50,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// Larger seeds only slow libFuzzer down.
+    /// Maximum bytes of a seed. Larger seeds only slow libFuzzer down.
     const MOST_BYTES: usize = 4096;
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn invalid_input_is_refused() {
-        // The stateful targets accept any tape of decisions; these four take the bytes directly.
+        // The stateful targets accept any bytes as a tape. These four decode the bytes directly.
         for target in
             TARGETS.iter().filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))
         {

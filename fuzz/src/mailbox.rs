@@ -1,5 +1,5 @@
-//! The mailbox: the peer writes any words at any time, while this side takes control frames and
-//! writes its own.
+//! The mailbox, memory that the peer writes. The peer writes any words at any time, while this side
+//! takes control frames and writes its own.
 
 use crate::control::{padded, sign};
 use crate::tape::Tape;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;
 const OUTBOX: usize = OUTBOX_AT / 8;
-/// The highest possible address of the peer's mailbox: offsets must not exceed the end of memory.
+/// Highest possible address of the peer's mailbox. An offset beyond the mailbox would overflow.
 const PEER_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
 
 thread_local! {
@@ -25,11 +25,11 @@ thread_local! {
 
 enum Inbox {
     Whole(ControlFrame),
-    /// Nothing, or an invalid mix.
+    /// No frame, or words that need not be a valid frame.
     Other,
 }
 
-/// Reads a tape of writes and reads.
+/// Runs the input as a tape of writes and reads.
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
     region.words().iter().for_each(|word| word.store(0, Relaxed));
@@ -41,7 +41,7 @@ pub fn check(data: &[u8]) -> bool {
             0 => {
                 let frame = frame(&mut tape);
                 write(&mailbox, &padded(&frame), u64::MAX);
-                // A control frame with number 0 that confirms nothing counts as none.
+                // A control frame with number 0 that confirms nothing counts as no frame.
                 inbox = if frame.number == 0 && frame.received == 0 { Inbox::Other } else { Inbox::Whole(frame) };
             }
             1 => {
@@ -78,19 +78,19 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
     std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
 }
 
-/// Returns the words after the ring. The ring is checked at the end.
+/// Returns the words after the ring. `check` looks at the ring at the end.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
     mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
 
-/// Writes as a NIC does: the words in the mask, in groups of 64.
+/// Writes words as a NIC does: word N only if bit N % 64 of the mask is set.
 fn write(mailbox: &Mailboxes, words: &[u64; FRAME_WORDS], mask: u64) {
     for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
         mailbox.region.words()[INBOX + at].store(*word, Relaxed);
     }
 }
 
-/// Takes a control frame once, and checks that nothing else changed. Returns true if there was one.
+/// Takes a control frame, and checks that nothing else changes. Returns true if there was one.
 fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     let before = all(mailbox);
     let expected = ControlFrame::from_words(&inbox_words(mailbox));

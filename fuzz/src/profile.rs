@@ -10,7 +10,7 @@ pub fn check(data: &[u8]) -> bool {
     let profile = match Profile::parse("fuzz", &text) {
         Ok(profile) => profile,
         Err(why) => {
-            // The error shows one word and its line, escaped.
+            // The error quotes one word and its line, escaped.
             assert!(why.starts_with("fuzz") && why.len() < 16 * text.len() + 256, "{why}");
             return false;
         }
@@ -39,7 +39,7 @@ pub fn check(data: &[u8]) -> bool {
     let shared = profile.links.iter().flat_map(|link| [link.gts, link.payload_mbps]);
     let cables = profile.cables.iter().map(|cable| cable.payload_mbps);
     assert!(rates.chain(shared).chain(cables).all(|rate| rate.is_finite() && rate >= 0.0), "{profile:?}");
-    // Written and read again, the profile is the same despite the order of lines and spelling.
+    // Written and read again, the profile is the same, whatever its spelling and order of lines.
     let written = profile.to_text();
     assert_eq!(Profile::parse("fuzz", &written).as_ref(), Ok(&profile), "{written}");
     let lines = profile.links.len() + profile.cables.len() + profile.rails.len();
@@ -47,7 +47,7 @@ pub fn check(data: &[u8]) -> bool {
     true
 }
 
-/// The built-in profiles, and one with everything that a line may have.
+/// The built-in profiles, and one that uses every field of each line.
 pub fn seeds() -> Seeds {
     let built_in = |name: &str| Profile::load(name, 1.0).expect("a built-in profile").to_text().into_bytes();
     let spelt = "# two of a kind\nlink A pci=0000:01:00 gts=1.6e1 width=4 payload=+112000 # x4\ncable c payload=0\n\n\

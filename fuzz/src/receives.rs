@@ -1,8 +1,8 @@
-//! A receiver's handling of immediates. A peer lies about slot, part, share, leads and bytes,
-//! between grants, tests and losses.
+//! A receiver's handling of immediates, the 32 bits with a share's last write. The peer lies about
+//! slot, part, share, leads (earlier writes) and bytes, between grants, tests and lost lanes.
 //!
-//! The model keeps the arrived shares of each slot with their bytes, and knows the result of each
-//! call.
+//! The model keeps the arrived shares of each slot with their bytes, and predicts the result of
+//! each call.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -18,13 +18,13 @@ use nccl_net_spark::wire::{PARTS, SLOTS};
 use std::collections::BTreeMap;
 
 const LANES: usize = 4;
-/// The smallest chunk that a handshake agrees on.
+/// Bytes of a chunk, the largest single write: the smallest that a handshake agrees on.
 const CHUNK: u64 = 4096;
 
 #[derive(Debug, Clone, Default)]
 struct Part {
     room: u64,
-    /// `None` before the first share.
+    /// Number of shares that the peer announced; `None` before the first share.
     announced: Option<u8>,
     came: BTreeMap<u8, u64>,
 }
@@ -46,7 +46,7 @@ struct Open {
     optional: bool,
     told: bool,
     lane: LaneId,
-    /// The lane of its clear-to-send was lost.
+    /// True if the lane of its clear-to-send was lost, so that the entry must be repeated.
     to_repeat: bool,
 }
 
@@ -59,14 +59,14 @@ impl Open {
 struct Model {
     receives: Receives,
     slots: Vec<Option<Open>>,
-    /// Lanes of clear-to-sends that are being repeated, by slot.
+    /// By slot: the lane on which its clear-to-send is being repeated.
     repeating: Vec<Option<LaneId>>,
     granted: u64,
     delivered: u64,
     whole: u64,
 }
 
-/// Reads a tape of grants, immediates, tests and losses.
+/// Runs the input as a tape of grants, immediates, tests and losses.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// Delivers an immediate that fits a receive, except for the lies on the tape.
+    /// Delivers an immediate that fits a granted receive, except for the lies on the tape.
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
         let at = tape.below(SLOTS);
         let (shape, lies) = (tape.u8(), tape.u8());
@@ -225,7 +225,7 @@ impl Model {
         }
     }
 
-    /// Repeats a grant of a lost lane, or confirms a repeated one.
+    /// Repeats a grant whose lane was lost, or confirms a repeated grant.
     fn repeat(&mut self, tape: &mut Tape<'_>) {
         let (what, lane) = (tape.u8(), tape.lane(LANES));
         if what & 0x80 == 0 {
@@ -240,7 +240,7 @@ impl Model {
             assert_eq!(self.receives.next_repeat(lane, |by| by == lane), expected);
             return;
         }
-        // A completion of this side's own NIC comes only for posted requests.
+        // This side's NIC reports completions only for posted requests.
         let at = usize::from(what) % SLOTS;
         if self.repeating[at].take().is_some() {
             self.receives.repeated(slot(at));
@@ -256,7 +256,7 @@ impl Model {
         self.delivered = oldest;
     }
 
-    /// Checks the report that a sender gets when a rail is lost; it must fit a control frame.
+    /// Checks the report that a sender gets of a lost rail. It must fit a control frame.
     fn check_what_is_told(&self) {
         let received = self.receives.received();
         assert_eq!(received.granted, self.granted);

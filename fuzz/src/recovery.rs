@@ -21,18 +21,18 @@ const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
-/// The caller's queue pairs of a rail.
+/// State of the caller's queue pairs of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rail {
     /// In use.
     Used,
-    /// Out of use, but not stopped because their device is cut off.
+    /// Out of use, but not stopped, because their device is cut off.
     CutOff,
-    /// None. `by_peer`: the peer has said that it has stopped its own.
+    /// No queue pairs. `by_peer`: the peer has reported that it has stopped its own, too.
     Stopped { by_peer: bool },
-    /// A thread makes or connects new ones.
+    /// A thread creates or connects new queue pairs.
     Working,
-    /// New. JOIN names them to the peer.
+    /// New, not connected. A JOIN message names them to the peer.
     New,
     /// New and connected.
     Connected,
@@ -42,13 +42,13 @@ struct Caller {
     recovery: Recovery,
     role: Role,
     rails: [Rail; RAILS],
-    /// Losses that wait in the data path's status.
+    /// True for each rail whose loss waits in the data path's status until `report`.
     losses: [bool; RAILS],
-    /// The peer's FENCED for each rail since it was last in use.
+    /// For each rail, the content of the peer's FENCED messages since the rail was last in use.
     fenced_by_peer: [Vec<Received>; RAILS],
     received: Option<ControlMessage>,
     failed: u32,
-    /// The connection has failed, or the peer has left. Earlier actions are still executed.
+    /// True after a failure, or after the peer has left. Earlier actions are still executed.
     has_ended: bool,
     has_closed: bool,
     was_up: bool,
@@ -94,7 +94,7 @@ pub fn check(data: &[u8]) -> bool {
     number > 0
 }
 
-/// Returns the control message for this rail. A BYE gets a possible count.
+/// Returns the control message with its lane set to `at`. A BYE gets a possible count.
 fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
@@ -144,7 +144,7 @@ impl Caller {
         self.recovery.receive_frame(&frame, begun, self.now);
     }
 
-    /// Loses a rail on the data path. Recovery learns of it by `report`.
+    /// Loses a rail on the data path. `report` tells recovery later.
     fn lose(&mut self, lane: LaneId, becomes: Rail) {
         if self.rails[lane.index()] == Rail::Used {
             self.rails[lane.index()] = becomes;
@@ -152,7 +152,7 @@ impl Caller {
         }
     }
 
-    /// Stops a device that was cut off: it left the bus, or answers again.
+    /// Stops a device that was cut off, because it has left the bus or responds again.
     fn stop(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::CutOff {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
@@ -179,7 +179,7 @@ impl Caller {
         }
     }
 
-    /// Fences again, in case devices that were cut off have stopped.
+    /// Fences again each rail that is still fencing: its device may have stopped since then.
     fn fence_again(&mut self) {
         for lane in LaneId::all(RAILS) {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -390,7 +390,7 @@ pub fn seeds() -> Seeds {
     let mut dark = Writer::default();
     dark.u8(0).u8(2).u8(0).u8(2).u8(1).u8(10).u8(0);
     receive(&mut dark, at("fenced"));
-    // The first attempt finds no path. When the second is due, no rail has been up for too long.
+    // The first attempt finds no path. Before the second, the time limit without a rail passes.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
     let mut cut_off = Writer::default();

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Excluded, because it could name any file.
+/// Excluded setting, because it could name any file.
 const NOT_FROM_HERE: &str = "NCCL_SPARK_SETTINGS_FILE";
 
 thread_local! {
@@ -59,7 +59,7 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     let settings = match Settings::gather(variables, &standard) {
         Ok(settings) => settings,
         Err(error) => {
-            // The error may show the text, escaped, and the names of all settings.
+            // The error may quote the text, escaped, and the names of all settings.
             let text = error.to_string();
             assert!(!text.is_empty() && text.len() < 16 * bytes + 4096, "{text}");
             return false;
@@ -78,8 +78,8 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
             }
         }
     }
-    // Written into one file, all settings keep their values, unless a file would read a variable's
-    // value as a comment.
+    // Written into one file, all settings keep their values. Skipped if a file would read part of a
+    // variable's value as a comment.
     let is_comment = |value: &str| {
         value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
     };
@@ -101,7 +101,7 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
 /// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
     let held = settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
-    // As variables only: the table's ranges are the same for every source.
+    // Passed only as variables: the table's ranges are the same for every source.
     let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.rails.gid_index.is_none_or(|index| index <= 255));
@@ -117,13 +117,13 @@ fn check_values(settings: &Settings) {
     assert!(seconds(config.data_path.stall_warn, 86_400));
     assert!((100..=60_000).contains(&config.recovery.probe_timeout.as_millis()));
     for filter in [&config.rails.hca, &config.setup.interfaces] {
-        // An exclusion admits a name that no interface has; a list of names does not.
+        // No interface has this name: a list of exclusions admits it, a list of names does not.
         let nobody = "/: no name begins so";
         assert_eq!(filter.admits(nobody, Some(1)), !filter.names_something());
     }
 }
 
-/// Each grammar of the table once, in the file and as variables, and other allowed spellings.
+/// Each grammar of the settings table, in the file and as variables, and other allowed spellings.
 pub fn seeds() -> Seeds {
     let file = "# all of it\n\nNCCL_IB_TC=106 # DSCP 26\nNCCL_IB_HCA = ^=mlx5_0:1,mlx5_1:\r\nNCCL_IB_GID_INDEX=-1\nNCCL_IB_QPS_PER_CONNECTION=4\n\
         NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\nNCCL_IBVERBS_LIB=#\n";

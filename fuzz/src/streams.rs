@@ -1,8 +1,8 @@
-//! TCP streams that carry data: a peer lies in its frames, to a receiver and to a sender.
+//! TCP streams that carry data. The peer lies in its frames to a receiver and to a sender.
 //!
-//! The model keeps the granted, announced and arrived bytes for each part of a receive, and knows
-//! which frames are allowed. To the sender, the peer grants receives as it likes. Each chunk must
-//! be within its message, and no send may complete before all its bytes are written.
+//! For the receiver, the model keeps the granted, announced and arrived bytes of each part of a
+//! receive, and knows which frames are allowed. To the sender, the peer grants any receives. Each
+//! chunk must be within its message, and no send may complete before all its bytes are written.
 
 use crate::memory;
 use crate::tape::Tape;
@@ -16,7 +16,7 @@ use nccl_net_spark::wire::ids::Slot;
 use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, LINE_BYTES, MAX_CHUNK_BYTES, StreamFrame, StreamGrant};
 use nccl_net_spark::wire::{PARTS, SLOTS};
 
-/// Reads a tape of frames and calls; its first byte selects the side.
+/// Runs the input as a tape of frames and calls. The first byte selects the side.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     if tape.u8() & 1 == 0 {
@@ -30,7 +30,7 @@ pub fn check(data: &[u8]) -> bool {
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     room: u64,
-    /// Known once the first chunk was announced.
+    /// Size of the message; `None` before the first chunk was announced.
     total: Option<u64>,
     announced: u64,
     landed: u64,
@@ -106,7 +106,7 @@ impl Receiver {
         }
     }
 
-    /// Delivers a frame of an honest sender, or one close to it.
+    /// Delivers a frame as an honest sender would, or one close to it.
     fn receive_nearly(&mut self, tape: &mut Tape<'_>) {
         let sequence = self.granted.wrapping_sub(1 + tape.below(SLOTS + 2) as u64);
         let part = tape.below(PARTS) as u8;

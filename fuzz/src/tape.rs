@@ -71,7 +71,7 @@ impl<'a> Tape<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `count` (at most 256; 0 where it is 0).
+    /// A number below `count` (at most 256), or 0 if `count` is 0.
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(self.u8()) % count.max(1)
     }

@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// A script that runs `body`, and an nvidia-smi that prints `bus`. `chose` writes NCCL's line on
-/// channels into the log; the first argument is the run's name.
+/// A script that runs `body`, and an nvidia-smi that prints `bus`. In `body`, `chose RUN NUMBER`
+/// writes NCCL's line on channels into the log.
 struct Script(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh

@@ -131,7 +131,7 @@ fn failures_name_the_library_the_rank_and_the_reason() {
     assert!(said.status == Some(1) && line.starts_with("spark-lab: theirs: rank 0: connection 0: send"), "{said:?}");
     assert!(line.contains("the cable is gone"), "{said:?}");
     let said = run(&fake, &against("FAKE_INIT_FAILS=1"));
-    // Both ranks fail alike, in one line if at the same time.
+    // Both ranks fail alike. Their errors share one line if they fail at the same time.
     let line = said.err.lines().find(|line| line.starts_with("spark-lab: theirs: rank")).unwrap_or_default();
     assert!(said.status == Some(1) && line.contains(": init returned ncclSystemError"), "{said:?}");
 

@@ -1,4 +1,4 @@
-//! `spark-lab communicators` as far as it goes without a GPU; with one, all of it.
+//! Tests of `spark-lab communicators`: all scenarios on a machine with a GPU, the errors on others.
 
 mod common;
 

@@ -1,13 +1,14 @@
-//! A plugin's table of any version: functions that are the same in all, and enums for the others.
+//! The functions of a plugin's network table, for all versions of NCCL's interface. A function
+//! whose type differs between versions is an enum.
 
 use nccl_net_spark::abi::types::{self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12};
 use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
-/// Versions that this program can drive.
+/// Versions of the network interface that this program can drive.
 pub use types::NET_VERSIONS as VERSIONS;
 
-/// Returns a parser for an option that names a version.
+/// Returns a parser for an option whose value is one of [`VERSIONS`].
 pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(i64::from(*VERSIONS.start())..=i64::from(*VERSIONS.end()))
 }
@@ -30,11 +31,12 @@ pub(crate) struct Functions {
     pub close_send: Option<Close>,
     pub close_recv: Option<Close>,
     pub close_listen: Option<Close>,
-    /// Since version 11.
+    /// Exists since version 11 of the interface.
     pub finalize: Option<Finalize>,
 }
 
-/// Defines an enum of a function's types, each named after the first version that has it.
+/// Defines an enum for a function. Each variant has one type of the function and is named after the
+/// first version with this type.
 macro_rules! one_of {
     ($($function:ident: $($version:ident($type:ty))*;)*) => {$(
         #[derive(Clone, Copy)]

@@ -1,4 +1,5 @@
-//! All commands, with names, help and examples. Each command's options are in its own folder.
+//! All commands, with names, help and examples. Each command's options are in its own file or
+//! folder of `commands/`.
 
 mod examples;
 mod execute;
@@ -186,7 +187,6 @@ mod tests {
         words
     }
 
-    /// Runs clap's own checks of the definitions, such as the one for duplicate names.
     #[test]
     fn the_command_line_definition_is_consistent() {
         Cli::command().debug_assert();

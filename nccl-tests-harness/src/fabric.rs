@@ -29,7 +29,7 @@ pub enum Kind {
 /// The fabric that the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wish {
-    /// Kind; if none, RDMA devices if there are any.
+    /// Kind of the fabric. `None`: RDMA devices if the machine has any, else the software fabric.
     pub kind: Option<Kind>,
     /// A built-in profile of the software fabric, or a file.
     pub profile: String,
@@ -37,19 +37,19 @@ pub struct Wish {
     pub nic: Nic,
     /// A factor on all rates of the profile.
     pub scale: f64,
-    /// Rails that carry only a part of their rate, on all nodes.
+    /// Rails that carry only a part of their rate on all nodes: name and part.
     pub slow_rails: Vec<(String, f64)>,
     /// Rails whose path has a fault, on all nodes.
     pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
-    /// Name of the software fabric; if none, a name is made for the run.
+    /// Name of the software fabric. `None`: a name is made for the run.
     pub name: Option<String>,
 }
 
 /// The fabric of a run.
 pub struct Fabric {
-    /// The kind.
+    /// Kind of the fabric.
     pub kind: Kind,
     /// Description for the run's header.
     pub about: String,
@@ -140,7 +140,8 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
 }
 
-/// Returns a name that no running fabric has: PIDs may repeat in other PID namespaces.
+/// Returns a name that no running fabric has. The PID is not enough, because a process in another
+/// PID namespace may have the same PID.
 fn own_name(dir: &Path) -> String {
     let plain = format!("{PREFIX}{}", std::process::id());
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
@@ -179,8 +180,8 @@ impl Fabric {
         environment
     }
 
-    /// Makes a folder in which the software fabric's library has the names of the verbs library,
-    /// for programs that load those names. The folder is removed with the fabric.
+    /// Makes a folder with links to the software fabric's library under the names of libibverbs,
+    /// for programs that load libibverbs by name. The folder is removed with the fabric.
     pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
         let Some(soft) = &self.soft else { return Ok(None) };
         let folder = soft.prepared.folder().join("lib");
@@ -198,8 +199,8 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// Returns the most that node 0 of a software fabric can send to node 1, as between any two
-    /// cabled nodes, while the rails of `fallen` carry a part of their rate.
+    /// Returns the limit from node 0 to node 1 of a software fabric, which is the same between any
+    /// two cabled nodes. `fallen` lists rails that carry only a part of their rate: name and part.
     pub fn limit(&self, fallen: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -217,8 +218,8 @@ impl Fabric {
         self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
     }
 
-    /// Sets a rail of the software fabric to `factor` of its rate, on all nodes; 1 restores the
-    /// rate at the start.
+    /// Sets a rail of the software fabric to `factor` of its rate, on all nodes. With 1, restores
+    /// the rate that the rail had at the start.
     ///
     /// # Errors
     /// Fails when there is no such rail, or no software fabric.
@@ -237,7 +238,7 @@ impl Fabric {
         self.soft()?.act(Some(node), rail, action).map_err(|error| anyhow!(error))
     }
 
-    /// Returns the number of queue pairs of the processes of a software fabric's node.
+    /// Returns the number of queue pairs of all processes on a node of the software fabric.
     ///
     /// # Errors
     /// Fails when the fabric's state cannot be read.
@@ -253,13 +254,13 @@ impl Fabric {
     }
 }
 
-/// The software fabric that this process's environment names.
+/// The rails of the software fabric that this process's environment names.
 #[derive(Debug, Clone)]
 pub(crate) struct SoftRails(Profile);
 
 impl SoftRails {
-    /// Returns the rails of the fabric in the environment; none if `verbs_library` is not the
-    /// software fabric's. Fails when there is no such fabric.
+    /// Returns the rails of the fabric in the environment, or `None` if `verbs_library` is not the
+    /// software fabric's library. Fails when the fabric does not exist.
     pub(crate) fn of_environment(verbs_library: &str) -> Result<Option<Self>> {
         let is_soft = Path::new(verbs_library).file_name() == Path::new(places::FABRIC).file_name();
         if !is_soft {
@@ -270,7 +271,8 @@ impl SoftRails {
         Ok(Some(Self(profile)))
     }
 
-    /// Returns the payload of these devices' rails together in Mb/s; none if there is no limit.
+    /// Returns the payload rate of the rails of `devices` together in Mb/s, or `None` if there is
+    /// no limit.
     pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
         let rails = self.0.rails.iter().enumerate();
         let used: Vec<_> =
@@ -328,7 +330,7 @@ mod tests {
     fn the_chosen_device_reaches_the_ranks_and_the_header() {
         for (nic, header) in [(Nic::Mlx5, ": profile unpaced; "), (Nic::SoftRoce, ": profile unpaced, as soft-roce; ")]
         {
-            // Any file works: nothing is loaded here.
+            // Any file works as the library, because nothing is loaded here.
             let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
             let fabric = set_up(&Wish { profile, library, nic, ..wish(Some(Kind::Soft)) }, 2, None).unwrap();
             let told = |environment: &[(String, String)]| {
@@ -351,7 +353,8 @@ mod tests {
         assert!(error(&of("/no/profile"), 2).starts_with("--profile: profile \"/no/profile\" is neither built in ("));
     }
 
-    /// By hand: two of a triangle's four functions lead to the next node, by a cable of 195 Gb/s.
+    /// Computed by hand: two of a triangle's four functions lead to the next node, over one cable
+    /// of 195 Gb/s.
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {

@@ -1,9 +1,10 @@
 //! Ctrl-C and other signals that ask the program to end. The program reports the signal, ends its
 //! child processes, and removes its files.
 //!
-//! A thread ends the processes. The main thread then fails as it does whenever a rank dies, and
-//! cleans up. If it waits for something else, the thread exits in its place. A command that still
-//! has something to write asks for more time ([`leave_the_end_to_the_main_thread`]).
+//! A thread ends the child processes. The main thread then fails, as it does whenever a rank dies,
+//! and cleans up. If the main thread does not end in time, the other thread cleans up and exits. A
+//! command that still has something to write asks for more time
+//! ([`leave_the_end_to_the_main_thread`]).
 //!
 //! `signal-hook` sets the handlers, because they need `unsafe` otherwise. A blocked signal mask in
 //! place of handlers would be inherited by every child.
@@ -29,17 +30,20 @@ const GRACE: Duration = Duration::from_secs(3);
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The received signal. The handler sets it before a thread sees a rank die by the same Ctrl-C.
+/// Number of the received signal, or 0. The handler sets it before a thread sees a rank die by the
+/// same Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 /// Seconds that the main thread asked for, else 0.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
-/// Additional time in that case: a process may be this program, whose processes have [`GRACE`].
+/// Additional time for processes if the main thread asked for time: a process may be this program,
+/// whose own processes have [`GRACE`].
 const NESTED_GRACE: Duration = Duration::from_secs(5);
-/// True if signals are only noted.
+/// True if signals are only noted ([`note`]).
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes the program end in order on SIGINT, SIGTERM or SIGHUP, unless started to ignore it.
+/// Makes the program end in order on SIGINT, SIGTERM or SIGHUP, except on a signal that it was
+/// started to ignore.
 pub fn watch() -> Result<()> {
     let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
@@ -58,9 +62,9 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Only notes these signals, for a command that started no process and reads [`status`] often
-/// enough. A second signal ends the program immediately: the command may wait for a reader of its
-/// output.
+/// Only notes SIGINT, SIGTERM and SIGHUP, for a command that starts no process and often reads
+/// [`status`]. A second signal ends the program immediately, because the command may wait for a
+/// reader of its output.
 pub fn note() -> Result<()> {
     let received = RECEIVED.get_or_init(Arc::default);
     IS_QUIET.store(true, Ordering::Release);
@@ -77,7 +81,7 @@ pub fn note() -> Result<()> {
 }
 
 /// Returns the exit status after a signal as shells show it: 128 plus the signal's number. Prints
-/// one message, unless the signals are only noted.
+/// one message, unless the signals are only noted. Returns `None` before a signal.
 pub fn status() -> Option<u8> {
     let number = RECEIVED.get()?.load(Ordering::Acquire) as i32;
     (number != 0).then(|| {
@@ -88,23 +92,23 @@ pub fn status() -> Option<u8> {
     })
 }
 
-/// Gives the main thread up to `most` to end once the processes have ended.
+/// Gives the main thread up to `most` time to end after the processes have ended.
 pub fn leave_the_end_to_the_main_thread(most: Duration) {
     WANTED_S.store(most.as_secs(), Ordering::Release);
 }
 
-/// Returns the signals that this program was not started to ignore.
+/// Returns the signals to handle: all three, except those that this program was started to ignore.
 fn wanted() -> Vec<i32> {
     let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0).collect()
 }
 
-/// Deletes a folder when the program is asked to end and the main thread cannot do it.
+/// Makes a signal delete this folder if the main thread does not do it in time.
 pub fn remove_at_exit(folder: &Path) {
     folders(|all| all.push(folder.to_owned()));
 }
 
-/// Removes a deleted folder from the list.
+/// Removes a deleted folder from the list of [`remove_at_exit`].
 pub fn keep_at_exit(folder: &Path) {
     folders(|all| all.retain(|other| other != folder));
 }
@@ -136,7 +140,7 @@ fn end(number: i32) {
         // Also ends processes that start only now: a command may retry after a rank died.
         for child in children() {
             alone_since = Instant::now();
-            // The process may have ended meanwhile.
+            // The process may have ended meanwhile, so errors are ignored.
             if start.elapsed() > grace {
                 let _ = signal::kill(child, Signal::SIGKILL);
             } else if asked.insert(child) {
@@ -169,7 +173,8 @@ fn running_parent(stat: &str) -> Option<u32> {
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 
-/// Returns a bit for each ignored signal, from 1 on. Shells and nohup start jobs that ignore some.
+/// Returns a bit for each ignored signal; the lowest bit is signal 1. Shells and nohup start jobs
+/// with some signals ignored.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

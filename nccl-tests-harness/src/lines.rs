@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct NamedPipe {
     reader: File,
-    /// Prevents an end of the stream before any process has opened the pipe.
+    /// Kept open, so that the stream does not end before a process has opened the pipe.
     writer: File,
 }
 
@@ -34,13 +34,14 @@ impl NamedPipe {
     }
 }
 
-/// Passes every line of the children's standard output and error and of `pipes` to `on_line`, with
-/// the spaces at its end. The number is the child's index, or for a pipe the number of children
-/// plus the pipe's index. Standard output and error must be pipes.
+/// Passes every line of the children's standard output and error, and of `pipes`, to `on_line`,
+/// with the spaces at the line's end. `on_line` also gets the child's index or, for a pipe, the
+/// number of children plus the pipe's index. The children's standard output and error must be
+/// pipes.
 ///
-/// Returns the children's exit statuses once all have closed both streams and no process writes to
-/// the pipes, or none when `timeout` is over. Ends children that still run then, and when `on_line`
-/// fails.
+/// Returns the children's exit statuses when all have closed both streams and no process writes to
+/// the pipes. Returns `None` after `timeout`. Then, and when `on_line` fails, ends the children
+/// that still run.
 ///
 /// # Errors
 /// Fails when `on_line` fails, and on errors of the system.
@@ -65,7 +66,7 @@ pub fn follow(
     let count = children.len();
     readers.into_iter().enumerate().for_each(|(at, reader)| drop(spawn((count + at, Box::new(reader)))));
     std::thread::spawn(move || {
-        // A reader that panicked has ended too.
+        // A reader that panicked has ended too, so its error does not matter.
         of_children.into_iter().for_each(|reader| drop(reader.join()));
         drop(writers);
     });

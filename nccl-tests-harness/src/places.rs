@@ -30,7 +30,7 @@ pub(crate) fn plugin(program: &Path) -> Option<PathBuf> {
 /// Returns the absolute path of the plugin: `given`, or the one that belongs to `program`.
 ///
 /// # Errors
-/// Names the missing file, and the command that builds it.
+/// The file is missing. The error names it, and the command that builds it.
 pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
     let build = build_command();
     let Some(plugin) = given.or_else(|| plugin(program)) else {

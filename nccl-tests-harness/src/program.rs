@@ -43,7 +43,7 @@ pub enum Outcome {
 }
 
 impl From<bool> for Outcome {
-    /// `false` means that data was wrong.
+    /// `false` means that data was wrong, or that there is nothing to use.
     fn from(is_good: bool) -> Self {
         if is_good { Self::Good } else { Self::Failed }
     }

@@ -5,7 +5,7 @@
 /// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
 ///
 /// # Errors
-/// Names the allowed sizes.
+/// The text is not a size. The error names the allowed ones.
 pub fn parse(text: &str) -> Result<usize, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 1_u64 << 10),

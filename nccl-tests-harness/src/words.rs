@@ -7,10 +7,10 @@ use std::ffi::{OsStr, OsString};
 
 /// Returns the words for clap.
 ///
-/// A `--json` without its own FILE becomes `--json=-`: clap would take the next word as the FILE,
-/// even an argument such as a test of nccl-tests. A negative number becomes a part of the option
-/// before it, as in `-b=-5`: no option has such a name, and the error then names the option and its
-/// allowed values.
+/// A `--json` without its own FILE becomes `--json=-`. Otherwise clap would take the next word as
+/// the FILE, even if it is an argument, such as a test of nccl-tests. A negative number becomes a
+/// part of the option before it, as in `-b=-5`. No option has such a name, and clap's error then
+/// names the option and its allowed values.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());
     let mut words = words.into_iter().peekable();
@@ -36,14 +36,15 @@ pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) ->
     prepared
 }
 
-/// True for the name of a subcommand, and for a value that the command lists for an argument.
+/// Returns true for the name of a subcommand, and for a value that the command lists for an
+/// argument.
 fn is_known(command: &Command, word: &OsStr) -> bool {
     let mut values = command.get_positionals().flat_map(|argument| argument.get_possible_values());
     let is_value = word.to_str().is_some_and(|word| values.any(|value| value.matches(word, false)));
     is_value || command.find_subcommand(word).is_some()
 }
 
-/// True for an option word without `=VALUE`.
+/// Returns true for an option word without `=VALUE`.
 fn is_option(word: &OsStr) -> bool {
     let bytes = word.as_encoded_bytes();
     bytes.starts_with(b"-") && bytes.iter().any(|byte| *byte != b'-') && !bytes.contains(&b'=')
@@ -53,10 +54,12 @@ fn is_negative(word: &OsStr) -> bool {
     matches!(word.as_encoded_bytes(), [b'-', b'0'..=b'9' | b'.', ..])
 }
 
-/// Returns the error for a value that must be text and is not. clap's own error does not name it.
+/// Returns the error for a value that must be UTF-8 and is not. clap's own error does not name the
+/// value.
 pub fn not_utf8(program: &Command, words: &[OsString]) -> Option<Error> {
     let text = |word: &OsString| OsString::from(word.to_string_lossy().into_owned());
-    // Paths may be any bytes. The cause is the first word whose change to text ends the error.
+    // Paths may have any bytes. The cause is the first word with which clap's error disappears,
+    // when the words up to it are converted to text.
     let is_cause = |at: &usize| {
         let mended = words[..=*at].iter().map(text).chain(words[at + 1..].iter().cloned());
         !program.clone().try_get_matches_from(mended).is_err_and(|error| error.kind() == ErrorKind::InvalidUtf8)
@@ -139,7 +142,7 @@ mod tests {
             ("nccl-tests --json ./all_reduce sendrecv", file("./all_reduce"), "sendrecv"),
             ("nccl-tests --json -- -b 8", Some(Target::Output), "all_gather -b 8"),
             ("nccl-tests sendrecv -- --json all_reduce", None, "sendrecv --json all_reduce"),
-            // `rails` has no such argument.
+            // `rails` takes no such argument, so the word is the file.
             ("rails --json all_reduce", file("all_reduce"), ""),
         ] {
             let expected = arguments.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
@@ -147,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Otherwise it would write a settings file where the user wanted the sweep.
+    /// If `collectives` were the FILE, plain `tune` would run and write a settings file.
     #[test]
     fn a_subcommand_after_json_is_no_file() {
         let words = ["nccl-spark", "tune", "--json", "collectives"].map(Into::into);

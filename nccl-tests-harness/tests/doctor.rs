@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-/// Runs the doctor with these variables only.
+/// Runs the doctor with only these environment variables.
 fn doctor(arguments: &str, variables: &str) -> Said {
     let mut command = Command::new(nccl_spark().get_program());
     command.env_clear().arg("doctor").args(arguments.split_whitespace());

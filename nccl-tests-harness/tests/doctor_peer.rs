@@ -42,7 +42,8 @@ impl Bed {
         Self { dir, prepared }
     }
 
-    /// Returns the program on a node, without the variables of the test's own environment.
+    /// Returns the command that runs the program on a node, without the variables of the test's own
+    /// environment.
     fn program(&self, node: usize, arguments: &[&str]) -> Command {
         let mut command = Command::new(nccl_spark().get_program());
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).args(arguments);
@@ -83,8 +84,8 @@ impl Bed {
         control::control(self.dir.path(), FABRIC, Some(node), rail, action).unwrap();
     }
 
-    /// Makes a script in place of ssh, which first runs `before`. A host's name has its node's
-    /// number.
+    /// Makes a script in place of ssh, which first runs `before`. A host's name ends with its
+    /// node's number.
     fn ssh(&self, before: &str) -> String {
         let script = self.dir.path().join("ssh");
         let root = self.prepared.folder().join("sys/nodes");
@@ -110,7 +111,7 @@ impl Drop for Partner {
 }
 
 impl Partner {
-    /// Waits for the partner's exit status, within a partner's own time limit.
+    /// Waits for the partner to end, at most [`PATIENCE`], and returns its exit status.
     fn status(&mut self) -> Option<i32> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -155,7 +156,7 @@ fn paths(told: &Value) -> &Vec<Value> {
     told["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{told}"))
 }
 
-/// Without rates there is no expectation, so a busy machine does not count as a slow rail.
+/// Without rates in the profile, none is expected, so a busy machine does not count as slow.
 #[test]
 fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     if !is_built() {
@@ -183,7 +184,8 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
     let paths = paths(&told);
     assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{told}");
     assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{told}");
-    // By hand: a link of 112 Gb/s, and for all rails two of them, at a five-thousandth.
+    // Computed by hand: one link of 112 Gb/s for each rail, and two links for all rails, at a
+    // five-thousandth of their rate.
     let expected: Vec<f64> = paths.iter().map(|path| path["expected_mbps"].as_f64().unwrap()).collect();
     assert_eq!(
         expected.iter().map(|mbps| (mbps * 10.0).round() / 10.0).collect::<Vec<_>>(),
@@ -196,14 +198,13 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
         assert!(figures["wrong_bytes"] == 0 && figures["latency_us"].as_f64().unwrap() > 0.0, "{told}");
         for way in ["to_peer", "from_peer"] {
             let (mbps, expected) = (figures[way]["mbps"].as_f64().unwrap(), path["expected_mbps"].as_f64().unwrap());
-            // Bytes that are queued when a run begins are a small part of its bytes.
+            // Bytes that were queued before the measurement count too, but they are few.
             assert!(mbps > 0.0 && mbps < expected * 1.2, "{told}");
             grades.push(figures[way]["grade"].as_str().unwrap());
         }
     }
     // A machine that is too busy for these rates has slow rails, and the doctor reports them.
     assert!(ids(&told).is_empty() || grades.iter().any(|grade| *grade != "good"), "{said:?}");
-    // One progress line each.
     assert!(said.err.contains("# 1/5 ") && said.err.contains("# 5/5 all rails together: "), "{said:?}");
 }
 
@@ -222,7 +223,7 @@ fn a_slow_rail_with_correct_attributes_is_found_over_ssh() {
     let told = told(&said);
     let grade = |at: usize, way: &str| paths(&told)[at]["measured"][way]["grade"].as_str().unwrap();
     assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{told}");
-    // If the machine is too busy for the other rail as well, no rail is slower than the other.
+    // If the machine is too busy for both rails, neither is slower than the other.
     let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
     let finding = told["findings"].as_array().unwrap().iter().find(|finding| {
         finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")

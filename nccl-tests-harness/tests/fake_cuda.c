@@ -1,20 +1,20 @@
-/* A CUDA driver (libcuda.so) without a GPU, for the tests of nccl-spark memory: its "GPUs" are the
- * processor.
+/* A CUDA driver (libcuda.so) without a GPU, for the tests of nccl-spark memory. Its "GPUs" are the
+ * CPU.
  *
- * It knows the kernels by name and does their work (that of the litmus test in threads, because
- * those kernels run beside the processor). It is strict about its use: a current context, allocated
- * addresses, one kernel at a time on a stream, nothing left when a context is released (it prints
- * "LEAK" then). The environment plants faults:
+ * It recognises the kernels by name and does their work. Those of the litmus test run in threads,
+ * because the CPU works at the same time. It checks its caller: a current context, allocated
+ * addresses, one kernel at a time on a stream. When the last context is released and something is
+ * left, it prints "LEAK". Environment variables plant faults:
  *   FAKE_GPUS=N      number of GPUs (default 1)             FAKE_PAGEABLE=0  no access to malloc's memory
  *   FAKE_FREE=BYTES  the result of cuMemGetInfo             FAKE_MANAGED=0   no managed memory
  *   FAKE_MISCOUNT    the checking kernel counts nothing     FAKE_NO_PINNED   cuMemHostAlloc fails
  *   FAKE_WRONG_PATTERN  the writing kernel writes another pattern
- *   FAKE_TORN_STORE  the kernel that stores lines stores bytes 32 to 47 of each 20 us after its flag
- *   FAKE_SHORT_STORE it stores all but the first 8 bytes
+ *   FAKE_TORN_STORE  bytes 32 to 47 of a stored line come 20 us after its flag
+ *   FAKE_SHORT_STORE the first 8 bytes of a line are not stored
  *   FAKE_BLIND_LOAD  the kernel that loads lines finds none torn
  *   FAKE_WAIT_MS=N   time limit of the kernel that loads lines, in place of its argument
- * The processor cannot access device memory, as on a discrete GPU: its pages are opened only inside
- * of these calls. */
+ * As with a discrete GPU, the CPU cannot access device memory: its pages are accessible only inside
+ * the driver's calls. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -29,8 +29,8 @@
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, NOT_READY = 600,
        ILLEGAL_ADDRESS = 700 };
 enum { DEVICE, MANAGED, PINNED, REGISTERED, ROOM = 64 };
-/* Offset of a GPU's addresses of pinned memory. They differ from the processor's, so that code which
- * confuses the two fails. */
+/* Offset of a GPU's addresses of pinned memory. A GPU's address differs from the CPU's, so that
+ * code that confuses them fails. */
 #define MAPPED ((uint64_t)1 << 60)
 
 typedef struct {
@@ -205,7 +205,7 @@ static int copy(void *to, const void *from, size_t bytes) {
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return copy((void *)(uintptr_t)to, from, bytes); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return copy(to, (void *)(uintptr_t)from, bytes); }
 
-/* True if a GPU reaches these bytes by this address. */
+/* Returns 1 if a GPU can access these bytes by an address of this kind. */
 static int reached(char *from, size_t bytes, int is_mapped) {
   for (area_t *area = areas; area < areas + ROOM; area++) {
     int pinned = area->kind == PINNED || area->kind == REGISTERED;

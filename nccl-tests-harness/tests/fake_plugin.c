@@ -1,18 +1,18 @@
 /* A network plugin (ncclNet v11) over loopback TCP, for the tests of nccl-spark.
  *
- * It moves data as a real one does, is strict about its use, and has faults that the environment
- * plants. The value of a fault is the number of the isend, or of the received message, that it
- * strikes, counted from 1 in a process:
+ * It moves data like a real plugin, and refuses wrong calls. Environment variables plant faults.
+ * The value of a variable is the number of the isend, or of the received message, that has the
+ * fault, counted from 1 in each process:
  *   FAKE_CORRUPT   one byte of the message is flipped        FAKE_STALE    the message never reaches its buffer
  *   FAKE_SWAP      the halves of the message are swapped     FAKE_SHORT    test reports a byte too few
  *   FAKE_FAIL      isend fails                               FAKE_HANG     isend never returns
  *   FAKE_LOSE      isend drops the message                   FAKE_DIE      isend kills the process
  *   FAKE_EXIT      isend leaves the process with status 3    FAKE_UNKNOWN  isend returns an unknown code
- * Without a number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host
+ * These need no number: FAKE_INIT_FAILS, FAKE_INIT_HANGS, FAKE_NO_DEVICE, FAKE_DEVICE_ONLY (no host
  * memory), FAKE_SLOW (isend takes a second), FAKE_NO_OPTIONAL (an optional receive fails),
  * FAKE_TORN (of each 128 bytes of an optional receive the upper 64 come 20 ms before the lower).
- * An optional receive ends when its bytes are there, as any other; they are stored as 8-byte words
- * in order. */
+ * An optional receive completes when its bytes have arrived, like any other receive. Its bytes are
+ * stored in order, as 8-byte words. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -190,7 +190,7 @@ static ncclResult_t fake_dereg_mr(void *comm, void *mhandle) {
   return ncclSuccess;
 }
 
-/* Refuses where a real plugin may: when full, and every third time without a reason. */
+/* Returns NULL where a real plugin may: when it is full, and every third time without a reason. */
 static request_t *start(comm_t *comm, void *data, size_t size, int tag) {
   if (comm->refused++ % 3 == 1) return NULL;
   request_t *request = &comm->requests[comm->next % REQUESTS];
@@ -270,7 +270,7 @@ static void plant(request_t *request) {
     }
 }
 
-/* Stores words from `at` on, `count` of each 128 bytes. */
+/* Stores `count` 8-byte words of each 128-byte line, from word `at` of the line on. */
 static void place(const request_t *request, const char *from, size_t at, size_t count) {
   uint64_t *to = (uint64_t *)request->data, word;
   for (size_t line = 0; line < request->header.size / 128; line++)

@@ -88,7 +88,7 @@ fn the_installed_program_replaces_and_removes_itself() {
     assert!(said.out.contains("not set NCCL_NET in a login script"), "{said:?}");
     assert!(said.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{said:?}");
 
-    // The installed program makes a new file: a job that has mapped the old one keeps it.
+    // The installed program writes a new file, because a job that has mapped the old one keeps it.
     let files = place.files();
     let before = fs::metadata(place.file(PLUGIN)).unwrap().ino();
     let old = fs::File::open(place.file(PLUGIN)).unwrap();
@@ -148,7 +148,7 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
     let list = fs::read_to_string(place.file(MANIFEST)).unwrap();
     let sum = Said::from(Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap());
     assert_eq!(sum.status, Some(0), "{sum:?}");
-    // State after an older version: other content, and two more files.
+    // The state that an older version leaves: other content, and two more files.
     let page = list.lines().find(|line| line.ends_with(PAGE)).unwrap();
     let old = sha256("old");
     let older = list.replace(page, &format!("{old}  {PAGE}\n{old}  share/gone.1\n{old}  share/changed.1"));
@@ -306,12 +306,12 @@ fn files_of_the_debian_package_are_neither_replaced_nor_removed() {
     let debian = debian_root();
     let mut place = Place::new();
     place.prefix = debian.path().join("usr");
-    // The same content does not make the file install's own.
+    // The file belongs to the package, even if it has the same content.
     let owned = format!("{} belongs to the Debian package nccl-net-spark", place.file(PROGRAM).display());
     assert_fails(&place.install(), &[&owned, "nothing was installed"]);
     assert_eq!(place.files(), [place.file(PROGRAM)]);
 
-    // install comes first, then the package, which replaces files without asking.
+    // Here install runs first. Then the package is installed, which replaces files without asking.
     let list = debian.path().join("var/lib/dpkg/info/nccl-net-spark.list");
     let text = fs::read(&list).unwrap();
     fs::remove_file(&list).unwrap();

@@ -1,4 +1,5 @@
-//! Ranks that mpirun, srun and torchrun start: by their environments, and by mpirun itself.
+//! Ranks that mpirun, srun and torchrun start. Most tests set a launcher's environment variables;
+//! one runs mpirun itself.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn job() -> u64 {
     u64::from(std::process::id()) * 1000 + count
 }
 
-/// Returns this machine's name, or an address: without /etc/hosts localhost has none.
+/// Returns a name of this machine, or its address if `localhost` has none (without /etc/hosts).
 fn this_machine() -> &'static str {
     let is_known = ("localhost", 0).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
     if is_known { "localhost" } else { "127.0.0.1" }
@@ -47,7 +48,7 @@ fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
-    // The port after torchrun's own is free.
+    // Rank 0 takes the port after torchrun's, so that one must be free.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
     let of = |rank: usize| {
         vec![
@@ -78,7 +79,7 @@ fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn assert_one_table(said: &[Said], launcher: &str) {
-    // A busy machine starts some ranks seconds after the others.
+    // A busy machine starts some ranks seconds after the others, which then report that they wait.
     let is_silent = |one: &Said| one.err.lines().all(|line| line.starts_with("# rank ") && line.contains(" waits "));
     assert!(said.iter().all(|one| one.status == Some(0) && is_silent(one)), "{said:?}");
     assert!(said[1..].iter().all(|one| one.out.is_empty()), "only rank 0 speaks: {said:?}");
@@ -160,7 +161,7 @@ fn a_rank_says_what_it_waits_for() {
     assert!(quiet.status == Some(1) && !quiet.err.contains(" waits up to "), "{quiet:?}");
 }
 
-/// Debian's openmpi-bin; CI installs it.
+/// Needs mpirun (Debian's openmpi-bin), which CI installs.
 #[test]
 fn mpirun_itself_starts_ranks() {
     let arguments = ["--allow-run-as-root", "--oversubscribe", "-np", "3"];

@@ -1,4 +1,4 @@
-//! `nccl-spark nccl-tests` around shell scripts that imitate nccl-tests and need no GPU.
+//! `nccl-spark nccl-tests` with shell scripts that imitate nccl-tests and need no GPU.
 
 mod common;
 

@@ -113,7 +113,8 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     (reader.join().unwrap(), table)
 }
 
-/// A run of six seconds on any machine, one per message. Prints a table line every other second.
+/// A run that takes six seconds on any machine, one for each message. It prints a table line every
+/// two seconds.
 const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
 const ERASE: &str = "\x1b[2K";

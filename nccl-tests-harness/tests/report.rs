@@ -152,7 +152,8 @@ impl Bed {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Writes a file of the machine, also in the folders of its only function.
+    /// Writes a file of the machine. `RDMA/`, `PCI/` and `NET/` are the folders of its only
+    /// function.
     fn file(&self, path: &str, text: &str) {
         let pci = "sys/devices/pci0000:00/0000:01:00.0";
         let path = path.replace("RDMA/", &format!("{pci}/infiniband/rocep1s0f0/"));
@@ -280,9 +281,9 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
         ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
     for (at, planted) in PLANTED.iter().enumerate() {
         let bed = Bed::new();
-        // A file of the kernel that has only a number would accept a number.
+        // A file that has only a number would rightly accept a planted number.
         let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
-        // The text replaces a Spark's contents of the file, or follows them.
+        // The planted text replaces the contents of the file, or follows them.
         for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
             bed.file(path, &if at % 2 == 0 { (*planted).to_owned() } else { format!("{text}-{planted}") });
         }
@@ -411,7 +412,7 @@ fn a_hanging_or_failing_part_is_named_and_the_others_run() {
     assert_eq!((only(0, "state"), only(0, "signal")), (json!("ended"), json!(11)));
 }
 
-/// True while the process runs; false for a zombie.
+/// Returns true while the process runs, and false for a zombie.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")

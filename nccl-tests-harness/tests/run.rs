@@ -39,7 +39,7 @@ fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
 
 fn assert_right(said: &Said, sizes: &[(u64, u64)], operation: &str, root: &str) {
     assert_eq!(said.status, Some(0), "{said:?}");
-    // The fake prints a message if it is not closed in order.
+    // The fake plugin prints a message if it is not closed in order.
     assert_eq!(said.err, "", "{said:?}");
     let rows = rows_of(said, operation, root);
     assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
@@ -93,8 +93,8 @@ fn alltoall_brings_each_part_to_its_rank() {
     assert_all_right(&four, &[(100, 25), (3_000_100, 750_025)]);
 }
 
-/// Every rank that gets a damaged partial sum has the damage. The checked iteration is the fourth:
-/// a rank that receives twice in each iteration gets messages 7 and 8 in it.
+/// Every rank that gets a damaged partial sum has the damage. The checked iteration is the fourth.
+/// A rank that receives twice in each iteration receives messages 7 and 8 in it.
 #[test]
 fn damage_in_the_other_collectives_is_found() {
     for (collective, fault, wrong) in [
@@ -112,7 +112,8 @@ fn damage_in_the_other_collectives_is_found() {
         let row = said.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
         let found = row.split_whitespace().last();
         if fault.contains("STALE") && collective == "reduce-scatter" {
-            // The rank's own data is added to the result of the iteration before.
+            // The rank's own data is added to the result of the iteration before, so some bytes are
+            // right by chance.
             assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {said:?}");
         } else {
             assert_eq!(found, Some(wrong), "{collective} {fault}: {said:?}");
@@ -215,7 +216,8 @@ fn a_hang_ends_the_run_and_names_the_call() {
     assert!(stuck.err.starts_with("nccl-spark: no progress for 4 s (--timeout): rank 0: "), "{stuck:?}");
     assert!(stuck.err.contains("timing 64 bytes, 0 of 2 messages done, inside isend\n"), "{stuck:?}");
 
-    // After a lost message, each counts as the one before it, until the last is missing.
+    // After a lost message, the rank takes each message for the one before it, until the last one
+    // is missing.
     let lost = run("sendrecv", "-b 64 -e 64 --timeout 4 --rank-env 1:FAKE_LOSE=3");
     let expected = ["checking 64 bytes, 1 of 2 messages done; rank 1: ", "waiting for the other ranks\n"];
     assert!(lost.status == Some(1) && expected.iter().all(|part| lost.err.contains(part)), "{lost:?}");
@@ -314,7 +316,8 @@ fn ranks_do_not_outlive_a_killed_parent() {
     }
 }
 
-/// Reads the PIDs in `# Rank 0 Pid 1234 ...`, up to the head: the ranks are connected then.
+/// Reads the PIDs in `# Rank 0 Pid 1234 ...`, up to the table's head. The head is printed when the
+/// ranks are connected.
 fn pids_of_ranks(parent: &mut Child) -> Vec<u32> {
     let lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
     let head = lines.take_while(|line| !line.contains("(elements)")).collect::<Vec<_>>();

@@ -46,11 +46,11 @@ impl Endless {
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
         let inner = command(&endless);
         // A shell starts a background job with SIGINT ignored, and the tests may be such a job. A
-        // user's shell would not ignore SIGINT for this job.
+        // user's shell would not ignore SIGINT for this job, so `env` resets it.
         let mut outer = Command::new("env");
         outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
         outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The job gets its own process group, as from a shell: Ctrl-C reaches all of it.
+        // As from a shell, the job gets its own process group, which Ctrl-C reaches as a whole.
         let job = outer.env("SOFTVERBS_DIR", dir.path()).process_group(0).spawn().unwrap();
         let mut endless = Self { dir, job, ranks: Vec::new() };
         let deadline = Instant::now() + PATIENCE;
@@ -124,7 +124,7 @@ fn a_collective_is_right_over_rails_that_behave_as_soft_roce() {
     if !is_built() {
         return;
     }
-    // Messages above soft-RoCE's largest size, which take several writes.
+    // Messages above soft-RoCE's largest message size, which take several writes.
     let said = run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
     assert_eq!(said.status, Some(0), "{said:?}");
     let told: Value = serde_json::from_str(&said.out).unwrap();
@@ -170,7 +170,7 @@ fn a_job_survives_the_removal_and_return_of_all_functions_of_a_node() {
         return;
     }
     let name = format!("test-unplugged-{}", std::process::id());
-    // About ten seconds at this pace; slower machines take longer.
+    // The job takes about ten seconds, and longer on slower machines.
     let job = start(&format!(
         "sendrecv --fabric-name {name} --profile spark-2cable --scale 0.02 -b 4M -e 4M -n 1000 -w 0 -v"
     ));
@@ -247,7 +247,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     assert!(said.status == Some(1) && said.err.contains("no software fabric runs in "), "{said:?}");
     let said = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
     assert!(said.status == Some(1) && said.err.ends_with("running: none\n"), "{said:?}");
-    // The next job removes them.
+    // The next job removes the files.
     let next = command("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1")
         .env("SOFTVERBS_DIR", dir.path())
         .output();
@@ -289,7 +289,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
         eprintln!("skipped: this user cannot make a PID namespace (unshare --pid --fork --mount-proc)");
         return;
     }
-    // A default name, with a PID that does not exist in the other namespace.
+    // A name like the default one, with a PID that does not exist in the other namespace.
     let job = Endless::start("--fabric-name nccl-spark-4000000");
     let elsewhere = |arguments: &str| -> Said {
         let inner = command(arguments);

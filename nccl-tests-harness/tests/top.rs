@@ -1,4 +1,5 @@
-//! `nccl-spark top` shows valid and hostile counters that the test writes, and those of a real job.
+//! `nccl-spark top` shows valid and hostile counters that the test writes, and the counters of a
+//! real job.
 
 mod common;
 
@@ -252,7 +253,7 @@ fn missing_permissions_are_reported_with_the_advice_to_use_sudo() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("nccl-spark");
     fs::copy(env!("CARGO_BIN_EXE_nccl-spark"), &program).unwrap();
-    // For any user who runs this, process 1 belongs to another user.
+    // Process 1 is root's, and this program runs as another user.
     let mut command = if nix::unistd::geteuid().is_root() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
@@ -295,7 +296,7 @@ fn promtool_accepts_the_file_and_only_count_leaves_it_behind() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
     if let Some(said) = promtool(&path) {
         assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(0), "", ""), "{text}");
-        // promtool does report faults: a metric without its help is enough.
+        // promtool does report faults, for example a metric without its help.
         fs::write(folder.path().join("wrong"), text.replacen("# HELP nccl_spark_jobs ", "# ", 1)).unwrap();
         assert_ne!(promtool(&folder.path().join("wrong")).unwrap().status, Some(0));
         fs::remove_file(folder.path().join("wrong")).unwrap();
@@ -480,7 +481,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         return;
     }
     let job = Job::start("--profile unpaced");
-    // Enough bytes that the messages in flight, four of 2 MiB each, are below 1 %.
+    // Wait for so many bytes that the messages in flight, four of 2 MiB each, are below 1 % of
+    // them.
     let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
     for (at, one) in jobs.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The plugin with default settings over cabled machines, and in containers with some devices.
+//! The plugin with default settings over cabled machines, and in containers with only some devices.
 
 mod common;
 
@@ -34,7 +34,8 @@ fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
     assert!(lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)), "{lines:#?}");
 }
 
-/// True for two rails: the twins of one port to the twins of the port at the other end.
+/// Returns true for a line about two rails: the twins of one port, connected to the twins of the
+/// port at the other end of the cable.
 fn is_one_cable(line: &str) -> bool {
     let up = "over 2 rails: rocep1s0f0:1 to rocep1s0f1:1, roceP2p1s0f0:1 to roceP2p1s0f1:1";
     let down = "over 2 rails: rocep1s0f1:1 to rocep1s0f0:1, roceP2p1s0f1:1 to roceP2p1s0f0:1";
@@ -84,7 +85,8 @@ fn ring_collectives_are_right_over_a_ring_of_four() {
     }
 }
 
-/// The plugin finds this out before it makes a queue pair: nothing waits for a silent address.
+/// The plugin detects before it makes a queue pair that there is no common rail, so it does not
+/// wait for an address that never answers.
 #[test]
 fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     if !is_built() {
@@ -94,13 +96,14 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     for job in ["alltoall -r 4", swapped] {
         let said = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
         assert_eq!(said.status, Some(1), "{said:?}");
-        // A rank that fails closes its listeners, and the others may see that first.
+        // A rank that fails closes its listeners, so other ranks may report that instead.
         let errors = said.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
         let named: Vec<&str> =
             errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
         assert!(!named.is_empty(), "{said:?}");
         for rest in named {
-            // Four rails of each side, by addresses 10.CABLE.TWIN.NODE of its two cables.
+            // The error names four rails of each side. Their addresses are 10.CABLE.TWIN.NODE, and
+            // each side has two cables.
             assert_eq!((rest.matches("rocep1s0f").count(), rest.matches("roceP2p1s0f").count()), (4, 4), "{rest}");
             let cables: std::collections::BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
             assert_eq!(cables.len(), 4, "{rest}");
@@ -112,7 +115,7 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     }
 }
 
-/// Both happen in one process: neighbours use their cable, the diagonal uses TCP.
+/// Each process uses both: the cable to its neighbours, and TCP for the diagonal.
 #[test]
 fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     if !is_built() {
@@ -126,22 +129,22 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     let told: Value = serde_json::from_str(&said.out).unwrap();
     for rank in told["connections"].as_array().unwrap() {
         let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
-        // One host is on the diagonal, and two are neighbours.
+        // Each host has one host on its diagonal, and two neighbours.
         let count = |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
         assert_eq!((count(&by_tcp), count(&is_one_cable)), (1, 2), "{lines:#?}");
     }
 }
 
-/// Rails with host routes between hosts 0 and 2, and between hosts 1 and 3.
+/// Rails between which there are host routes: of hosts 0 and 2, and of hosts 1 and 3.
 const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
 
 /// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
-/// address has a table with the routes to the opposite host that `has` admits, by host and rail,
-/// and no others.
+/// address has a routing table. The table has a route to the opposite host if `has` returns true
+/// for the host and rail, and no other routes.
 fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
     let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
     let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
-    // Otherwise every address would be local, whatever the tables contain.
+    // Without these rules, every address would be local, whatever the tables contain.
     let mut commands = "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     commands += "cd /proc/sys/net/ipv4/conf/all; echo 1 >arp_ignore; echo 2 >arp_announce; cd \"$OLDPWD\"\n";
     for (index, spec) in profile.rails.iter().enumerate() {
@@ -208,12 +211,12 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
         assert_eq!((peers(&diagonal), peers(&is_one_cable)), (1, 2), "{lines:#?}");
     }
 
-    // TCP is set for hosts that share no subnet, so routes do not count.
+    // TCP is allowed for hosts that share no subnet, so routes do not count.
     let tcp: String = (0..4).map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
     let said = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
     assert_right(&said, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
 
-    // Each of two opposite hosts has a route, but none back on the other host's rail.
+    // Two opposite hosts each have a route, but the rail at the other end has no route back.
     let said = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
         [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
     });
@@ -242,7 +245,6 @@ fn devices_missing_in_a_container_are_no_errors() {
         assert!(said.err.contains(&line), "{line}: {said:?}");
     }
 
-    // Leaving all of them out is an error that names the cause.
     let none = "node 1 forbids=rocep1s0f0,rocep1s0f1,roceP2p1s0f0,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + none).unwrap();
     let said = run(&job);

@@ -1,5 +1,5 @@
 //! Tuning with few measurements: the tried values, the written file, and its use by the plugin. The
-//! best settings depend on timing, so `--write-best` and a single choice decide here.
+//! best settings depend on timing, so these tests use `--write-best` and a single candidate.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `nccl-spark tune collectives` around a shell script that imitates nccl-tests. The script needs
-//! no GPU, and takes its times from the tuner's table.
+//! `nccl-spark tune collectives` with a shell script that imitates nccl-tests. The script needs no
+//! GPU, and takes its times from the tuner's table.
 
 mod common;
 
@@ -8,8 +8,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// A script to which a test adds `time_us SIZE CHOICE MEMBERS` (CHOICE is none without a row;
-/// MEMBERS of a group, or 1). The test may also set `host`, `wrong` or exit.
+/// The start of the script. A test adds `time_us SIZE CHOICE MEMBERS`, which prints a time. CHOICE
+/// is `none` if the table has no row for the size. MEMBERS is the number of collectives in a group,
+/// or 1. The test may also set `host` or `wrong`, or exit.
 const HEAD: &str = r##"#!/bin/sh
 # libmpi: as if it were linked.
 set -f
@@ -74,7 +75,8 @@ impl Programs {
         fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// Tunes all_reduce unless `arguments` name another collective. None if mpirun is missing.
+    /// Tunes all_reduce, unless `arguments` name another collective. Returns `None` if mpirun is
+    /// missing.
     fn tune(&self, arguments: &str) -> Option<Said> {
         if !common::has_mpirun() {
             return None;
@@ -174,7 +176,6 @@ fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
         ("NCCL_IB_TC=106", 3),
         "no confirmation is needed"
     );
-    // A smaller gain is enough with `--gain`.
     let said = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
     assert!(said.status == Some(0) && said.out.contains("no settings file is written (--dry-run)"), "{said:?}");
     assert!(said.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{said:?}");
@@ -236,7 +237,8 @@ fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     assert!(!programs.file("spark.conf").exists());
 }
 
-/// The table cannot be read once (another rank's line cuts it), and the plugin's line once.
+/// The first run prints an incomplete table. In every run, another line cuts rank 1's line about
+/// the tuner, and the cut line is skipped.
 #[test]
 fn a_run_that_cannot_be_read_is_repeated_once() {
     let body = r##"
@@ -249,7 +251,7 @@ fn a_run_that_cannot_be_read_is_repeated_once() {
         fi
         if [ "$rank" = 1 ]; then log "tuner: learned tah:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0]"; fi
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"##;
-    // The script defines `log` after the body.
+    // The script defines `log` only after the body, so the body needs its own.
     let programs = Programs::new(&format!("log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"));
     let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
     assert_eq!(said.status, Some(0), "{said:?}");
@@ -313,7 +315,7 @@ fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
 
 #[test]
 fn a_row_that_slows_groups_only_with_the_whole_table_is_removed_too() {
-    // In groups of four ring/ll/2 is slow from its second run on; the sweep has one run.
+    // In groups of four, ring/ll/2 is slow from its second run on. The sweep has one run.
     let body = r#"
         time_us() {
             case "$2-$3-$1" in

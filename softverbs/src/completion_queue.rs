@@ -31,10 +31,10 @@ pub struct CompletionQueue {
     generation: u32,
     capacity: usize,
     entries: Mutex<Entries>,
-    /// Queue pairs with sends under way whose completions come here.
+    /// Queue pairs with unfinished sends whose completions go to this queue.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
-    /// Queue pairs to add to `senders`. This lock is the last to be taken: `expect` is called under
-    /// a queue pair's lock, which `reap` takes under the lock of `senders`.
+    /// Queue pairs to add to `senders`. The order of locks is: `senders`, a queue pair, `joining`.
+    /// `reap` locks `senders` and then a queue pair. `expect` is called under a queue pair's lock.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
@@ -111,14 +111,15 @@ impl CompletionQueue {
         self.number
     }
 
-    /// Runs the device's engine, then moves completions to `out` and counts them. Never fails.
+    /// Runs the device's engine, then moves completions to `out` and returns their number. Never
+    /// fails.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
         self.node.run_engine(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // Holds completions back at times, but never those of a device that is gone.
+            // The adversary may hold completions back, but not those of a device that is gone.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -149,7 +150,7 @@ impl CompletionQueue {
         self.armed.load(Ordering::Acquire) != 0
     }
 
-    /// Readable after an armed queue got a completion.
+    /// Returns a descriptor that becomes readable when an armed queue gets a completion.
     pub(crate) fn notify_fd(&self) -> RawFd {
         self.bell.fd()
     }

@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Duration of [`Phase::Cut`] (keys are valid), and of [`Phase::Keyless`] (they are not). In Linux,
-/// the durations depend on the number of objects to destroy.
+/// Duration of [`Phase::Cut`] (keys are still valid), and of [`Phase::Keyless`] (keys are invalid).
+/// In Linux, the durations depend on the number of objects to destroy.
 const REMOVAL_STEP: Duration = Duration::from_millis(10);
 /// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered.
 /// Longer than the sleeps of the fabric and the plugin, so that both see every step. mlx5 takes
 /// seconds.
 const FAILED: Duration = Duration::from_millis(300);
-/// Time from the removal of such a function to its return. The length has the same reason.
+/// Time from the removal of a function with failed firmware to its return. As long as [`FAILED`],
+/// for the same reason.
 const REMOVED: Duration = Duration::from_millis(300);
 
 /// A fabric that was made for a job. It counts as used until this value is dropped.
@@ -30,7 +31,7 @@ pub struct Prepared {
     _user: File,
 }
 
-/// A fault to inject into a rail, or its end.
+/// A fault to inject into a rail, or the end of a fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Action {
     /// Take the port down.
@@ -92,11 +93,11 @@ pub struct RailStatus {
     pub device: String,
     /// Rate without a fault, in Mb/s; `None`: no limit.
     pub full_mbps: Option<f64>,
-    /// Rate now, in Mb/s; `None`: no limit. 0 while its port is down.
+    /// Rate now, in Mb/s; `None`: no limit. 0 while its port is down or its function is unplugged.
     pub now_mbps: Option<f64>,
     /// True while its port is down.
     pub is_down: bool,
-    /// True while its function is off the bus.
+    /// True while its function has failed, is being removed, or is off the bus.
     pub is_unplugged: bool,
     /// Number of requests that the rail will still refuse.
     pub refusals: u32,
@@ -190,7 +191,7 @@ pub fn sysfs_of_node(shared: &str, node: usize) -> String {
     if own.exists() { own.display().to_string() } else { shared.to_owned() }
 }
 
-/// Returns the root of the node's own sysfs tree. An unplugged function is missing there. The
+/// Returns the root of the node's own sysfs tree. An unplugged function has no entry there. The
 /// shared tree has every function.
 fn own_sysfs(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())

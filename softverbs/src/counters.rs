@@ -1,9 +1,10 @@
 //! Counters of a port, as sysfs shows them.
 //!
 //! The counters are in shared memory. If the fabric was made with [`crate::control::prepare`], they
-//! also have files in the sysfs tree of their node. A process writes the files of its own rails
-//! when it joins, and the files of both rails when it sees an error. So error counts are current,
-//! and packet counts are those of the last error or the last destroyed queue pair.
+//! also have files in the sysfs tree of their node. A process writes all files of its own rails
+//! when it joins. When it counts an error, it writes that error's files, for each end of the path
+//! that counts it. So error counts are current, and packet counts are as of the last lost packet or
+//! the last destroyed queue pair.
 
 use crate::nic::Nic;
 use std::path::Path;
@@ -22,7 +23,7 @@ pub enum Counter {
     OutOfSequence,
     /// Own packets that were lost with no later packet: the sender waited for the timeout.
     AckTimeout,
-    /// Answers of a peer that had no receive posted.
+    /// Refusals of a peer that had no receive posted (RNR NAK).
     ReceiverNotReady,
 }
 
@@ -38,7 +39,8 @@ impl Counter {
     ];
 
     /// Returns the file below `ports/1`. mlx5: drivers/infiniband/hw/mlx5/counters.c and
-    /// drivers/infiniband/core/sysfs.c. rxe: rxe_hw_counters.c, which has no packets in `counters`.
+    /// drivers/infiniband/core/sysfs.c. rxe: rxe_hw_counters.c, which has packet counts only in
+    /// `hw_counters`.
     fn file(self, nic: Nic) -> &'static str {
         let (mlx5, rxe) = match self {
             Self::Sent => ("counters/port_xmit_packets", "hw_counters/sent_pkts"),

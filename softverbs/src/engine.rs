@@ -8,13 +8,14 @@ use crate::profile::MAX_RAILS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A process's `sleeping` while its engine is awake.
+/// Value of a process's `sleeping` word while its engine is awake.
 pub const AWAKE: u32 = 0;
-/// The engine sleeps for a short time, because its process polls and each poll does its work.
+/// Value while the engine sleeps for a short time: its process polls, and each poll does the
+/// engine's work.
 pub const NAPPING: u32 = 1;
-/// The engine sleeps until it is woken.
+/// Value while the engine sleeps until it is woken.
 pub const ASLEEP: u32 = 2;
-/// Time after a poll in which a process counts as polling: its napping engine is not woken.
+/// Time after a poll in which a process counts as polling: a post does not wake its napping engine.
 const POLLING_NS: u64 = 100_000;
 /// Maximum number of pieces that the engine serves of one queue pair before it serves others.
 const PIECES_A_TURN: usize = 16;
@@ -28,7 +29,8 @@ pub(crate) trait Serve: Send + Sync {
     /// Collects completed sends for a program that waits for events. Called periodically.
     fn collect_sends(&self, now_ns: u64);
 
-    /// Destroys a queue pair that its program has destroyed, after its function was removed.
+    /// Destroys a queue pair that its program destroyed earlier, while it was cut off from the
+    /// device. Called after the function's removal.
     fn end(&self);
 }
 
@@ -76,8 +78,8 @@ impl Engine {
     /// Serves the due requests. Returns the time of the next one, if that is known. With an
     /// adversary's seed, the queue pairs are served out of turn.
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
-        // Queue pairs take turns by the piece, as a NIC arbitrates. Otherwise a queue pair that
-        // always has more to send would be first whenever the rail is free.
+        // Queue pairs take turns of one piece each, as on a NIC. Otherwise a queue pair that always
+        // has more to send would be first whenever the rail is free.
         let (passes, pieces) = if self.active.len() > 1 { (PIECES_A_TURN, 1) } else { (1, PIECES_A_TURN) };
         for _ in 1..passes {
             match self.pass(adversary, now_ns, pieces) {
@@ -88,7 +90,7 @@ impl Engine {
         self.pass(adversary, now_ns, pieces)
     }
 
-    /// Serves each queue pair once; those that the previous pass served come last.
+    /// Serves each queue pair once. A queue pair that has more to send moves to the end.
     fn pass(&mut self, adversary: Option<u64>, now_ns: u64, pieces: usize) -> Option<u64> {
         let mut soonest: Option<u64> = None;
         let mut at = 0;
@@ -134,7 +136,8 @@ pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let process = &memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    // Sequentially consistent, as in the sleeper: it sets `sleeping`, then reads the doorbells.
+    // Sequentially consistent: this function sets a doorbell, then reads `sleeping`; the sleeper
+    // sets `sleeping`, then reads the doorbells.
     let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
         AWAKE => false,
         NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,

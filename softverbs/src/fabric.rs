@@ -45,7 +45,8 @@ pub struct Node {
     _user: File,
 }
 
-/// A queue pair that its program destroyed while cut off from the device, which still processes it.
+/// A queue pair that its program destroyed while cut off from the device. The device still serves
+/// it until the removal.
 struct Orphan {
     device: usize,
     generation: u32,
@@ -157,7 +158,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Writes counters of a rail into the sysfs tree of its node, if there is one.
+    /// Writes counters of a rail into the sysfs tree of its node, if the node has such a tree.
     pub(crate) fn publish(&self, rail: RailOf, counters: &[Counter]) {
         let class = self.trees.join(rail.node.to_string()).join("class/infiniband");
         let device = class.join(&self.devices[rail.device].name);
@@ -265,9 +266,10 @@ impl Node {
     /// Finds the rail that a device of this machine reaches at an address.
     ///
     /// # Errors
-    /// `ENETUNREACH` if no rail has the address. In a profile without cables each rail is on a
-    /// switch of its own: `ENETUNREACH` too for an address on another switch. In a profile with
-    /// cables, `ETIMEDOUT` if none leads to the rail: it does not answer.
+    /// - `ENETUNREACH` if no rail has the address. In a profile without wires, the rails of each
+    ///   name have a switch of their own: `ENETUNREACH` too if the rail has another name.
+    /// - `ETIMEDOUT` if the profile has wires and none leads to the rail: the address does not
+    ///   answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
         let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
         let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
@@ -330,7 +332,8 @@ impl Node {
         &self.engines[device]
     }
 
-    /// Runs a device's engine, unless another thread does. Returns when it has to run again.
+    /// Runs a device's engine, unless another thread does. Returns the time at which the engine has
+    /// to run again.
     pub(crate) fn run_engine(&self, device: usize, now_ns: u64) -> Option<u64> {
         self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
@@ -405,7 +408,8 @@ impl Events {
     }
 }
 
-/// Clears the entries of dead processes, and claims an entry. Returns its index and the machine.
+/// Clears the entries of dead processes, and claims an entry. Returns the entry's index and the
+/// machine's number.
 fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);

@@ -31,8 +31,8 @@ impl Folder {
         &self.path
     }
 
-    /// Creates the folder, and waits until no other process sets the fabric up, joins it or checks
-    /// its use. Excludes these until the lock is dropped.
+    /// Creates the folder and takes the membership lock. Only its holder may set the fabric up,
+    /// join it or check for users.
     pub fn lock_membership(&self) -> Result<FileLock, String> {
         loop {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;

@@ -1,4 +1,5 @@
-//! Functions that fail, leave the bus and return, in the order in which Linux and mlx5 remove one.
+//! PCI functions that fail, leave the bus and return. The steps and their order are those of Linux
+//! and mlx5.
 //!
 //! A function that is unplugged, or whose driver is unloaded, leaves in these steps ([`Phase`]):
 //!
@@ -30,7 +31,8 @@
 use crate::os::shm::RailMemory;
 use std::sync::atomic::Ordering;
 
-/// State of a function: its generation among those of its name, and its phase.
+/// State of a function: its generation and its phase. A function that returns under the same name
+/// is a new generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presence {
     /// Number of times that the function has returned.
@@ -82,7 +84,8 @@ impl Presence {
         matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
     }
 
-    /// The state after a step to `phase`; `None` for a step back, except from gone to here.
+    /// Returns the state after a step to `phase`. The only step back is from gone to here. Returns
+    /// `None` for all other steps back, and for no step.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
@@ -91,7 +94,7 @@ impl Presence {
         }
     }
 
-    // Zero is a function on the bus.
+    // The word 0 means that the first function is on the bus.
     fn word(self) -> u32 {
         self.generation << 3 | self.phase as u32
     }
@@ -114,7 +117,8 @@ impl RailMemory {
         Presence::of(self.presence.load(Ordering::Acquire))
     }
 
-    /// Advances the removal to `phase`, or plugs in a new function after it. Else does nothing.
+    /// Advances the removal to `phase`, or plugs in a new function after a removal. Ignores any
+    /// other step.
     pub fn move_to(&self, phase: Phase) {
         let step = |word| Presence::of(word).after(phase).map(Presence::word);
         let _ = self.presence.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);

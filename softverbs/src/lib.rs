@@ -3,20 +3,22 @@
 //! This package builds `softverbs-ibverbs`, a library that replaces `libibverbs.so.1`: programs
 //! that use verbs run on it without RDMA hardware, kernel support or root. It has
 //! reliable-connected queue pairs, writes with and without immediate data, sends and reads, with
-//! the states, keys, protection domains, bounds and errors of the verbs specification. Rails behave
-//! as mlx5's do: queue sizes are rounded up, requests without a completion keep their places,
-//! completion queues overrun ([`completion_queue`]), and functions fail, leave the bus and return
-//! ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails behave as Linux' soft-RoCE, which is more
-//! lenient ([`nic`]).
+//! the states, keys, protection domains, bounds and errors of the verbs specification.
+//!
+//! A *rail* is a simulated RoCE device: one PCI function with one port. Rails behave as mlx5's
+//! devices do. Queue sizes are rounded up. A request without a completion occupies the send queue
+//! until a later request has a completion. Completion queues overrun ([`completion_queue`]).
+//! Functions fail, leave the bus and return ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails
+//! behave as Linux' soft-RoCE, which is more lenient ([`nic`]).
 //!
 //! # Mechanism
 //!
-//! Processes of one *fabric* map one file ([`os::shm`]), which holds each queue pair's send queue.
-//! An *engine* ([`engine`]) of the process that owns the *target* queue pair takes work requests
-//! out of the sender's queue, reads the sender's memory (`process_vm_readv`), and stores the bytes
-//! into its own memory (`os::memory`). It runs in a thread of its own (`threads`), so that a write
-//! lands while the target computes. It also runs inside `ibv_poll_cq`, so that a process that polls
-//! pays no context switch.
+//! Processes of one *fabric* map one file ([`os::shm`]), which contains each queue pair's send
+//! queue. An *engine* ([`engine`]) of the process that owns the *target* queue pair takes work
+//! requests out of the sender's queue, reads the sender's memory (`process_vm_readv`), and stores
+//! the bytes into its own memory (`os::memory`). The engine runs in a thread of its own
+//! (`threads`), so that a write arrives while the target's program computes. It also runs inside
+//! `ibv_poll_cq`, so that a process that polls pays no context switch.
 //!
 //! # Layers
 //!
@@ -24,8 +26,8 @@
 //! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
 //! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
 //! `abi`. A lower layer calls a queue pair through a trait of its own: an engine serves a `Serve`,
-//! a completion queue collects from a `SendQueue`. One thing is out of order: registering memory is
-//! `unsafe`, so it is in `os`, though it uses `fabric`.
+//! a completion queue collects from a `SendQueue`. One module is out of order: the registration of
+//! memory is `unsafe`, so it is in `os`, although it uses `fabric`.
 //!
 //! # Rules for changes
 //!
@@ -33,25 +35,26 @@
 //!   rest. LL and LL128 expect this order of a NIC, and `process_vm_writev` does not promise it.
 //! - A completion comes after its bytes.
 //! - A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`],
-//!   `pacing`). A piece of a message begins when it was posted and its resources are free, and
-//!   completes when they have carried it. So a late engine costs no bandwidth, and a merged device
-//!   reaches the sum of its rails even on a busy machine.
+//!   `pacing`). A piece of a message begins once it is posted and its resources are free. It
+//!   completes once its resources have carried it. So a late engine costs no bandwidth, and a
+//!   merged device reaches the sum of its rails even on a busy machine.
 //! - A request of 512 bytes or less waits for at most one packet of other queue pairs.
 //! - Everything in shared memory is an atomic, and every value is bounded when it is read, because
 //!   another process wrote it.
-//! - The model does not know which clock it runs on. Tests set a virtual one (`tests/core.rs`).
-//! - A difference between mlx5 and soft-RoCE is one method of [`nic::Nic`] with the sources of
-//!   both, and `tests/nics.rs` shows both. The default is mlx5, the strict one. There is no method
-//!   if the sources agree, or if one leaves the behaviour open.
+//! - The model of time gets the time from its caller. Tests set a virtual clock (`tests/core.rs`).
+//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`]. Its comment names
+//!   the sources of both behaviours, and `tests/nics.rs` tests both. The default is mlx5, the
+//!   strict device. There is no method where both sources agree or one of them leaves the behaviour
+//!   open.
 //!
 //! # Machines and cables
 //!
 //! The machines of a fabric are alike. Without `wire` lines in the profile, each rail reaches the
-//! rail of its name on every other machine. With them, the rails of a port reach those of the port
-//! at the other end of its cable ([`wiring`], [`profile::Profile::reaches`]), whatever their names.
-//! So a queue pair's peer is a machine and a device (`fabric::RailOf`), and both share the
-//! resources on the path between them. The address of a rail without a cable does not answer
-//! (`Node::look_up`).
+//! rail of the same name on every other machine. With `wire` lines, the rails of a port reach the
+//! rails of the port at the other end of its cable ([`wiring`], [`profile::Profile::reaches`]),
+//! whatever their names. So a queue pair's peer is identified by machine and device
+//! (`fabric::RailOf`), and a message uses resources of both ends (`Node::way`). The address of a
+//! rail without a cable does not answer (`Node::look_up`).
 
 #![deny(clippy::disallowed_methods)]
 

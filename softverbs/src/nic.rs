@@ -10,14 +10,14 @@
 //!
 //! - Protection domains, access flags and bounds are checked (`lookup_mr` and `mr_check_range` in
 //!   rxe's rxe_mr.c).
-//! - `ibv_modify_qp` waits a second for an address that does not resolve: the kernel does it before
-//!   it calls a driver (`_ib_modify_qp` calls `ib_resolve_eth_dmac` in
+//! - `ibv_modify_qp` waits a second for an address that does not resolve: the kernel resolves it
+//!   before it calls a driver (`_ib_modify_qp` calls `ib_resolve_eth_dmac` in
 //!   drivers/infiniband/core/verbs.c, for every RoCE port).
 //! - Completion queues are rounded up in the same way (`rxe_queue_init` in rxe's rxe_queue.c,
 //!   `create_cq` in mlx5's verbs.c).
-//! - Retries do not end if the peer has no receive and the count is 7. A queue pair that fails
-//!   flushes its remaining requests.
-//! - A function that is unplugged or resets leaves in mlx5's way ([`crate::hotplug`]): rxe has no
+//! - With an RNR retry count of 7, retries to a peer without a posted receive never end. A queue
+//!   pair that fails flushes its remaining requests.
+//! - A function that is unplugged or resets leaves as under mlx5 ([`crate::hotplug`]): rxe has no
 //!   firmware that could fail.
 
 use verbs_sys::{

@@ -1,6 +1,6 @@
 //! The fabric's model of time: computes when a piece of a message begins and ends, given the
-//! traffic that shares its resources. The caller passes the time, so the model is the same for both
-//! clocks.
+//! traffic that shares its resources. The caller passes the time, so the model is the same for the
+//! real and for the virtual clock.
 //!
 //! A piece begins once it is posted and all its resources are free. Each resource is then busy for
 //! as long as the piece takes at that resource's rate, and the piece ends when the slowest resource
@@ -14,13 +14,13 @@ pub const SHORT_BYTES: u64 = 512;
 /// A packet of the largest MTU. A NIC sends one for a queue pair before it serves the others.
 const PACKET_BYTES: u64 = 4096;
 
-/// Carries one thing at a time: a rail, link or cable in one direction, or a queue pair.
+/// Carries one piece at a time: a rail, link or cable in one direction, or a queue pair.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Resource {
-    /// Start of the free time, on the fabric's clock.
+    /// Time from which the resource is free, on the fabric's clock.
     free_at_ns: AtomicU64,
-    /// Start of the free time if there were only short requests.
+    /// Time from which the resource would be free if there were only short requests.
     short_free_at_ns: AtomicU64,
     /// Mb/s, as the bits of an `f64`; 0: no limit.
     rate: AtomicU64,
@@ -39,7 +39,8 @@ impl Resource {
         if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// Returns the start of a short request: after earlier short ones, and the packet in progress.
+    /// Returns the start of a short request: after earlier short requests, and after the packet in
+    /// progress.
     fn turn_at_ns(&self, posted_ns: u64) -> u64 {
         let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
         self.free_at_ns().min(in_turn)

@@ -1,11 +1,12 @@
-//! Faults of the network between two ports: both ports are up and do not show them.
+//! Faults of the network between two ports. Both ports are up, so their states do not show the
+//! fault.
 //!
 //! A rail has a set of faults ([`PathFaults`]), and a path has the faults of the rails at both
 //! ends. `QueuePair::change` resolves the peer's address, and notes if packets are misdirected.
-//! `RailMemory::carries` decides about a path, `QueuePair::is_lost` (in `serve.rs`) about a
-//! request, and `QueuePair::transmit` about a packet. A queue pair whose packets are misdirected
-//! still receives: the peer's bytes arrive, but its own acknowledgements get lost. `tests/paths.rs`
-//! shows each fault.
+//! `RailMemory::carries` decides whether a path carries packets, `QueuePair::is_lost` (in
+//! `serve.rs`) whether a request is lost, and `QueuePair::transmit` whether a packet is lost. A
+//! queue pair whose packets are misdirected still receives: the peer's bytes arrive, but its own
+//! acknowledgements get lost. `tests/paths.rs` shows each fault.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,24 +19,25 @@ pub(crate) const SMALL_PACKET_BYTES: u32 = 1024;
 pub enum PathFault {
     /// Every packet is lost. Addresses resolve.
     Silent,
-    /// The twin answers ARP requests for the rail's IPv4 address. Linux answers on any interface
-    /// for any address of the host while `arp_ignore` is 0 (`arp_process` in net/ipv4/arp.c). The
-    /// kernel resolves the address once, in the change to ready-to-receive, and hands the hardware
-    /// address to the device (`ib_resolve_unicast_gid_dmac` in drivers/infiniband/core/verbs.c). So
-    /// a queue pair that is connected by the IPv4 GID sends to the twin, which has no such queue
-    /// pair, until it is connected again. Link-local GIDs are not affected: an interface answers
-    /// neighbour solicitations for its own addresses alone (`ndisc_recv_ns` in net/ipv6/ndisc.c).
+    /// The rail's twin, another function on the same cable, answers ARP requests for the rail's
+    /// IPv4 address. Linux answers on any interface for any address of the host while `arp_ignore`
+    /// is 0 (`arp_process` in net/ipv4/arp.c). The kernel resolves the address once, in the change
+    /// to ready-to-receive, and hands the hardware address to the device
+    /// (`ib_resolve_unicast_gid_dmac` in drivers/infiniband/core/verbs.c). So a queue pair that is
+    /// connected by the IPv4 GID sends to the twin until it is connected again, and the twin has no
+    /// such queue pair. Link-local GIDs are not affected: an interface answers neighbour
+    /// solicitations for its own addresses alone (`ndisc_recv_ns` in net/ipv6/ndisc.c).
     CrossedArp,
     /// A switch drops frames that need an interface MTU above 1500. A packet of path MTU 1024 has
     /// 1084 bytes (IPv4 20, UDP 8, BTH 12, RETH 16, payload 1024, ICRC 4) and passes; a packet of
-    /// the next path MTU, 2048, does not. Packets with a payload in between are lost here, though
-    /// up to about 1440 bytes would pass.
+    /// the next path MTU, 2048, does not. The simulation drops every packet with a payload above
+    /// 1024 bytes, although a real switch would pass up to about 1440.
     SwitchMtu,
     /// A switch port drops all frames, both ways, for this time after the link came up. An IEEE
     /// 802.1D bridge port passes no frames while it listens and learns, for 30 s by default.
     SpanningTree(Duration),
-    /// One packet of this many (at least 2) is lost, counted over all packets that the sending rail
-    /// has sent. Packets that carry data are lost, acknowledgements are not.
+    /// One of this many packets (at least 2) is lost, counted over all packets that the sending
+    /// rail has sent. Packets that carry data are lost, acknowledgements are not.
     Loss(u32),
 }
 
@@ -50,7 +52,7 @@ const MAX_BLOCKING: Duration = Duration::from_secs(3600);
 const LOSS: u32 = 1000;
 /// Position in [`PathFaults`] of the blocking time in milliseconds, above the flags.
 const BLOCKING_SHIFT: u32 = 8;
-/// Position in [`PathFaults`] of the packets of which one is lost.
+/// Position in [`PathFaults`] of the number in [`PathFault::Loss`].
 const LOSS_SHIFT: u32 = 32;
 
 impl PathFault {
@@ -122,14 +124,14 @@ impl PathFaults {
         self.0
     }
 
-    /// Adds the fault in place of one of its kind (true), or removes that kind (false).
+    /// Adds the fault and replaces one of the same kind (true), or removes that kind (false).
     #[must_use]
     pub fn with(self, fault: PathFault, is_on: bool) -> Self {
         let (kind, value) = fault.bits();
         Self(self.0 & !kind | if is_on { value } else { 0 })
     }
 
-    /// True with a fault of this kind.
+    /// True if the set has a fault of this kind.
     pub fn has(self, fault: PathFault) -> bool {
         self.0 & fault.bits().0 != 0
     }
@@ -139,7 +141,7 @@ impl PathFaults {
         (self.0 as u32 >> BLOCKING_SHIFT) as u64 * 1_000_000
     }
 
-    /// Number of packets of which one is lost; 0: none.
+    /// The number in [`PathFault::Loss`]; 0: no packet is lost.
     pub(crate) fn loss(self) -> u64 {
         self.0 >> LOSS_SHIFT
     }

@@ -1,5 +1,5 @@
 //! Profiles of a fabric's machines: rails, the PCIe links and cables that they share, and their
-//! rates. A profile is text, a line each:
+//! rates. A profile is text, with one line for each item:
 //!
 //! ```text
 //! link  NAME pci=DDDD:BB:DD gts=32 width=4 payload=112000
@@ -15,13 +15,13 @@
 //! MTU in bytes, 4096 by default; and `path=`, faults of its path ([`PathFault`]), separated by
 //! commas.
 //!
-//! Without `wire` lines, each rail reaches the rail of its name on every other machine. A `wire` is
-//! a cable between ports of two nodes: the rails of one end reach those of the other. Any other
-//! peer's address does not answer ([`crate::fabric`]), and a port without a wire is down.
+//! Without `wire` lines, each rail reaches the rail of the same name on every other machine. A
+//! `wire` is a cable between ports of two nodes: the rails of one end reach the rails of the other.
+//! Any other peer's address does not answer ([`crate::fabric`]), and a port without a wire is down.
 //! `subnets=one` gives all rails of a wire addresses in one subnet. Programs on a node may not open
 //! the devices that it `forbids` (`EPERM`). A node's NIC `forwards` packets between two of its
-//! ports, both ways. A forwarded packet is limited by the rails at both ends of its path, and takes
-//! no time on the node between, whose ports may be down.
+//! ports, both ways. The rails at both ends of the path limit a forwarded packet. The node in
+//! between adds no time, and its ports may be down.
 
 mod sysfs;
 
@@ -43,7 +43,8 @@ const MOST_MTU_BYTES: u32 = 4096;
 /// Speed that a port without a limit reports.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
-/// One machine's wiring, the same on all machines of a fabric, and the cables between them.
+/// The rails, PCIe links and cables of one machine, the same on all machines of a fabric, and the
+/// cables between machines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// The profile's name, or its file's.
@@ -118,7 +119,7 @@ pub struct RailSpec {
     pub latency_ns: u64,
     /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
-    /// Faults of its path from the beginning.
+    /// Faults that its path has when the fabric starts.
     pub path: PathFaults,
 }
 
@@ -135,11 +136,11 @@ macro_rules! two_cables {
     };
 }
 
-/// The built-in profiles. On a Spark, both twins of a cable share its 200 Gb/s (about 195 after
-/// RoCE framing), and each has its own 32 GT/s x4 link (112 Gb/s of payload). One queue pair gives
-/// 100 Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us (published: 1.42 to 1.57). With
-/// two cables, two functions share each link. Without a switch, three Sparks make a triangle, and
-/// four a ring.
+/// The built-in profiles. On a Spark, the two functions of a cable (twins) share its 200 Gb/s
+/// (about 195 after RoCE framing), and each has its own 32 GT/s x4 link (112 Gb/s of payload). One
+/// queue pair gives 100 Gb/s (published: 92 to 102), and a 2-byte write takes 1.4 us (published:
+/// 1.42 to 1.57). With two cables, two functions share each link. Without a switch, three Sparks
+/// make a triangle, and four a ring.
 const BUILT_IN: [(&str, &str); 5] = [
     (
         "spark-1cable",
@@ -362,7 +363,7 @@ impl Profile {
         self.wires.is_empty() || self.wires.has(self.port(node, rail))
     }
 
-    /// A rail's addresses: link-local, as from a hardware address, and IPv4. The latter is
+    /// A rail's addresses: link-local, as from a hardware address, and IPv4. The IPv4 address is
     /// 192.168.(100 + rail).(machine + 1) without wires, and [`Wires::address`] with wires.
     pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
         let [n, d] = [node, rail].map(|n| n as u8);

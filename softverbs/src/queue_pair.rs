@@ -22,8 +22,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use verbs_sys::IBV_EVENT_QP_FATAL;
 
-/// Linux' search for the hardware address of a silent peer: `rdma_addr_find_l2_eth_by_grh` passes
-/// 1000 ms to `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
+/// Duration of Linux' search for the hardware address of a silent peer:
+/// `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to `rdma_resolve_ip`
+/// (drivers/infiniband/core/addr.c).
 const SEARCH: Duration = Duration::from_millis(1000);
 /// Maximum number of receives in one queue pair.
 pub const MAX_RECEIVES: u32 = 8192;
@@ -40,12 +41,12 @@ pub struct QueuePair {
     caps: Caps,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// True while the queue pair is in the list of its send completion queue.
+    /// True while the queue pair is in the list of senders of its send completion queue.
     expected: AtomicBool,
     pub(crate) local: Mutex<Local>,
 }
 
-/// The part that is not in shared memory.
+/// The part of a queue pair that is not in shared memory.
 pub(crate) struct Local {
     pub(crate) state: State,
     pub(crate) access: u32,
@@ -76,7 +77,7 @@ pub(crate) struct Serving {
     /// Number of the next request; all earlier ones were carried completely.
     pub(crate) next: u64,
     pub(crate) arrives_ns: u64,
-    /// Earliest start of the next piece: the rail was down, or the receiver not ready.
+    /// Earliest start of the next piece, after the rail was down or the receiver was not ready.
     pub(crate) not_before_ns: u64,
     /// The next request, once admitted. A copy, because the peer can change shared memory.
     pub(crate) admitted: Option<Request>,
@@ -93,7 +94,7 @@ pub(crate) struct Rnr {
     pub(crate) tries: u32,
 }
 
-/// A request that was carried, and completes at `at_ns`.
+/// A request that was carried. It completes at `at_ns`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CarriedRequest {
     pub(crate) at_ns: u64,
@@ -104,7 +105,8 @@ pub(crate) struct CarriedRequest {
 }
 
 impl Serving {
-    /// Receives that requests have used and that have not completed. They are flushed with the QP.
+    /// Receives that requests have used, but that have not completed. They are flushed with the
+    /// queue pair.
     fn unfinished(self) -> impl Iterator<Item = u64> {
         let due =
             self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
@@ -147,7 +149,7 @@ impl Caps {
 }
 
 impl QpMemory {
-    /// True in the error state, even if its owner has not polled it yet.
+    /// True if the queue pair is in the error state. Its owner may not have noticed that yet.
     pub fn is_in_error(&self) -> bool {
         self.state.load(Ordering::Acquire) == State::Error as u32
     }
@@ -236,18 +238,18 @@ impl QueuePair {
         self.rail().presence().phase_of(self.generation)
     }
 
-    /// True if the peer has put this end in error through shared memory.
+    /// True if the peer has put this end into the error state through shared memory.
     fn failed_from_afar(&self) -> bool {
         self.memory().is_in_error()
     }
 
-    /// Changes the state. A failed function does not get the command, so a change to error or reset
-    /// succeeds without effect.
+    /// Changes the state. If the function's firmware has failed, the command does not reach it: a
+    /// change to error or reset succeeds without effect.
     ///
     /// # Errors
-    /// `EINVAL` if the state or a value does not allow it, `ENETUNREACH` if the peer's GID cannot
-    /// be reached, `ETIMEDOUT` after a second if it does not answer, `EIO` if the function was
-    /// removed, `ENOLINK` if it has failed.
+    /// `EINVAL` if the state or a value does not allow it, `ENETUNREACH` if the port is down or the
+    /// peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does not answer,
+    /// `EIO` if the function was removed, `ENOLINK` if its firmware has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (self.rail().presence().check_generation(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
@@ -311,7 +313,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Resolves the peer's address without waiting. `ETIMEDOUT` if it does not answer.
+    /// Resolves the peer's address without waiting. `ETIMEDOUT` if the address does not answer.
     fn resolve(&self, gid: &[u8; 16], is_ipv4: bool) -> Result<RailOf, i32> {
         let rail = self.node.look_up(self.device, gid)?;
         let is_unanswered = RailMemory::is_due(&self.rail().unanswered);
@@ -324,9 +326,10 @@ impl QueuePair {
         self.memory().state.store(state as u32, Ordering::Release);
     }
 
-    /// Takes the right to serve this send queue from the peer, until [`QpMemory::release`].
+    /// Stops the peer from serving this send queue, until [`QpMemory::release`].
     fn fence(&self, memory: &QpMemory) {
-        // This loop ends: a peer holds it for a few pieces, and a dead peer is replaced.
+        // This loop ends: a peer holds the send queue only for a few pieces, and a dead holder is
+        // replaced.
         while !memory.hold(self.node.memory, self.node.place) {
             std::thread::yield_now();
         }
@@ -352,8 +355,9 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Flushes receives, up to the first whose completion queue has no room (`flush_recv_queue` in
-    /// rxe_resp.c). The queue pair is in error already, so a lost completion has no further effect.
+    /// Flushes receives, up to the first completion for which the queue has no room
+    /// (`flush_recv_queue` in rxe_resp.c). The queue pair is in error already, so a lost completion
+    /// has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let (status, qp_num) = (status::FLUSHED, self.number);
         let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
@@ -417,15 +421,16 @@ impl QueuePair {
         memory.done.store(0, Ordering::Relaxed);
         self.enter(&mut local, State::Reset);
         memory.release(self.node.place);
-        // Polling locks the completion queue's list first, and this queue pair second.
+        // Unlocks the queue pair before `forget`: polling locks the completion queue's list first,
+        // and then the queue pair.
         drop(local);
         self.send_cq.forget(self.number);
         self.recv_cq.forget(self.number);
         self.expected.store(false, Ordering::Release);
     }
 
-    /// Ends the program's use. A device that has failed, or that programs are cut off from, does
-    /// not get the command: it continues until its removal.
+    /// Ends the program's use of the queue pair. If the device has failed or programs are cut off
+    /// from it, the command does not reach it: the queue pair continues until the device's removal.
     pub(crate) fn give_up(self: &Arc<Self>) {
         match self.phase() {
             Phase::Failed | Phase::Cut | Phase::Keyless => {
@@ -448,7 +453,7 @@ impl QueuePair {
         self.memory().number.store(0, Ordering::Release);
     }
 
-    /// True if the peer has not answered within the retries.
+    /// True if the peer has not answered within the time of all tries.
     fn given_up(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
         let posted = memory.slot(local.reaped).posted_ns.load(Ordering::Relaxed);
         let since = memory.served_ns.load(Ordering::Relaxed).max(posted);
@@ -493,7 +498,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the next send. Fails if the queue was full; this queue pair has reacted by then.
+    /// Completes the next send. Fails if the completion queue was full. In that case, the queue
+    /// pair is in error by then if the device requires that.
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), CqOverflow> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
@@ -522,7 +528,7 @@ impl SendQueue for QueuePair {
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
         match self.phase() {
             Phase::Here | Phase::Cut | Phase::Keyless => {}
-            // The function may resume.
+            // The device may resume its work.
             Phase::Failed => return true,
             // A removed device completes nothing.
             Phase::Gone => {

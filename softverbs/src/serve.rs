@@ -14,10 +14,12 @@ use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// Delay until a queue pair is served again whose rail is down, or that its peer holds.
+/// Delay before the next try to serve a queue pair whose rail is down, or whose peer holds the send
+/// queue.
 const LATER_NS: u64 = 200_000;
 
-/// The adversary's longest delay. It finds programs that poll in a loop and assume a shorter one.
+/// Longest delay by the adversary (`SOFTVERBS_ADVERSARY`). It exposes programs that poll in a loop
+/// and assume a shorter delay.
 const LATE_NS: u64 = 50_000;
 
 enum Step {
@@ -77,7 +79,8 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Checked while held: before, the owner could have given the slot to another queue pair.
+        // Checked while the queue is held: before that, its owner could give the slot to another
+        // queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -130,7 +133,7 @@ impl QueuePair {
                         self.lose_completion(local);
                         return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
-                    // The peer's tries run out.
+                    // Not acknowledged, so the peer tries again until its tries are used up.
                     Err(CqOverflow::Lost) => return self.fail(local),
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
@@ -164,7 +167,7 @@ impl QueuePair {
         self.memory().astray.load(Ordering::Relaxed) != 0
     }
 
-    /// True if the packets of a request get lost on the path, or those of the answer to a read.
+    /// True if the path loses the packets of a request, or the packets that answer a read.
     fn is_lost(&self, remote: &Remote, peer: &QpMemory, request: &Request) -> bool {
         let is_read = request.is_read();
         let sender = if is_read { self.memory() } else { peer };
@@ -432,7 +435,8 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// Fails the receive of a failed request if it caused the failure, and else queues it again.
+    /// Handles the receive that a failed request has used: fails the receive if it caused the
+    /// failure, or else queues it again.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {

@@ -12,7 +12,8 @@ pub struct Settings {
     pub dir: PathBuf,
     /// `SOFTVERBS_FABRIC`: the fabric's name; default "default".
     pub fabric: String,
-    /// `SOFTVERBS_NODE`: this process's machine, 0 to 15; default: the lowest without a process.
+    /// `SOFTVERBS_NODE`: this process's machine, 0 to 15; default: the lowest machine without a
+    /// process.
     pub node: Option<usize>,
     /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
     pub profile: String,
@@ -23,13 +24,13 @@ pub struct Settings {
     /// `SOFTVERBS_THREADS`: engine threads, 1 to 16; default: a quarter of the processors, at most
     /// one for each rail.
     pub threads: Option<usize>,
-    /// `SOFTVERBS_ADVERSARY`: a seed. Polls then return less than they could, queue pairs are
-    /// served out of turn, and bytes arrive late.
+    /// `SOFTVERBS_ADVERSARY`: a seed for an adversary. Polls then return less than they could,
+    /// queue pairs are served out of turn, and bytes arrive late.
     pub adversary: Option<u64>,
 }
 
 impl Settings {
-    /// The error names the wrong variable, and lists the allowed values.
+    /// Reads the settings. The error names the wrong variable, and lists the allowed values.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let known = ["DIR", "FABRIC", "NODE", "PROFILE", "NIC", "SCALE", "THREADS", "ADVERSARY"];
         for (name, _) in std::env::vars_os() {
@@ -54,12 +55,13 @@ impl Settings {
     }
 }
 
-/// The device that `SOFTVERBS_NIC` names, else the default. The error lists the allowed values.
+/// Returns the device that `SOFTVERBS_NIC` names, or the default. The error lists the allowed
+/// values.
 pub fn nic() -> Result<Nic, String> {
     device(read("SOFTVERBS_NIC"))
 }
 
-/// The name in `SOFTVERBS_FABRIC`, else the default. The error describes the allowed names.
+/// Returns the name in `SOFTVERBS_FABRIC`, or the default. The error describes the allowed names.
 pub fn fabric() -> Result<String, String> {
     named(read("SOFTVERBS_FABRIC"))
 }
@@ -68,7 +70,7 @@ fn read(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// The folder of all fabrics: `SOFTVERBS_DIR`, or this user's own in shared memory.
+/// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's own in shared memory.
 pub fn dir() -> PathBuf {
     let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
     match text.to_str().map(str::trim) {

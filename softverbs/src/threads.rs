@@ -67,7 +67,8 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         (false, true) => (ASLEEP, NAP),
         (false, false) => (ASLEEP, REST),
     };
-    // Only a waker resets the mark: another thread of this process may sleep with it for longer.
+    // This thread does not reset the mark when it wakes up: another thread of this process may
+    // still sleep with it. Only a waker resets it.
     let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {

@@ -53,7 +53,7 @@ impl Subnets {
     }
 }
 
-/// The cables of a fabric. Without any, a switch joins all rails of one name.
+/// The cables of a fabric. Without any, a switch joins all rails of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wires {
     wires: Vec<Wire>,
@@ -62,7 +62,8 @@ pub struct Wires {
 }
 
 impl Wires {
-    /// Adds a cable. Fails if an end has one, both ends are on one machine, or there are too many.
+    /// Adds a cable. Fails if an end has one already, both ends are on one machine, or there are
+    /// too many.
     pub fn add(&mut self, wire: Wire) -> Result<(), String> {
         if wire.ends[0].node == wire.ends[1].node {
             return Err("both ends are on one node".to_owned());
@@ -106,7 +107,8 @@ impl Wires {
         self.wires.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
     }
 
-    /// True if a cable joins the ports, or two cables and a machine between them that forwards.
+    /// True if the ports are joined by a cable, or by two cables and a machine in between that
+    /// forwards.
     pub fn join(&self, one: Port, other: Port) -> bool {
         let (Some(beyond), Some(before)) = (self.beyond(one), self.beyond(other)) else { return false };
         beyond == other
@@ -124,8 +126,8 @@ impl Wires {
     }
 
     /// Address 10.W.K.N/24 of a port's rail number `place`; `None` without a cable. W is the
-    /// cable's number, K the rail's on it (0 if all are in one subnet), and N differs in each
-    /// subnet.
+    /// cable's number, and K the rail's number on the cable (0 if all rails are in one subnet). N
+    /// is unique in its subnet.
     pub fn address(&self, port: Port, place: usize) -> Option<Ipv4Addr> {
         let (number, wire) = self.at(port)?;
         // At most 64 cables, 8 rails and 16 machines: all fit.

@@ -121,7 +121,7 @@ impl SendRequest<'_> {
     }
 }
 
-/// A peer's send request from shared memory. Only its counts are within bounds yet.
+/// A peer's send request from shared memory. Of its fields, only the counts have been checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) head: Head,

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
-    // Virtual time has no engines, so the test writes the word that one would have written.
+    // In virtual time no engine thread runs, so the test itself writes the value that one would
+    // have written.
     let sleeping = &pair.b.node.process().sleeping;
     let left_as = |depth: u32| {
         sleeping.store(depth, Ordering::SeqCst);
@@ -98,7 +99,8 @@ fn a_busy_queue_pair_does_not_starve_another() {
             break;
         }
     }
-    // Due after one packet of the other queue pair and the latency: the first poll finds it.
+    // The write is due after one packet of the other queue pair and the latency. The first poll
+    // finds it.
     assert_eq!(done_ns, Some(110_000));
 }
 
@@ -514,7 +516,7 @@ fn fail_while_polling() {
         let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
         a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
-        // The engine's thread serves the queue meanwhile, at another moment in each round.
+        // Meanwhile the engine's thread serves the queue. The delay differs in each round.
         for _ in 0..round % 997 * 20 {
             std::hint::spin_loop();
         }

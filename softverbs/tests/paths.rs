@@ -173,7 +173,8 @@ fn packets_before_a_dropped_one_are_acknowledged_and_later_ones_wait() {
     bed.at(PATIENCE_NS);
     let (a, b) = pair.poll();
     assert_eq!((statuses(&a), received(&b)), (vec![0], vec![1024]));
-    // The request is repeated until the tries are used up, counted from the poll's answer.
+    // The sender repeats the request until its tries are used up. They count from the answer to the
+    // poll above.
     set(&bed, 0, Action::Path(PathFault::SwitchMtu, false));
     bed.at(2 * PATIENCE_NS);
     let (a, b) = pair.poll();
@@ -318,7 +319,6 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
     pair.b.write(5 * 4096, None, &pair.a);
     (0..20).for_each(|_| _ = go(1, 10_000));
     assert_eq!((counted(1), counted(0)[1..4].to_vec()), ([6, 13, 1, 3, 0, 0], vec![5, 3, 1]));
-    // Without a fault nothing is lost.
     set(&bed, 1, Action::Path(PathFault::Loss(4), false));
     pair.a.write(20 * 4096, None, &pair.b);
     assert_eq!(go(100, 10_000), [0]);

@@ -82,7 +82,8 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// Does not connect: the server accepts one connection, and the client tries only once.
+/// Reads the kernel's table of sockets. A test connection would be wrong here: the server accepts
+/// only one connection, and the client tries only once.
 fn wait_until_listening(mut server: Child, port: u16) -> Child {
     let own = format!(":{port:04X}");
     let listens = |line: &str| {

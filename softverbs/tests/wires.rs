@@ -1,4 +1,4 @@
-//! Machines cabled with each other: rails that reach each other, and the errors of the others.
+//! Machines cabled with each other: which rails reach each other, and the errors for all others.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +12,8 @@ use softverbs::queue_pair::Change;
 use softverbs::settings::Settings;
 use softverbs::work_request::Operation;
 
-/// x0 has one cable and x1 another; each leads from one machine to the other one's other port.
+/// Rails x0 and x1 are on cable c, rail y1 on cable d. The wire joins port c of the first machine
+/// to port d of the second.
 const CROSSED: &str = "cable d payload=4000
     rail y1 netdev=e2 port=p1 link=A cable=d function=2 line=8000 qp=0 latency=1000
     wire w ends=0.c,1.d";

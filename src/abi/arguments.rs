@@ -60,9 +60,10 @@ pub(super) unsafe fn irecv_group<L: Length>(
     count: usize,
     irecv: impl FnOnce(&[RecvPart<'_>]) -> Quick<Option<u16>>,
 ) -> Quick<Option<u16>> {
-    // SAFETY: guaranteed by the caller: `n` elements each.
+    // SAFETY: the caller guarantees that each array has `count` elements.
     let (data, sizes, tags, mhandles) = unsafe { parts.first(count) }?;
-    // Allocates nothing: entries past the last part repeat it, and the slice below drops them.
+    // A fixed array, so that nothing is allocated. Its unused entries repeat the last part, and the
+    // slice below leaves them out.
     let at = |i: usize| {
         let i = i.min(count - 1);
         // SAFETY: guaranteed by the caller.

@@ -1,6 +1,6 @@
 //! Variants of the functions in `calls` for connections over TCP streams. A function in `calls`
-//! forwards here if the comm is not a rail comm, so rail connections pay nothing for streams. A
-//! comm that is not a stream comm either is refused here.
+//! forwards here if the comm is not a rail comm, so TCP streams add no cost to rails. The functions
+//! here refuse a comm that is not a stream comm either.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, write_size};
 use super::guard::{Health, Scope};
@@ -10,7 +10,7 @@ use crate::error::{Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// A send or receive comm over rails or streams, for infrequent calls.
+/// A send or receive comm over rails or streams, for calls outside the data path.
 pub(super) enum AnyComm<'a> {
     Rails(Transfer<'a>),
     Send(&'a CommHandle<StreamSendComm>),
@@ -18,7 +18,7 @@ pub(super) enum AnyComm<'a> {
 }
 
 impl<'a> AnyComm<'a> {
-    /// As [`CommHandle::enter`], with the same errors, for send and receive comms of either kind.
+    /// As [`CommHandle::enter`], with the same errors, for comms over rails and over streams.
     ///
     /// # Safety
     /// As [`CommHandle::enter`].
@@ -29,7 +29,7 @@ impl<'a> AnyComm<'a> {
         Ok(transfer)
     }
 
-    /// As [`Transfer::from_raw`], with the same errors, for comms of either kind.
+    /// As [`Transfer::from_raw`], with the same errors, for comms over rails and over streams.
     ///
     /// # Safety
     /// As [`Transfer::from_raw`].

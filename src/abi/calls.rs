@@ -1,7 +1,7 @@
 //! The functions that NCCL calls through its tables of function pointers. All versions of NCCL's
 //! network interface share them; `net_tables` adapts the arguments. Each function clears its output
 //! arguments, enters the call's scope ([`guard`]), checks every pointer, and calls its safe
-//! counterpart in `plugin` or `comm`.
+//! counterpart in `plugin` or `comm`. A comm is one of NCCL's objects for one end of a connection.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, write_size};
 use super::by_streams::{self, AnyComm};
@@ -64,7 +64,7 @@ unsafe fn traffic_class_of(config: *const CommConfig) -> c_int {
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
 
-/// Undoes one call of `init`, successful or not. `context` may be NULL or another communicator's.
+/// Undoes one call of `init`. NCCL may call it after a failed `init` too. Ignores `context`.
 pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
     guard::call("finalize", |scope| {
         scope.enter()?;
@@ -207,8 +207,8 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
         let transfer = unsafe { AnyComm::from_raw(comm, "comm") }?;
-        // A broken comm leaks its registrations. NCCL deregisters before it closes the comm, so
-        // this reports success.
+        // A broken comm leaks its registrations. This still reports success, because NCCL
+        // deregisters all memory before it closes the comm.
         if transfer.health().is_broken() {
             return Ok(());
         }
@@ -238,8 +238,8 @@ pub(super) unsafe extern "C" fn isend(
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Starts a send. Inlined together with the guard into each caller, because each interface version
-/// has its own type for the length.
+/// Starts a send. Each interface version has its own type for the length, so the compiler inlines
+/// this function and the guard into each version's caller.
 ///
 /// # Safety
 /// `send_comm` is NULL or open, `mhandle` is NULL or registered with it, `request` is NULL or
@@ -274,7 +274,8 @@ pub(super) unsafe fn isend_of<L: Length>(
     })
 }
 
-/// NCCL marks a receive as optional if it does not need the receive's completion.
+/// Says how an interface version marks a receive as optional. NCCL does not need the completion of
+/// an optional receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Optional {
     /// Never optional. `*request` may be uninitialised on entry (v8).
@@ -341,8 +342,8 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let endpoint = unsafe { CommHandle::<RailRecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
-            // The common case: one part, without the arrays of eight parts for a group.
-            // SAFETY: guaranteed by the caller: one element each.
+            // The common case is one part. It avoids the array of eight parts that a group needs.
+            // SAFETY: the caller guarantees that each array has one element.
             let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
             // SAFETY: guaranteed by the caller.
             let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;

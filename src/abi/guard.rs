@@ -1,5 +1,6 @@
 //! The guard around every exported function: no panic crosses into NCCL, each error is logged once
-//! and becomes an NCCL result code, and a forked child's calls are refused before they touch state.
+//! and becomes an NCCL result code, and a call in a forked child is refused before it touches
+//! state.
 
 use super::logger;
 use super::types::NcclResult;
@@ -11,12 +12,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs the body of the exported function `name`. Logs an error as one warning. Logs a panic,
-/// returns ncclInternalError, and breaks the comm that the body had entered, but no other comm.
+/// returns ncclInternalError, and breaks only the comm that the body had entered.
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
-    // Unwind safe: neither a call nor the service thread (`comm/datapath/try_cell.rs`) enters a
-    // comm again that a panic left half-changed.
+    // Unwind safe: if a panic left a comm half-changed, neither a later call nor the service thread
+    // enters that comm (`comm/datapath/try_cell.rs`).
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
         Ok(Ok(())) => NcclResult::SUCCESS,
         Ok(Err(error)) => refused(name, &error),
@@ -55,7 +56,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Broken once a panic has interrupted a call on the comm.
+/// Health of a comm. A comm is broken once a panic has interrupted a call on it.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     broken: AtomicBool,

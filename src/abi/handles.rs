@@ -8,13 +8,13 @@
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
 //! | ctx | an entry of a constant table | [`context_for`] | never |
 //!
-//! Send and receive comms over rails have other marks than those over TCP streams. A call checks
-//! for the rail mark, as it must anyway, and forwards the rest to `by_streams`, so rails pay
-//! nothing for streams.
-//!
 //! Comms and requests begin with a mark of their type, so a pointer of the wrong type is refused
 //! with a clear error. A pointer that the plugin never returned, or that was freed, cannot be
 //! recognised. NCCL must not pass one.
+//!
+//! Comms over rails and comms over TCP streams have different marks. A call must check the mark in
+//! any case. It handles rail comms itself and forwards all others to `by_streams`, so TCP streams
+//! add no cost to rails.
 
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
@@ -27,7 +27,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// An output argument: a place in NCCL's memory.
+/// An output argument: a pointer into NCCL's memory.
 pub(super) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
@@ -35,14 +35,15 @@ impl<T> Out<T> {
     /// [`Error::Argument`] if NULL.
     ///
     /// # Safety
-    /// `place` is NULL, or stays writable until NCCL's call returns, and the result is dropped by
+    /// `place` is NULL, or stays writable until NCCL's call returns; the caller drops the result by
     /// then.
     #[inline(always)]
     pub(super) unsafe fn new(place: *mut T, name: &'static str) -> Quick<Self> {
         non_null(place, name).map(Self)
     }
 
-    /// Writes `empty`, so that the place is defined even if the call fails. Errors as [`Out::new`].
+    /// Writes `empty`, so that the argument has a defined value even if the call fails. Errors as
+    /// [`Out::new`].
     ///
     /// # Safety
     /// As [`Out::new`].
@@ -137,7 +138,7 @@ pub(super) struct CommHandle<C> {
     comm: C,
 }
 
-/// Target of one of NCCL's request pointers; fixed and unchanged while its comm lives.
+/// Target of one of NCCL's request pointers. It neither moves nor changes while its comm lives.
 #[repr(C)]
 pub(super) struct RequestHandle {
     mark: Mark,
@@ -243,15 +244,15 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     Ok((&comm.comm, request.number))
 }
 
-/// Takes a comm back from NCCL. Calls `part`, which tells the peer that the connection ends, so
-/// that the peer does not wait for a broken comm either. A broken comm is then leaked: dropping it
-/// would touch state that a panic may have left half-changed.
+/// Takes a comm back from NCCL. First calls `part`, which tells the peer that the connection ends:
+/// without this, the peer of a broken comm would wait. Then frees the comm, but leaks a broken one:
+/// dropping it would touch state that a panic may have left half-changed.
 ///
 /// # Errors
 /// [`Error::Argument`] if the pointer is of another type, [`Error::Missing`] in a forked child.
 ///
 /// # Safety
-/// `raw` is NULL or came from this file and was not closed; no thread uses it or its requests
+/// `raw` is NULL or came from this file and was not closed; no thread uses the comm or its requests
 /// later.
 pub(super) unsafe fn close<C: Comm>(
     raw: *mut c_void,
@@ -260,14 +261,14 @@ pub(super) unsafe fn close<C: Comm>(
     part: fn(&C),
 ) -> Quick<()> {
     scope.enter()?;
-    // NCCL closes a NULL comm after a failed connect (seen with 2.28.3). Its own networks accept
-    // that.
+    // NCCL closes a NULL comm after a failed connect (seen with 2.28.3). NCCL's own networks accept
+    // NULL.
     if raw.is_null() {
         return Ok(());
     }
     // SAFETY: the caller upholds the same contract.
     let endpoint = unsafe { CommHandle::<C>::from_raw(raw, name) }?;
-    // SAFETY: as above; it is still open.
+    // SAFETY: as above; the comm is still open.
     let open = unsafe { endpoint.as_ref() };
     let is_broken = open.health.is_broken();
     part(&open.comm);
@@ -275,7 +276,7 @@ pub(super) unsafe fn close<C: Comm>(
         tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", word_for(C::MARK));
         return Ok(());
     }
-    // SAFETY: `into_raw` leaked this box, and NCCL does not use it after closing it.
+    // SAFETY: `into_raw` leaked this box, and NCCL does not use the comm after closing it.
     drop(unsafe { Box::from_raw(endpoint.as_ptr()) });
     Ok(())
 }
@@ -320,7 +321,8 @@ impl<'a> Transfer<'a> {
     /// # Safety
     /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
-        // SAFETY: the caller upholds the same contract, which covers the references.
+        // SAFETY: the caller upholds the same contract, which covers the lifetime of the
+        // references.
         unsafe {
             if mark_of(raw, name)? == SEND {
                 CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))
@@ -360,8 +362,8 @@ pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
     unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) }.release();
 }
 
-/// Returns the bytes of a connection handle, which carry the state of the connection attempt: NCCL
-/// keeps them between calls of `connect`.
+/// Returns the bytes of a connection handle. NCCL keeps these bytes between calls of `connect`, so
+/// the plugin stores the state of the connection attempt in them.
 ///
 /// # Errors
 /// [`Error::Argument`] if NULL.
@@ -384,10 +386,11 @@ pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -
     non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
 
-/// Targets of NCCL's network contexts. A context carries its communicator's traffic class (from
-/// `init`) as an index into this table: one entry for each class, one for "none chosen", one for
-/// "out of range". The table is constant, so a context is never freed: a communicator made by a
-/// split shares its parent's context, and NCCL finalizes it once for each of them.
+/// Targets of NCCL's network contexts (`ctx`). The index of a context's entry is the traffic class
+/// that the communicator's `init` chose; two more entries mean "none chosen" and "out of range".
+///
+/// The table is constant, so a context is never freed. A communicator made by a split shares its
+/// parent's context, and NCCL finalizes that context once for each of the two.
 static CONTEXTS: [u8; 258] = [0; 258];
 const NONE_CHOSEN: usize = 256;
 const NOT_A_CLASS: usize = 257;

@@ -15,8 +15,8 @@ use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Sends all later events to NCCL's logger. If a process holds several copies of NCCL, the last
-/// caller's logger gets all events.
+/// Sends all later events to NCCL's logger. If a process has loaded several copies of NCCL, all
+/// events go to the logger installed last.
 pub(super) fn install(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Release);
@@ -24,11 +24,11 @@ pub(super) fn install(logger: Option<DebugLogger>) {
     subscribe();
 }
 
-/// As [`install`], but keeps an installed logger. For the tuner: NCCL may load it without a
-/// network.
+/// As [`install`], but keeps a logger that is already installed. The tuner uses this: NCCL may load
+/// the tuner without this plugin's network.
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
-        // Fails only if a logger is installed, which then stays.
+        // Fails only if a logger is already installed; that logger stays in use.
         let _ = LOGGER.compare_exchange(ptr::null_mut(), logger as *mut (), Ordering::Release, Ordering::Relaxed);
     }
     subscribe();
@@ -48,8 +48,8 @@ pub fn set_trace(on: bool) {
     }
 }
 
-/// Writes the first warning of a forked child to standard error, with one plain `write`: a thread
-/// of the parent may have held the lock of NCCL's logger at the fork.
+/// Writes the first warning of a forked child to standard error. NCCL's logger cannot be used: a
+/// thread of the parent may have held the logger's lock at the fork.
 pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::AcqRel) {
@@ -135,8 +135,8 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
 }
 
 /// Returns NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`) for an event.
-/// By default NCCL shows INIT but not NET (`ncclDebugInit`): lines of NET alone would need
-/// `NCCL_DEBUG_SUBSYS` as well as `NCCL_DEBUG=TRACE`.
+/// By default NCCL shows INIT but not NET (`ncclDebugInit`), so events belong to both. With NET
+/// alone, a user would have to set `NCCL_DEBUG_SUBSYS` in addition to `NCCL_DEBUG`.
 fn nccl_level(level: Level) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
     const NET: c_ulong = 0x10;
@@ -147,7 +147,7 @@ fn nccl_level(level: Level) -> (c_int, c_ulong) {
     }
 }
 
-/// Appends a NUL. A NUL inside becomes `?`.
+/// Appends a NUL. Replaces each NUL in the text by `?`.
 fn terminated(text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
     bytes.push(0);
@@ -159,7 +159,7 @@ fn line_for(text: fmt::Arguments<'_>) -> String {
 }
 
 fn write_to_stderr(line: &str) {
-    // One plain system call: a fork may leave the lock of the standard library's handle locked.
+    // One plain system call: after a fork, the standard library's lock of stderr may stay locked.
     // SAFETY: the pointer and the length are those of a live string.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());

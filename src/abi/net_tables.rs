@@ -1,6 +1,6 @@
 //! The tables that NCCL looks up by name, one for each version of the network interface. NCCL uses
 //! the newest version that it knows. Functions here adapt a version's arguments to those of
-//! `calls`; their names end in the first version with this signature.
+//! `calls`. The number at the end of a function's name is the first version with its signature.
 
 use super::arguments::Parts;
 use super::calls::{self, Class, Optional};
@@ -78,8 +78,8 @@ const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>
     }
 }
 
-// SAFETY: a table holds functions and a pointer to a string that lives as long as the library. All
-// of it is constant, so threads cannot race.
+// SAFETY: a table has functions and a pointer to a string that lives as long as the library. All of
+// it is constant, so threads cannot race.
 unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
     for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {

@@ -9,9 +9,10 @@ pub(super) trait Described {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self;
 }
 
-/// `pciPath` is NULL: given one PCI function, NCCL would rate the merged device by that function's
-/// x4 link. A Spark's GPU does not access memory through the network, so only host pointers are
-/// supported and NCCL never needs a flush. Memory is registered with the device, not with a comm.
+/// `pciPath` is NULL: from the path of one PCI function, NCCL would take that function's x4 link as
+/// the speed of the merged device. A Spark's GPU does not access memory through the network, so
+/// only host pointers are supported and NCCL never needs a flush. Memory is registered with the
+/// device, not with a comm.
 impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
@@ -68,7 +69,7 @@ impl Described for MorePropertiesV12 {
     }
 }
 
-/// Describes a device that is merged only from itself, in NCCL's terms.
+/// Describes, in NCCL's terms, a device that is merged only from itself.
 fn alone<const N: usize>(dev: c_int) -> VDeviceProps<N> {
     let mut devs = [0; N];
     devs[0] = dev;

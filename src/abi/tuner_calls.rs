@@ -34,7 +34,8 @@ pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
     unsafe { init(context, Some(comm_id), ranks, nodes, log) }
 }
 
-/// Makes a context for one communicator; NULL if NCCL makes every choice. v5 adds `comm_id`.
+/// Makes a context for one communicator; NULL means that NCCL makes every choice. `comm_id` is
+/// `None` in v4, which does not pass it.
 ///
 /// # Safety
 /// `context` is NULL or writable. `log` is NCCL's logger, callable from any thread until process
@@ -50,7 +51,8 @@ pub(super) unsafe fn init(
         // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "context", ptr::null_mut()) };
         scope.enter()?;
-        // Without a network, whose `init` installs NCCL's logger, the lines below would be lost.
+        // The network's `init` installs NCCL's logger. If NCCL loads no network of this plugin, the
+        // lines below would be lost without this call.
         logger::install_unless_given(log);
         let context = context?;
         if let Some(tuner) = tuner_for(comm_id, ranks, nodes) {
@@ -88,7 +90,7 @@ fn counted(number: usize, noun: &str) -> String {
 /// # Safety
 /// `context` is NULL, or came from [`init`] and was not given back. `coll_cost_table` is NULL or
 /// points to `num_algo` times `num_proto` contiguous `float`; `channels` is NULL or writable.
-/// Nothing else uses either during the call.
+/// Nothing else uses the table or `channels` during the call.
 pub(super) unsafe extern "C" fn get_coll_info(
     context: *mut c_void,
     coll_type: c_int,
@@ -201,8 +203,8 @@ mod tests {
     fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
         let mut channels = UNTOUCHED;
         let table = costs.as_mut_ptr().cast();
-        // SAFETY: the tests pass a context that was not given back. The table is a whole `Costs`,
-        // this plugin's shape; nothing is read through a table of another shape.
+        // SAFETY: the tests pass a context that was not given back. The table is a whole `Costs`.
+        // The function reads nothing through a table if `shape` is not the shape of `Costs`.
         let result =
             unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
         assert_eq!(result, NcclResult::SUCCESS);

@@ -24,7 +24,7 @@ pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
     Box::into_raw(Box::new(TunerContext { mark: TUNER, tuner })).cast()
 }
 
-/// Returns the tuner behind one of NCCL's pointers, `None` for NULL.
+/// Returns the tuner behind one of NCCL's pointers; `None` for NULL.
 ///
 /// # Errors
 /// [`Error::Argument`](crate::error::Error::Argument) if `raw` is another object.
@@ -36,8 +36,8 @@ pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
     if raw.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller upholds the same contract, which covers the reference. Several NCCL
-    // threads may call: a tuner is shared and never changes.
+    // SAFETY: the caller upholds the same contract, which covers the lifetime of the reference.
+    // Several of NCCL's threads may use a tuner at a time, because it is `Sync` (checked below).
     unsafe { from_raw(raw).map(|context| Some(&context.as_ref().tuner)) }
 }
 
@@ -70,8 +70,8 @@ unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<TunerContext>> {
 /// [`Error::Argument`](crate::error::Error::Argument) if NULL.
 ///
 /// # Safety
-/// `raw` is NULL or points to contiguous costs, as many as in [`Costs`], not used otherwise during
-/// `'a`.
+/// `raw` is NULL or points to as many contiguous costs as [`Costs`] has, which nothing else uses
+/// during `'a`.
 #[inline(always)]
 pub(super) unsafe fn costs<'a>(raw: *mut *mut f32, name: &'static str) -> Quick<&'a mut Costs> {
     // SAFETY: guaranteed by the caller.
@@ -111,7 +111,8 @@ mod tests {
         let stray = stray.as_mut_ptr().cast::<c_void>();
         let words = |result: Quick<()>| result.unwrap_err().to_string();
         let raw = into_raw(a_tuner());
-        // SAFETY: the array holds a mark, also one byte further; the context is taken back once.
+        // SAFETY: the array has room for a mark, also from its second byte on; the context is taken
+        // back once.
         unsafe {
             assert_eq!(words(take_back(stray)), "context is an unknown object; it must be a tuner context");
             assert_eq!(

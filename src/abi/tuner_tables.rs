@@ -1,4 +1,5 @@
-//! The tuner tables that NCCL looks up by name. They adapt arguments to those of `tuner_calls`.
+//! The tuner tables that NCCL looks up by name. `init_v4` adapts the arguments of v4 to those of
+//! `tuner_calls`.
 
 use super::tuner_calls;
 use super::tuner_types::{TunerInterface, TunerMoreV6, TunerV4, TunerV5, TunerV6, TunerV7};

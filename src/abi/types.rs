@@ -1,11 +1,11 @@
 //! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
 //! The plugin exports these tables (`net_tables`); the command line and `tests/cost` call other
-//! libraries through them. `tests/cost` compiles this file without the crate, so it uses nothing
-//! else of it.
+//! libraries through them. `tests/cost` compiles this file alone, so this file uses nothing else of
+//! the crate.
 //!
 //! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64, checked by
-//! `tests/abi_layout.rs`. Fields have the names of NCCL's header, in snake case. A type's name ends
-//! in the first version that has it.
+//! `tests/abi_layout.rs`. Fields have the names of NCCL's header, in snake case. The number at the
+//! end of a type's name is the first interface version that has the type.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::fmt;
@@ -26,9 +26,9 @@ pub const PTR_HOST: c_int = 1;
 pub const PTR_CUDA: c_int = 2;
 /// The host drives the network (`NCCL_NET_DEVICE_HOST`).
 pub const NET_DEVICE_HOST: c_int = 0;
-/// There is no code on the GPU (`NCCL_NET_DEVICE_INVALID_VERSION`).
+/// No network code runs on the GPU (`NCCL_NET_DEVICE_INVALID_VERSION`).
 pub const NET_DEVICE_INVALID_VERSION: c_int = 0;
-/// Value of `*request` on entry to `irecv`, since v9, if NCCL does not need the completion
+/// Value of `*request` on entry to `irecv` if NCCL does not need the receive's completion; since v9
 /// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`).
 pub const OPTIONAL_RECV_COMPLETION: usize = 1;
 /// An id or traffic class that was not set (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
@@ -96,11 +96,11 @@ pub struct NetDeviceHandle {
     pub handle: *mut c_void,
     /// Bytes of the device's object.
     pub size: usize,
-    /// Nonzero if the proxy thread must still make progress.
+    /// Nonzero if NCCL's proxy thread must still make progress.
     pub needs_proxy_progress: c_int,
 }
 
-/// `ncclNetVDeviceProps`: the devices that a device is merged from, by NCCL's numbers.
+/// `ncclNetVDeviceProps`: the devices that form a merged device, by NCCL's numbers.
 #[derive(Debug)]
 #[repr(C)]
 pub struct VDeviceProps<const N: usize> {
@@ -118,7 +118,7 @@ pub struct CommConfig {
     pub traffic_class: c_int,
 }
 
-/// `ncclNetCommAttr`, since v11: NCCL's expectations of one direction.
+/// `ncclNetCommAttr`, since v11: the peers and flows that NCCL expects in one direction.
 #[derive(Debug)]
 #[repr(C)]
 pub struct CommAttr {
@@ -148,7 +148,8 @@ pub struct NetAttr {
     pub proto: u32,
 }
 
-/// `ncclNetProperties`. `Flush` is empty in v8. `More` has the fields that a version adds.
+/// `ncclNetProperties`. `Flush` is the type of `force_flush`: `()` in v8, which lacks that field.
+/// `More` has the fields at the end, which later versions add.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Properties<Flush, More> {
@@ -162,7 +163,7 @@ pub struct Properties<Flush, More> {
     pub ptr_support: c_int,
     /// 1 if a registration is valid for every comm of the device.
     pub reg_is_global: c_int,
-    /// 1 to flush after every receive even if NCCL sees no need.
+    /// 1 makes NCCL flush after every receive, even where NCCL sees no need.
     pub force_flush: Flush,
     /// Speed in Mb/s.
     pub speed: c_int,
@@ -289,7 +290,7 @@ pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9
 /// `ncclNet_v10_t`, NCCL 2.26 and 2.27: `connect` gets a configuration, valid only during the call;
 /// `init`, `isend` and `irecv` get profiler arguments.
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
-/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and it makes a
+/// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
 /// context; `finalize` and `setNetAttr` are new.
 pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
 /// `ncclNet_v12_t`, NCCL 2.30: a device can merge eight others, and has a rail and a plane.

@@ -1,4 +1,5 @@
-//! Framed TCP channel of the bootstrap: handshake, then control frames. Non-blocking and bounded.
+//! TCP channel of a connection (the bootstrap). It carries framed messages: first the handshake,
+//! then control frames. Calls do not block, and buffers are bounded.
 
 use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
@@ -8,12 +9,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Time that the kernel tries to deliver bytes. A longer network outage counts as a lost peer.
+/// Time after which the kernel fails the socket if sent bytes get no acknowledgement.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Idle time before the kernel checks that the peer's host is reachable, and between checks.
+/// Idle time before the kernel's first keep-alive check of the peer's host, and interval of checks.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Limit of bytes queued for a peer that reads nothing; then [`Channel::offer`] refuses messages.
+/// Limit of queued bytes. [`Channel::offer`] refuses more, because the peer does not read.
 const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 
 /// One end of a channel.
@@ -22,7 +23,7 @@ pub struct Channel {
     stream: TcpStream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// The error that broke the channel, which the socket reports only once.
+    /// First error of a write. It is kept because the socket reports an error only once.
     broken: Option<ErrorKind>,
 }
 
@@ -40,10 +41,7 @@ pub enum Received {
 }
 
 impl Channel {
-    /// Starts to connect; see [`Channel::connected`].
-    ///
-    /// # Errors
-    /// [`Error::Os`].
+    /// Starts to connect. [`Channel::connected`] reports when the connection is established.
     pub fn dial(address: SocketAddr) -> Result<Self> {
         let trouble = |e: &std::io::Error| Error::os(Call::Connect(address), e);
         let socket =
@@ -58,9 +56,6 @@ impl Channel {
     }
 
     /// Creates a channel from an accepted or dialled stream.
-    ///
-    /// # Errors
-    /// [`Error::Os`].
     pub fn from_stream(stream: TcpStream) -> Result<Self> {
         let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         stream.set_nonblocking(true).map_err(trouble)?;
@@ -72,9 +67,6 @@ impl Channel {
     }
 
     /// Returns true once the connection is established.
-    ///
-    /// # Errors
-    /// The reason why the peer cannot be reached.
     pub fn connected(&self) -> std::io::Result<bool> {
         if let Some(error) = self.stream.take_error()? {
             return Err(error);
@@ -92,28 +84,19 @@ impl Channel {
     }
 
     /// Returns the addresses of both ends, this side's first.
-    ///
-    /// # Errors
-    /// The error of the system call, for example because the connection is closed.
     pub fn addresses(&self) -> std::io::Result<[SocketAddr; 2]> {
         Ok([self.stream.local_addr()?, self.stream.peer_addr()?])
     }
 
     /// Sends queued bytes. Returns true once the kernel has all of them.
-    ///
-    /// # Errors
-    /// As [`Channel::send`].
     pub fn is_flushed(&mut self) -> Result<bool> {
         self.push().map_err(|e| self.failed(&e))?;
         Ok(self.outbox.is_empty())
     }
 
-    /// Releases the stream for other data, with the bytes received after the last message. From now
-    /// on the kernel no longer fails the stream because the peer reads nothing for a long time. It
-    /// still checks an idle peer, and gives up after three failed checks.
-    ///
-    /// # Errors
-    /// [`Error::Os`].
+    /// Returns the stream, for other data, and the bytes received after the last message. Turns off
+    /// the kernel's limit for unacknowledged bytes, because the peer may read nothing for a long
+    /// time. The kernel still checks an idle peer, and gives up after three failed checks.
     pub fn into_stream(self) -> Result<(TcpStream, Vec<u8>)> {
         let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
@@ -133,9 +116,6 @@ impl Channel {
     }
 
     /// Like [`Channel::send`], but returns false without queueing if too many bytes are queued.
-    ///
-    /// # Errors
-    /// As [`Channel::send`].
     pub fn offer(&mut self, message: &Message) -> Result<bool> {
         if self.outbox.len() >= MOST_WAITING_BYTES {
             self.push().map_err(|e| self.failed(&e))?;
@@ -161,8 +141,9 @@ impl Channel {
         Ok(())
     }
 
-    /// Returns the next message if it is complete. One read may bring several, so call again until
-    /// there is nothing. Buffers at most the largest message plus one read.
+    /// Returns the next message if it is complete. One read may deliver several messages, so the
+    /// caller repeats the call until it returns [`Received::Nothing`]. Buffers at most the largest
+    /// message plus one read.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the peer does not follow the protocol.

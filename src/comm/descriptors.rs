@@ -1,17 +1,17 @@
-//! Shortage of descriptors or memory, which may pass. Work that can wait is retried.
+//! Temporary shortage of file descriptors or memory. Work that can wait is retried.
 
 use crate::error::Error;
 use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The warning about a shortage, logged once.
+/// Warning about a shortage, logged once in a process.
 #[derive(Debug, Default)]
 pub struct DescriptorWarning(AtomicBool);
 
 impl DescriptorWarning {
-    /// Logs a failed operation and the reason: as a warning once in the life of a process, for all
-    /// its listeners and retries, afterwards at DEBUG level.
+    /// Logs a failed operation and the reason. The first call logs a warning. Later calls, from all
+    /// listeners and retries, log at DEBUG level.
     #[cold]
     pub fn tell(&self, cannot: &str, why: &str) {
         // Relaxed: a duplicated warning is harmless.
@@ -23,7 +23,7 @@ impl DescriptorWarning {
     }
 }
 
-/// Describes the shortage that made accepting a connection fail; `None` for other errors.
+/// Returns text for a shortage that made `accept` fail; `None` for other errors.
 pub fn shortage_text(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::EMFILE => Some(format!("the process is out of file descriptors ({}); raise the limit", limit_text())),
@@ -33,7 +33,7 @@ pub fn shortage_text(error: &io::Error) -> Option<String> {
     }
 }
 
-/// Like [`shortage_text`], for an error that may pass when others free descriptors.
+/// Returns text for a shortage that is worth a retry: other code may free descriptors.
 pub fn waits_for_descriptors(error: &Error) -> Option<String> {
     let Error::Os { call, errno } = error else { return None };
     let why = shortage_text(&io::Error::from_raw_os_error(*errno)).filter(|_| error.is_shortage())?;

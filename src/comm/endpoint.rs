@@ -1,4 +1,6 @@
-//! One end of a connection, as NCCL uses it: its data path, and closing it.
+//! Ends of connections, with the calls that NCCL makes on them: `register`, `isend`, `irecv`,
+//! `test` and `close`. The service thread, which recovers lost rails, shares the data path of a
+//! connection over rails.
 
 #![deny(clippy::disallowed_types)]
 
@@ -21,8 +23,8 @@ use crate::verbs::HostMemory;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One end of a connection, with the data path of one direction. Calls of the data path come from
-/// one thread at a time, `register` from any thread.
+/// One end of a connection, with the data path of one direction. NCCL calls `isend`, `irecv` and
+/// `test` from one thread at a time, and `register` from any thread.
 pub struct Endpoint<P> {
     pub(super) context: Arc<PathContext>,
     pub(super) process: Arc<Process>,
@@ -42,7 +44,7 @@ pub struct StreamEndpoint<P> {
     pub(super) context: StreamContext,
     pub(super) process: Arc<Process>,
     pub(super) service: Arc<Service>,
-    /// Not shared; the cell prevents the data path's use after a panic.
+    /// Used by one thread only. The cell prevents use of the data path after a panic.
     pub(super) path: TryCell<P>,
 }
 
@@ -68,8 +70,8 @@ pub enum RecvComm {
 }
 
 impl<P: Shareable> Endpoint<P> {
-    /// Closes the connection and sends BYE to the peer, which may be gone already. A data path that
-    /// a panic has interrupted is not touched. Must be the last call, made once.
+    /// Closes the connection, and sends BYE to a peer that still exists. Does not enter a data path
+    /// in which a thread has panicked. Must be the last call, made only once.
     pub fn close(&self) {
         leave(&*self.path, &self.context.peer);
         self.counted.end();
@@ -80,14 +82,11 @@ impl<P: Shareable> Endpoint<P> {
 
 impl RailSendComm {
     /// Registers memory on every rail, for sends.
-    ///
-    /// # Errors
-    /// As [`super::rail::registration::Registrations::register`].
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         self.process.register(memory, Purpose::Send)
     }
 
-    /// As [`SendPath::isend`], with the same errors. `None` while the service thread has the path.
+    /// Calls [`SendPath::isend`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -96,7 +95,7 @@ impl RailSendComm {
         done
     }
 
-    /// As [`SendPath::test`], with the same errors. `None` while the service thread has the path.
+    /// Calls [`SendPath::test`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -108,14 +107,11 @@ impl RailSendComm {
 
 impl RailRecvComm {
     /// Registers memory on every rail, for receives.
-    ///
-    /// # Errors
-    /// As [`super::rail::registration::Registrations::register`].
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         self.process.register(memory, Purpose::Receive)
     }
 
-    /// As [`RecvPath::irecv`], with the same errors. `None` while the service thread has the path.
+    /// Calls [`RecvPath::irecv`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
@@ -124,7 +120,7 @@ impl RailRecvComm {
         done
     }
 
-    /// As [`RecvPath::test`], with the same errors. False while the service thread has the path.
+    /// Calls [`RecvPath::test`]. Returns false while the service thread uses the data path.
     #[inline(always)]
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
@@ -135,7 +131,7 @@ impl RailRecvComm {
 }
 
 impl<P: FinalBytes> StreamEndpoint<P> {
-    /// As [`Endpoint::close`].
+    /// Closes the connection, as [`Endpoint::close`] does.
     pub fn close(&self) {
         let StreamContext { sockets, .. } = &self.context;
         let words = self.path.enter().and_then(|mut path| {
@@ -152,15 +148,12 @@ impl<P: FinalBytes> StreamEndpoint<P> {
 }
 
 impl StreamSendComm {
-    /// Records memory for sends. It is not registered with a device.
-    ///
-    /// # Errors
-    /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
+    /// Records memory for sends. Sockets need no registration with a device.
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         self.process.register_for_streams(memory, Purpose::Send)
     }
 
-    /// As [`StreamSendPath::isend`], with the same errors.
+    /// Calls [`StreamSendPath::isend`].
     pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.isend(&self.context, addr, bytes, tag, memory);
@@ -168,7 +161,7 @@ impl StreamSendComm {
         done
     }
 
-    /// As [`StreamSendPath::test`], with the same errors.
+    /// Calls [`StreamSendPath::test`].
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.test(&self.context, request);
@@ -178,15 +171,12 @@ impl StreamSendComm {
 }
 
 impl StreamRecvComm {
-    /// Records memory for receives. It is not registered with a device.
-    ///
-    /// # Errors
-    /// As [`StreamSendComm::register`].
+    /// Records memory for receives. Sockets need no registration with a device.
     pub fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         self.process.register_for_streams(memory, Purpose::Receive)
     }
 
-    /// As [`StreamRecvPath::irecv`], with the same errors.
+    /// Calls [`StreamRecvPath::irecv`].
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
         let done = path.irecv(&self.context, parts, optional);
@@ -194,7 +184,7 @@ impl StreamRecvComm {
         done
     }
 
-    /// As [`StreamRecvPath::test`], with the same errors.
+    /// Calls [`StreamRecvPath::test`].
     pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
         let done = path.test(&self.context, request, tell);

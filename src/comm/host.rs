@@ -1,4 +1,4 @@
-//! The network of this host, as NCCL uses it.
+//! The network of this host: listening and connecting.
 
 use super::endpoint::SendComm;
 use super::process::{Process, TunerIdentity};
@@ -22,25 +22,20 @@ impl Host {
     /// Creates the network over open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let process = Arc::new(Process::new(config, rails, tuner));
-        // Records the rails' addresses, so that a connection without a rail can pair them later.
+        // Each rail stores its addresses in this query. If a rail cannot be used later, connections
+        // pair it by the stored addresses, so that recovery can add it when it returns.
         if let Err(error) = LocalRails::query(&process) {
             tracing::debug!("rails not looked at yet: {error}");
         }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
     }
 
-    /// Opens a listener on the interface that the settings choose. Also returns the peer's handle.
-    ///
-    /// # Errors
-    /// As [`setup::listen::listen`].
+    /// Opens a listener on the interface that the settings choose. Also returns its handle.
     pub fn listen(&self) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
         setup::listen::listen(&self.setup)
     }
 
-    /// Continues the connection of `handle`. Returns `None` until it is ready.
-    ///
-    /// # Errors
-    /// As [`PendingConnections::connect`].
+    /// Continues to connect with `handle`. Returns `None` until the connection is ready.
     pub fn connect(&self, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
         self.pending.connect(&self.setup, handle, traffic_class)
     }

@@ -1,8 +1,9 @@
 //! Connections: combines the I/O-free state of `flow` with the queue pairs of `verbs`.
 //!
-//! Each module imports only from those after it (`tests/house_rules/rooms.toml`): `host`, `setup`,
-//! `endpoint`, `recovery`, `process`, `streams`, `datapath`, `rail`, `unauthenticated`, then
-//! `channel`, `descriptors` and `log`, then `threads`.
+//! The modules form layers, from top to bottom: `host`, `setup`, `endpoint`, `recovery`, `process`,
+//! `streams`, `datapath`, `rail`, `unauthenticated`, then `channel`, `descriptors` and `log`
+//! together, then `threads`. A module imports only from its own layer and from lower ones
+//! (`tests/house_rules/rooms.toml`).
 
 pub mod channel;
 pub mod datapath;
@@ -26,7 +27,7 @@ pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};
 pub use setup::listen::ListenComm;
 
-/// Request numbers of sends are below this.
+/// Exclusive upper bound of the request numbers of sends.
 pub const SEND_REQUESTS: usize = crate::flow::sends::REQUESTS;
-/// Request numbers of receives are below this.
+/// Exclusive upper bound of the request numbers of receives.
 pub const RECV_REQUESTS: usize = crate::wire::SLOTS;

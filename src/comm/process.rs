@@ -22,7 +22,7 @@ use cpu_latency::CpuLatency;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// State shared by all connections of this process. It cannot make, watch or use connections.
+/// State shared by all connections of this process. It has no access to the connections themselves.
 pub struct Process {
     /// The settings.
     pub config: Config,
@@ -34,9 +34,9 @@ pub struct Process {
     pub tuner: TunerIdentity,
     /// Memory registered with devices.
     pub registrations: Arc<Registrations>,
-    /// Memory of connections over streams, which is not registered with devices.
+    /// Memory of connections over TCP streams. It is not registered with devices.
     for_streams: Registrations,
-    /// Totals of data sent over streams.
+    /// Totals of data sent over TCP streams.
     pub by_streams: Arc<Totals>,
     /// Back-off for unreachable paths.
     pub backoff: Backoff,
@@ -46,9 +46,9 @@ pub struct Process {
     pub tcp_outages: Arc<TcpOutages>,
     /// Connections without progress, with one line in the log for each peer.
     pub stalls: Arc<Stalls>,
-    /// Subjects already logged about peers.
+    /// Record of the log lines about peers that are written only once.
     pub log: Arc<LogOnce>,
-    /// Packets that the rails lose.
+    /// Monitor of packet losses on the rails.
     pub losses: Arc<Losses>,
     /// Limit of bytes in flight for all sends together, if the settings have one.
     pub bound: Option<Arc<Bound>>,
@@ -60,7 +60,7 @@ pub struct Process {
 /// Identity of a host's tuner, which the two sides of a connection compare.
 #[derive(Debug, Clone, Default)]
 pub struct TunerIdentity {
-    /// Hash of the policy ([`crate::tuner::Policy::hash`]); 0 if NCCL keeps every choice.
+    /// Hash of the policy ([`crate::tuner::Policy::hash`]); 0 if NCCL makes every choice.
     pub hash: u64,
     /// Name of this host's GPU, which the policy depends on; for log lines.
     pub gpu: String,
@@ -118,9 +118,10 @@ impl Process {
         Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
     }
 
-    /// Returns the kernel's routes from this host's rails to addresses of the connecting side that
-    /// pair more rails. `snapshot` returns the addresses of a rail of this host. Empty with
-    /// `NCCL_SPARK_RING_TCP`: a host that forwards IP may not forward RoCE, and TCP works there.
+    /// Returns the kernel's routes, from rails of this host to addresses of the connecting side,
+    /// that pair more rails. `snapshot` returns the state of a rail of this host, by its index.
+    /// Returns none with `NCCL_SPARK_RING_TCP`: hosts on a route may forward IP and not RoCE, and
+    /// TCP then works.
     pub fn routes<'l>(
         &self,
         connector: &[RailAdvert],
@@ -136,14 +137,11 @@ impl Process {
     }
 
     /// Registers memory on every rail, for all connections.
-    ///
-    /// # Errors
-    /// As [`Registrations::register`].
     pub fn register(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         self.registrations.register(&self.rails, memory, purpose)
     }
 
-    /// Records memory of connections over streams.
+    /// Records memory for connections over TCP streams.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
@@ -151,13 +149,13 @@ impl Process {
         self.for_streams.register(&[], memory, purpose)
     }
 
-    /// Reopens removed devices that have returned, with all memory registered. Returns their rails.
+    /// Calls [`Self::look_for_return`] for each rail. Returns the rails whose devices are back.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
         self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
     }
 
-    /// Like [`Self::look_for_returned`], for one rail, whose device may also have started to answer
-    /// again. Returns true if it is back.
+    /// Reopens the removed device of a rail if it has returned, or resumes a silent device that
+    /// answers again. Registers all memory with it. Returns true if the device is back.
     pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
         let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
         match &back {
@@ -201,9 +199,9 @@ impl Process {
         }
     }
 
-    /// Logs the totals of connections closed since the last call. NCCL closes a communicator's
-    /// connections before it finalizes it. So the lines appear at the end of a communicator if
-    /// others continue, and otherwise when the last connection is closed.
+    /// Logs the totals of connections closed since the last call. Called when the last connection
+    /// is closed, and when NCCL finalizes a communicator, whose connections are closed by then. So
+    /// the lines appear at the end of each communicator, even if others continue.
     pub fn log_summary(&self) {
         if self.counting.log_summary(self.by_streams.take())
             && let Some(text) = self.losses.end()

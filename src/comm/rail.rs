@@ -1,4 +1,4 @@
-//! A rail of this host: state shared by all connections over it.
+//! A rail: a port of an RDMA function that this host uses, with the state that connections share.
 
 pub mod backoff;
 pub mod device;
@@ -34,7 +34,7 @@ pub struct RailInfo {
     pub phys_port: Option<String>,
     /// PCIe link and cable of the rail.
     pub attachment: Attachment,
-    /// Bandwidth in Mb/s while the other rails on its PCIe link are equally busy.
+    /// Bandwidth in Mb/s while the other rails on the same PCIe link are equally busy.
     pub speed_mbps: u32,
 }
 
@@ -49,14 +49,14 @@ pub struct Rail {
     /// True if bulk data is registered a second time, with relaxed ordering.
     pub relaxed_ordering: bool,
     sysfs: PathBuf,
-    /// `NCCL_IB_GID_INDEX`.
+    /// Value of `NCCL_IB_GID_INDEX`.
     chosen_gid_index: Option<u16>,
     /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
     last_snapshot: Mutex<Option<RailSnapshot>>,
     /// True once a send was registered with local write access, because the device requires it.
     needed_local_write: AtomicBool,
-    /// True once a WARN has said that `NCCL_IB_GID_INDEX` selects no address here.
+    /// True once a WARN was logged because `NCCL_IB_GID_INDEX` selects no address of this rail.
     was_warned_of_index: AtomicBool,
     backlog_bytes: AtomicU64,
     busy_bytes: AtomicU64,
@@ -66,7 +66,7 @@ impl Rail {
     /// Creates a rail on a device's protection domain.
     ///
     /// # Errors
-    /// [`Error::Os`] if the device was removed, or refuses relaxed ordering that was requested.
+    /// [`Error::Os`] if the device was removed, or refuses required relaxed ordering.
     pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &RailConfig) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
@@ -107,8 +107,9 @@ impl Rail {
         self.device.query(move |context| context.port(port))
     }
 
-    /// Queries the rail's present state and addresses. GID indices drift, so they are read each
-    /// time. Leaves out link-local GIDs whose interface visibly lacks the address.
+    /// Queries the rail's present state and addresses. Reads the GID indices each time, because
+    /// they change with the interface's addresses. Leaves out a link-local GID if its interface is
+    /// visible and does not have the address.
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now.
@@ -149,8 +150,9 @@ impl Rail {
         Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
     }
 
-    /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If it selects no usable one
-    /// (indices differ between functions and hosts, and drift), keeps all and logs one WARN.
+    /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If the setting selects no usable
+    /// address, keeps all addresses and logs one WARN. Indices differ between functions and hosts,
+    /// and change over time.
     fn keep_chosen(&self, index: u16, found: &mut Vec<(Address, Held)>) {
         if found.iter().any(|(_, known)| known.gid_index == index) {
             found.retain(|(_, known)| known.gid_index == index);
@@ -170,7 +172,7 @@ impl Rail {
         holder(&self.sysfs, TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
     }
 
-    /// Returns the state of the rail when it could last be used; `None` if it never could.
+    /// Returns the latest snapshot in which the rail was usable; `None` if it never was.
     pub fn last_snapshot(&self) -> Option<RailSnapshot> {
         self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -188,14 +190,14 @@ impl Rail {
         }
     }
 
-    /// Returns the bytes of large writes posted and not confirmed, over all connections.
+    /// Returns the bytes of large writes posted and not yet confirmed, over all connections.
     #[inline]
     pub fn backlog_bytes(&self) -> u64 {
         // Relaxed: a hint for the planner; no other memory depends on it.
         self.backlog_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of large writes posted since none was outstanding.
+    /// Returns the bytes of large writes posted since [`Self::backlog_bytes`] was last 0.
     #[inline]
     pub fn busy_bytes(&self) -> u64 {
         // Relaxed: a hint for the planner; no other memory depends on it.
@@ -207,11 +209,11 @@ impl Rail {
     pub fn posted(&self, bytes: u64) {
         let before = self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
         let busy = if before == 0 { 0 } else { self.busy_bytes() };
-        // Two threads may lose a write here. This is only a hint, and saves a locked instruction.
+        // A race may lose a count. It is only a hint, and a plain store saves a locked instruction.
         self.busy_bytes.store(busy + bytes, Ordering::Relaxed);
     }
 
-    /// Records that a large write was confirmed, or never will be because its connection ends.
+    /// Records that a large write was confirmed, or that its lane was closed first.
     #[inline]
     pub fn settled(&self, bytes: u64) {
         self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -241,8 +243,8 @@ impl RailSnapshot {
         self.held(gid).map(|held| held.gid_index)
     }
 
-    /// Returns true if the kernel has a route from one of the addresses to a peer's, through the
-    /// address's interface; `None` if it cannot be asked.
+    /// Returns true if the kernel has a route from this rail's address `own_gid`, through its
+    /// interface, to the peer's address. `None` if the interface is not visible or the query fails.
     pub fn has_route(&self, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Option<bool> {
         let interface = self.held(&own_gid)?.interface?;
         routes::has_route(interface, own_gid, peer_gid)
@@ -256,7 +258,7 @@ impl RailSnapshot {
     }
 }
 
-/// Tries a small registration, because no query tells if a device supports the flag.
+/// Tries a small registration with relaxed ordering. No query tells if a device supports the flag.
 fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
     let region = Region::new(4096)?;
     region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())

@@ -5,43 +5,47 @@
 //! connection fails, and the error names both sides' rails and the setting: two hosts with mistyped
 //! addresses must not run at a tenth of the speed unnoticed.
 //!
-//! - Streams never replace rails. The accepting side chooses streams once, and only if no pair of
-//!   rails can be formed, usable or not ([`crate::flow::pairing`]), and no rail of either host has
-//!   an unknown address. A connection fails if its possible pairs do not carry, or if it loses all
-//!   its rails: streams never step in.
-//! - Both hosts have the setting, or neither. HELLO carries it, and the accepting side refuses a
-//!   peer that differs, whatever rails there are: the tuners depend on it.
-//! - With the setting, the tuner makes every algorithm but Ring a last resort in communicators of
-//!   more than two nodes: Ring connects only neighbours.
+//! - Streams never replace rails. The accepting side decides once, in the handshake. It chooses
+//!   streams only if no pair of rails can be formed, not even of unusable rails
+//!   ([`crate::flow::pairing`]), and the addresses of all rails of both hosts are known. A
+//!   connection whose pairs do not carry data, or that loses all its rails, fails and does not
+//!   change to streams.
+//! - Both hosts must have the same value of the setting, because the tuners depend on it. HELLO,
+//!   the first message of the handshake, contains the value. The accepting side refuses a peer with
+//!   another value, even if rails can be paired.
+//! - With the setting, in communicators of more than two nodes, the tuner prefers Ring to all other
+//!   algorithms, because Ring connects only neighbours.
 //!
 //! # A message
 //!
 //! `irecv` sends a grant (sequence number, part, room, tag) on stream 0. The sender puts it into a
-//! ring of CTS entries in its own memory, so sends are matched as over rails. The message is sent
-//! in chunks, each behind a frame with its receive, its place and the message's size. A small
-//! message is one chunk, on the stream used last. The chunks of a large message use all streams in
-//! turn: each goes to the first stream that accepts it. Chunks are read straight into the
-//! receiver's buffer.
+//! ring of CTS entries in its own memory, so sends are matched in the same way as over rails. The
+//! message is sent in chunks. Before each chunk comes a frame with the receive, the chunk's offset
+//! and the message's size. A small message is one chunk, on the stream used last. The chunks of a
+//! large message use all free streams in turn. The receiver reads large chunks directly into its
+//! buffer.
 //!
-//! A send is done when the kernel has its bytes: NCCL needs no more to reuse the buffer. A receive
-//! is done when all its bytes are in its buffer.
+//! A send is done when the kernel has accepted its bytes, because NCCL may then reuse the buffer. A
+//! receive is done when all its bytes are in its buffer.
 //!
-//! NCCL's LL and LL128 read flags among the bytes while these arrive. The bytes of an optional
-//! receive are read into a buffer of the plugin, and stored as whole words, the last word of each
-//! 128-byte line after the others (`caller_memory`). The kernel's copy guarantees neither.
+//! NCCL's protocols LL and LL128 read flags among the bytes while the bytes arrive. NCCL marks
+//! their receives as optional. The plugin reads their bytes into its own buffer first. It then
+//! stores whole words, and the last word of each 128-byte line after the line's other words
+//! (`caller_memory`). The kernel's copy guarantees neither.
 //!
 //! # Files
 //!
 //! `send` and `recv` run only within NCCL's `isend`, `irecv` and `test`: sockets do not block,
 //! there is no thread, and nothing is allocated or locked while messages succeed.
 //! [`crate::flow::streams`] keeps the state of messages and checks every frame,
-//! [`crate::wire::stream`] has the frames, `comm::setup::streams` makes the connection.
+//! [`crate::wire::stream`] encodes the frames, and `comm::setup::streams` makes the connection.
 //!
 //! # The end
 //!
-//! Each stream ends with BYE. A failed connection drops its streams without BYE, so that its peer
-//! fails too. Nothing is sent again, and no other stream takes over: TCP has tried already. A peer
-//! whose host has died is found by keep-alive, or when bytes stay unacknowledged for 60 s.
+//! Each stream ends with the frame BYE. A failed connection drops its streams without BYE, so that
+//! its peer fails too. Bytes of a failed stream are not resent on another stream, because TCP
+//! itself has already tried. Keep-alive, or 60 s without an acknowledgement, reveals a peer whose
+//! host has died.
 
 #![deny(clippy::disallowed_types)]
 

@@ -12,12 +12,9 @@ use std::thread::Builder;
 /// the caller is pinned.
 ///
 /// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, where
-/// NCCL's progress thread spins. A thread with the caller's mask would have to wait for that
-/// thread. The main thread's mask is taken as the mask of the process: a launcher binds the process
-/// before the process starts, and NCCL pins only its own threads.
-///
-/// # Errors
-/// The reason why the thread could not be started.
+/// NCCL's progress thread spins. A new thread with the caller's CPU mask would have to wait for the
+/// progress thread. So this function uses the main thread's mask, which is that of the process: a
+/// launcher sets it before the process starts, and NCCL pins only its own threads.
 pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let start = move || {
         if let Err(error) = SigSet::all().thread_block() {
@@ -32,25 +29,25 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
     Builder::new().name(name.to_owned()).spawn(start).map(drop)
 }
 
-/// Work for a thread of its own.
+/// Work that [`detach`] runs on a new thread.
 pub type Work = Box<dyn FnOnce() + Send>;
 
 static REPLACEMENT: OnceLock<fn(&'static str, Work)> = OnceLock::new();
 
-/// Makes [`detach`] give all later work to `run`, with the thread's name, and start no thread. For
-/// a simulation, whose runs must repeat exactly: `run` does the work immediately, or later if the
-/// thread is to hang. Only the first call counts.
+/// Makes [`detach`] pass all later work to `run`, with the thread's name, instead of starting
+/// threads. A simulation uses this, because its runs must repeat exactly. `run` does the work
+/// immediately, or later to simulate a thread that hangs. Calls after the first have no effect.
 pub fn replace(run: fn(&'static str, Work)) {
     REPLACEMENT.get_or_init(|| run);
 }
 
-/// Runs `work` on a thread of its own, or on the calling thread if none can be started. The work
-/// may block, so every wait for the thread needs a timeout.
+/// Runs `work` on a new thread, or on the calling thread if no thread can be started. The work may
+/// block, so every wait for the thread needs a timeout.
 pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
     if let Some(run) = REPLACEMENT.get() {
         return run(name, Box::new(work));
     }
-    // Send the work only once the thread has started: a failed spawn drops its closure.
+    // Send the work only after the thread has started, because a failed spawn drops its closure.
     let (hand, task) = sync_channel(1);
     let take = move || {
         if let Ok(work) = task.recv() {

@@ -1,10 +1,11 @@
-//! Connections at a listener that have not sent a token. The bootstrap's TCP port is open to the
-//! network.
+//! Accepted TCP connections that have not sent a token yet. The bootstrap's port is open to the
+//! network, so any program may connect.
 //!
-//! A client must send one well-formed message within a time limit, and the listener's owner admits
-//! it by that message. Every other client is dropped without disturbing those admitted. The owners
-//! have different rules: [`super::setup::admission`] admits the peer of a handle,
-//! [`super::recovery::redial`] peers whose TCP connection was lost.
+//! A client must send one well-formed message within a time limit. By this message, the listener's
+//! owner decides if it admits the client. All other clients are dropped, and do not disturb
+//! admitted ones. There are two owners: [`super::setup::admission`] admits the peer that got the
+//! listener's handle from NCCL. [`super::recovery::redial`] admits peers whose TCP connection was
+//! lost.
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
@@ -12,10 +13,11 @@ use crate::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Limit of unauthenticated connections. One more replaces the oldest from the address with most.
+/// Limit of unauthenticated connections. A further connection replaces the oldest one of the
+/// address that has the most connections.
 const MOST_UNAUTHENTICATED: usize = 64;
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
-/// Shortest interval between log lines about rejections at a listener that lasts for the job.
+/// Shortest interval of log lines about rejections, if the listener exists as long as the job.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A listening socket and its connections that have not sent a token.
@@ -27,9 +29,9 @@ pub struct Unauthenticated {
 }
 
 enum Rejections {
-    /// Each has a line.
+    /// Logs each rejection.
     Each,
-    /// At most one line in each [`QUIET`]; the others are counted.
+    /// Logs at most one rejection in each [`QUIET`], and counts the others.
     Seldom { said: Option<Instant>, others: u64 },
 }
 
@@ -37,11 +39,11 @@ enum Rejections {
 pub enum Verdict {
     /// Admits the client.
     Admit,
-    /// Drops the client: its message has no token.
+    /// Drops the client, and logs that its message has no token.
     Reject,
     /// Drops the client and sends it the reason.
     Refuse(&'static str),
-    /// Drops the client.
+    /// Drops the client. The judge has logged the reason.
     Drop,
 }
 
@@ -59,8 +61,8 @@ struct Connection {
     channel: Channel,
 }
 
-/// Decides about a client's first message, and logs the reason of [`Verdict::Refuse`] and
-/// [`Verdict::Drop`]. The client's channel is passed for its name.
+/// Function that decides about a client's first message, and logs the reason of [`Verdict::Refuse`]
+/// and [`Verdict::Drop`]. It gets the channel for the client's name.
 pub type Judge<'a> = &'a mut dyn FnMut(&Message, &Channel) -> Verdict;
 
 impl Unauthenticated {
@@ -84,8 +86,8 @@ impl Unauthenticated {
         self.connections.clear();
     }
 
-    /// Accepts connections and reads their messages. Returns those that `judge` admits, in the
-    /// order in which they connected, and logs errors of the others.
+    /// Accepts connections and reads their first messages. Returns the connections that `judge`
+    /// admits, in the order in which they connected. Logs errors of the others.
     pub fn poll(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         self.accept(descriptors, judge, &mut admitted);
@@ -120,8 +122,8 @@ impl Unauthenticated {
                     break;
                 }
                 Err(e) => match shortage_text(&e) {
-                    // An older connection makes room. If there is none, the peer stays in the
-                    // backlog, and the next call tries again.
+                    // Drop an older connection to free its descriptor. If there is none, the peer
+                    // stays in the backlog, and the next call tries again.
                     Some(why) => {
                         descriptors.tell("cannot accept connections on the bootstrap port", &why);
                         self.shortage = Some(why);
@@ -137,7 +139,7 @@ impl Unauthenticated {
         }
     }
 
-    /// Drops one connection, unless it has just sent a token.
+    /// Drops one connection. If it has just sent a token, returns it instead.
     fn make_room(&mut self, judge: Judge<'_>) -> Option<Admitted> {
         let all = &self.connections;
         let many = |one: &Connection| all.iter().filter(|other| other.from == one.from).count();
@@ -160,7 +162,7 @@ enum FirstMessage {
     Admitted(Admitted),
     /// No message yet, within the time limit.
     Silent(Connection),
-    /// Another message, a timeout, or a closed connection.
+    /// The message was not admitted, there was an error or a timeout, or the client has closed.
     Dropped,
 }
 

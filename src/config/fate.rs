@@ -1,4 +1,4 @@
-//! Treatment of the variables that NCCL's own network transport reads, settings and ignored ones.
+//! Treatment of each variable that NCCL's own network transport reads: read or ignored.
 
 use super::nccl::ignored;
 use super::{SettingRow, TABLE};
@@ -6,9 +6,9 @@ use super::{SettingRow, TABLE};
 /// Treatment of an NCCL variable.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
-    /// The plugin reads it.
+    /// The plugin reads the variable.
     Honoured(&'static SettingRow),
-    /// The plugin does not read it, for this reason (the end of a sentence).
+    /// The plugin ignores the variable. Contains the reason, as the end of a sentence.
     Ignored(&'static str),
 }
 

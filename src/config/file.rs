@@ -17,7 +17,7 @@ pub(super) struct SettingLine {
     /// Line number, from 1.
     pub(super) number: usize,
     pub(super) name: String,
-    /// Empty counts as unset, as in the environment.
+    /// An empty value counts as unset, as in the environment.
     pub(super) value: String,
 }
 
@@ -37,9 +37,11 @@ impl SettingsFile {
         Self::parse(path.into(), &text)
     }
 
-    /// Reads a file in a standard place, if it exists. Other errors as [`SettingsFile::named`].
+    /// Reads a file in a standard place, if it exists. If it cannot be read, the error is
+    /// [`Error::Missing`].
     pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
-        // A folder closed to this user (in containers, another user's HOME) has no file of theirs.
+        // If this user may not enter the folder (in containers, another user's HOME), there is no
+        // file for this user.
         let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
         if fs::metadata(path).is_err_and(|error| absent.contains(&error.kind())) {
             return Ok(None);
@@ -144,7 +146,6 @@ mod tests {
         assert!(SettingsFile::standard(&gone).unwrap().is_none());
         let error = SettingsFile::named("A_NAME", gone.to_str().unwrap()).unwrap_err().to_string();
         assert!(error.starts_with("A_NAME=") && error.contains("No such file"), "{error}");
-        // A folder exists but is not a file; other data may not be text.
         let error = SettingsFile::standard(folder.path()).unwrap_err().to_string();
         assert!(error.contains(folder.path().to_str().unwrap()) && error.contains("directory"), "{error}");
         let garbled = folder.path().join("garbled");

@@ -3,7 +3,7 @@
 use super::value::{Parsed, Refusal, number, quoted};
 
 /// List of names as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`: `[^][=]NAME[:PORT],...`. `^`
-/// excludes the names. `=` compares whole names; otherwise a prefix is enough. Both marks come
+/// excludes the names. `=` compares whole names; otherwise a prefix is enough. The two marks come
 /// before the first name, in this order, and apply to all names. An empty list admits everything.
 ///
 /// The grammar is that of NCCL's parser (`parseStringList` and `matchIfList` in its `utils.cc`).
@@ -38,7 +38,7 @@ impl NameFilter {
         Ok(Self { excludes, whole_names, entries })
     }
 
-    /// Returns true for a name that passes. An entry without a port applies to every port.
+    /// Returns true if the list admits the name. An entry without a port applies to every port.
     pub fn admits(&self, name: &str, port: Option<u8>) -> bool {
         if self.entries.is_empty() {
             return true;
@@ -50,7 +50,7 @@ impl NameFilter {
         matched != self.excludes
     }
 
-    /// Returns true if the list names what to use, not what to exclude, and is not empty.
+    /// Returns true if the list is not empty and has names to use, not names to exclude.
     pub fn names_something(&self) -> bool {
         !self.entries.is_empty() && !self.excludes
     }
@@ -77,7 +77,7 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     if fields.next().is_some() {
         return Err(wrong("too many fields"));
     }
-    // The kernel's characters for interface names, without those of the grammar.
+    // The characters that the kernel allows in interface names, except those of the grammar.
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '^' | '=');
     match !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
         true => Ok((name.to_owned(), port)),

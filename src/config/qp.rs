@@ -1,10 +1,10 @@
-//! Settings of queue pairs, and the silence after which a rail counts as lost.
+//! Settings of queue pairs, and the time without acknowledgement until a rail counts as lost.
 
 use std::time::Duration;
 
-/// Promised limit for noticing a silent rail (docs/guide/failover.md).
+/// Limit that docs/guide/failover.md promises for noticing a silent rail.
 const PROMISED: Duration = Duration::from_secs(1);
-/// With fewer retransmissions, single lost packets become lost rails.
+/// With fewer retransmissions, a few lost packets make a rail count as lost.
 const ENOUGH_RETRIES: u8 = 3;
 
 /// Settings of queue pairs.
@@ -22,7 +22,7 @@ impl QpConfig {
     /// Returns the total time that a QP waits for acknowledgements: one time-out, plus one for each
     /// retransmission (InfiniBand specification 9.7.6.1.3, "local ACK timeout"). A device may take
     /// up to four times as long. ConnectX with adaptive retransmission takes about the time-out
-    /// times the retransmissions (NVIDIA, "Adaptive Retransmission").
+    /// times the number of retransmissions (NVIDIA, "Adaptive Retransmission").
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))

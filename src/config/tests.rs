@@ -183,7 +183,7 @@ fn a_removed_setting_is_ignored_with_a_warning_in_the_environment_and_in_a_file(
     assert!(gather(&[], &[]).unwrap().removed.is_empty());
 }
 
-/// Every setting of this plugin's own, of any version.
+/// Names of this plugin's own settings in all versions, without their common prefix.
 const EVER: &str = "CONNECT_TIMEOUT_S COUNTERS CPU_LATENCY_US FLOW_LABEL INFLIGHT_BYTES LL128 LOSS_TIMEOUT_S \
                     MIN_SHARE_BYTES PROBE_TIMEOUT_MS RING_TCP SETTINGS_FILE STALL_ABORT_S STALL_WARN_S SYSFS TUNER \
                     TUNER_TABLE VLLM";

@@ -1,10 +1,10 @@
-//! Parsers for values of several settings.
+//! Parsers for values, each used by several settings.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reason why a value is not usable, if it says more than the allowed values do.
+/// Reason why a value is not usable. `None` if the allowed values are reason enough.
 #[derive(Debug, Default)]
 pub(super) struct Refusal(pub(super) Option<String>);
 
@@ -16,7 +16,7 @@ impl Refusal {
 
 pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
 
-/// Quotes at most 60 characters: NCCL cuts a log line at 1024.
+/// Quotes a text, cut to 60 characters, because NCCL cuts a log line at 1024.
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();

@@ -1,4 +1,4 @@
-//! Assignment of lanes to records.
+//! Assignment of lanes to records of the memory file. A record has the counters of one lane.
 
 use super::layout::{Direction, HeaderWord, PEER_BYTES, RAIL_BYTES, RECORDS, State, Word, text_words};
 use super::memory::{MemoryFile, Place};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Minimum number of closed connections' records that stay unchanged, for late readers.
+/// Number of free records that keep their content for late readers, while the file has unused ones.
 const KEPT: usize = 64;
 
 /// The counters of all connections of a process.
@@ -19,8 +19,8 @@ pub struct Counting {
 
 struct Book {
     file: File,
-    /// For each used record, the number of starts and ends of changes to its description. Kept here
-    /// because other processes can overwrite the word in the file.
+    /// [`Word::Sequence`] of each record that has been used. Kept here because other processes can
+    /// overwrite the word in the file.
     sequences: Vec<u64>,
     /// Free records, in the order in which they became free.
     free: VecDeque<usize>,
@@ -43,9 +43,9 @@ pub struct CountedLane {
     pub peer_rail: String,
     /// The rail's payload rate in bits per second.
     pub bits_per_s: u64,
-    /// The path MTU of its queue pairs; 0 if it has none yet.
+    /// Path MTU of the lane's queue pairs; 0 if the lane has none yet.
     pub path_mtu_bytes: u32,
-    /// True if it works from the start.
+    /// True if the lane works from the start.
     pub carries: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct Record {
     place: Place<Reservation>,
 }
 
-/// Frees its record when dropped.
+/// Reservation of a record. Dropping it frees the record.
 struct Reservation {
     counting: Arc<Counting>,
     /// Index in the file; `None` for a record in private memory.
@@ -64,7 +64,7 @@ struct Reservation {
     is_closed: AtomicBool,
 }
 
-/// Counter of one lane's losses. Its owner, which watches the lane, is their only writer.
+/// Counters of one lane's losses and recoveries. The owner of this value is their only writer.
 pub struct Outages {
     record: Record,
     lost_since: Option<Instant>,
@@ -79,7 +79,7 @@ pub struct CountedConnection {
 }
 
 impl Counting {
-    /// Creates counters. If wanted, the first connection creates a memory file.
+    /// Creates counters. With `wants_file`, the first connection creates a memory file.
     pub fn new(wants_file: bool) -> Arc<Self> {
         let file = if wants_file { File::NotYet } else { File::None };
         let (sequences, free, not_counted, connections) = Default::default();
@@ -106,7 +106,7 @@ impl Counting {
         !lines.is_empty()
     }
 
-    /// Returns the path to read the memory file, if there is one.
+    /// Returns the path of the memory file for readers, if the file exists.
     pub fn path(&self) -> Option<String> {
         match &lock(&self.book).file {
             File::Made(file) => Some(file.path()),
@@ -198,7 +198,7 @@ fn describe(
 }
 
 impl Record {
-    /// Returns a record for lanes that are not in use yet; no reader sees it.
+    /// Returns a record that no reader sees, for lanes that are not in use yet.
     pub fn detached() -> Self {
         Self { place: Place::detached() }
     }
@@ -211,7 +211,8 @@ impl Record {
         word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     }
 
-    /// Counts a write of `bytes` bytes. Two calls of [`Record::add`] would find the record twice.
+    /// Counts a write of `bytes` bytes. Two calls of [`Record::add`] would load the record's
+    /// address twice.
     #[inline(always)]
     pub fn add_write(&self, bytes: u64) {
         let words = &*self.place;
@@ -242,8 +243,9 @@ impl Record {
     fn set_state(&self, state: State) {
         let Some(hold) = self.place.with().filter(|hold| !hold.is_closed.load(Ordering::Relaxed)) else { return };
         self.store_state(state);
-        // Pairs with the fence in `close`. If two threads are here at the same time, one sees the
-        // other's store, and the state stays `Closed`.
+        // Pairs with the fence in `close`. If both run at the same time, either this thread sees
+        // `is_closed`, or `close` stores `Closed` after the store above. Either way the state ends
+        // as `Closed`.
         fence(Ordering::SeqCst);
         if hold.is_closed.load(Ordering::Relaxed) {
             self.store_state(State::Closed);
@@ -272,7 +274,7 @@ impl Drop for Reservation {
 }
 
 impl Outages {
-    /// Creates the counter for a lane that works.
+    /// Creates the counters for a lane that counts as working.
     pub fn of(record: &Record) -> Self {
         Self { record: record.clone(), lost_since: None }
     }
@@ -313,8 +315,8 @@ impl CountedConnection {
         self.lanes.get(lane).map_or_else(Record::detached, |(_, record)| record.clone())
     }
 
-    /// Ends the connection and adds its totals to the summary. Later counts, while the peer closes,
-    /// are left out.
+    /// Ends the connection and adds its totals to the summary. The summary leaves out later counts,
+    /// made while the peer closes.
     pub fn end(&self) {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;
@@ -351,7 +353,7 @@ pub fn nanos(time: Duration) -> u64 {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No holder panics with the value half-changed.
+    // A panic while the lock is held leaves the value intact.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -2,15 +2,15 @@
 //!
 //! A process with connections keeps one memory file: a memfd named [`FILE_NAME`], sealed against
 //! changes of its size. Readers find it among the links of `/proc/PID/fd` and read it with `pread`.
-//! It has a header and a fixed number of records, all in 8-byte words of the machine's byte order.
-//! A record holds the counters of one lane of one connection in one direction.
+//! The file has a header and a fixed number of records, all in 8-byte words of the machine's byte
+//! order. A record has the counters of one lane of one connection in one direction.
 //!
 //! Each word has one writer at a time. The user of the data path writes the lane's counters. The
 //! service thread writes losses and recoveries, and the state that changes with them. The thread
-//! that makes or closes the connection writes the rest. There are no locks, so a reader may see new
-//! bytes next to an old number of writes. A record's description changes only while its
-//! [`Word::Sequence`] is odd. A reader accepts a record if its sequence was even and was the same
-//! before and after reading.
+//! that makes or closes the connection writes the rest. There are no locks, so a reader may see a
+//! new number of bytes next to an old number of writes. A record's description changes only while
+//! its [`Word::Sequence`] is odd. A reader accepts a record if the sequence was even, and was the
+//! same before and after reading the record.
 //!
 //! The owner of the process can write anything into the file. So [`Counters::parse`] limits every
 //! number by the bytes that were read and makes every text printable.
@@ -19,14 +19,14 @@
 pub const FILE_NAME: &str = "nccl-net-spark-counters";
 /// The first word: "NNSCOUNT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NNSCOUNT");
-/// Version of this layout. A reader of another version reports that and shows no counters.
+/// Version of this layout. A reader of another version shows no counters, and reports why.
 pub const VERSION: u64 = 1;
 /// Size of the header in words.
 pub const HEADER_WORDS: usize = 16;
 /// Size of a record in words: six cache lines, so that two connections never share a line.
 pub const RECORD_WORDS: usize = 48;
-/// Number of records in a file. 72 connections of four rails in both directions need 576. Unused
-/// records take no memory.
+/// Number of records in a file. 72 connections of four rails in both directions need 576. All
+/// records take memory from the start, [`FILE_BYTES`] in total.
 pub const RECORDS: usize = 4096;
 /// Size of the file in bytes.
 pub const FILE_BYTES: usize = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
@@ -53,12 +53,12 @@ pub enum HeaderWord {
     Used = 5,
     /// Number of lanes not counted because all records were in use.
     NotCounted = 6,
-    /// Process id in the process's own namespace. Outside a container it has another one.
+    /// Process id in the process's own namespace. Outside a container the process has another id.
     ProcessId = 7,
 }
 
-/// The words of a record. The words from [`Word::Bytes`] on are counters. They wrap around, and
-/// only grow while the record describes the same lane.
+/// The words of a record. The words from [`Word::Bytes`] on are counters. While the record
+/// describes the same lane, they only grow, until they wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
@@ -88,11 +88,11 @@ pub enum Word {
     Bytes = 24,
     /// Work requests that carried the bytes.
     Writes = 25,
-    /// Number of timed writes among them. `flow::striping` times writes of at least 4 KiB, only
-    /// samples of those up to 16 KiB, and none over one rail.
+    /// Number of timed writes among [`Word::Writes`]. `flow::striping` times samples of the writes
+    /// of 4 to 16 KiB, and all larger ones. With one rail it times none.
     TimedWrites = 26,
-    /// Total duration of the timed writes, in ns: each from the assignment of its send to lanes to
-    /// the confirmation of its share.
+    /// Total duration of the timed writes, in ns. Each duration runs from the assignment of the
+    /// send to lanes to the confirmation of the share.
     TimedNs = 27,
     /// The longest duration of a timed write, in ns.
     LongestNs = 28,
@@ -109,7 +109,7 @@ pub enum Word {
     StalledNs = 33,
 }
 
-/// State of a record's lane. It changes without [`Word::Sequence`]: the lane remains the same.
+/// State of a record's lane. It changes without [`Word::Sequence`], because the lane is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum State {
@@ -200,7 +200,7 @@ pub struct Counters {
     pub passed_over: usize,
 }
 
-/// Error of a file that cannot be shown.
+/// Reason why a file cannot be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotShown {
     /// The file is shorter than a header.
@@ -241,8 +241,8 @@ impl Counters {
         }
     }
 
-    /// Parses two successive reads of a file. A record is taken from the first read if the second
-    /// has the same sequence. Records missing at the end were not in use.
+    /// Parses two successive reads of a file. A record is taken from the first read if both reads
+    /// have the same even sequence. Records missing at the end were not in use.
     ///
     /// # Errors
     /// The reason why the file cannot be shown.
@@ -382,7 +382,7 @@ mod tests {
     fn a_record_that_changes_while_it_is_read_is_skipped() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
-        // The second read's counts may be another lane's: they were read after its sequence.
+        // The second read's counts may be another lane's: they were read after the sequence.
         let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
         assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
         let changing = file(|words| words[HEADER_WORDS] = 3);
@@ -406,7 +406,7 @@ mod tests {
     fn hostile_contents_stay_within_bounds_and_out_of_the_terminal() {
         let text = file(|words| words[HEADER_WORDS + Word::Peer as usize] = u64::from_ne_bytes(*b"\x1b[2J\n\xff\x80 "));
         assert!(parse_both(&text).records[0].peer.bytes().all(|byte| byte.is_ascii_graphic()));
-        // More records in use than bytes were read.
+        // The header counts more records than the bytes contain.
         let cut = file(|words| words[5] = 4000);
         assert_eq!(parse_both(&cut).records.len(), 1);
         let odd_states = file(|words| words[HEADER_WORDS + 1] = u64::MAX);

@@ -1,9 +1,9 @@
 //! Memory for counters: a memory file that other processes may open, or private memory.
 //!
 //! Every process that may inspect this one may also write to the file. So its words are only loaded
-//! and stored, as atomics, and no value read from them is used as an index, length or condition.
-//! The file cannot shrink, and its memory is allocated from the start: access to a page that the
-//! kernel cannot allocate would raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
+//! and stored as atomics, and no index, length or decision depends on a value read from them. The
+//! file cannot shrink, and its memory is allocated from the start: access to a page that the kernel
+//! cannot allocate would raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
 
 #![allow(unsafe_code)]
 
@@ -34,13 +34,13 @@ pub struct MemoryFile {
 
 // SAFETY: the memory is accessed only as atomics, and unmapped once.
 unsafe impl Send for MemoryFile {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for MemoryFile {}
 
 impl MemoryFile {
     /// Creates the file, with a header and no record in use.
     pub fn new() -> io::Result<Arc<Self>> {
-        // Beyond the limit the kernel also sends SIGXFSZ, which ends the process.
+        // A file above the limit would make the kernel send SIGXFSZ, which ends the process.
         let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
         if limit != RLIM_INFINITY && limit < FILE_BYTES as u64 {
             return Err(io::Error::other(format!("files may have {limit} bytes (ulimit -f)")));
@@ -80,22 +80,22 @@ impl MemoryFile {
     }
 
     fn words(&self) -> &[AtomicU64; FILE_WORDS] {
-        // SAFETY: mapped, zeroed, aligned, with this many words until dropped, and accessed only as
-        // atomics.
+        // SAFETY: the memory is mapped until `self` is dropped, was zeroed, is aligned and has this
+        // many words. It is accessed only as atomics.
         unsafe { self.start.cast().as_ref() }
     }
 }
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        // SAFETY: mapped by this type with this length; every holder of an address in it has an
-        // `Arc` of this.
+        // SAFETY: this type mapped the memory with this length. Each address in it is kept together
+        // with an `Arc` of this file, so no address outlives the mapping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), FILE_BYTES) };
     }
 }
 
 /// Location of a record's words, with a value attached. The address is stored, so that counting
-/// does not depend on the kind of memory.
+/// works alike for both kinds of memory.
 pub struct Place<T> {
     words: NonNull<RecordWords>,
     /// `None` for [`NOWHERE`].
@@ -115,7 +115,7 @@ enum Owner {
 
 // SAFETY: the words are atomics, which any thread may use, and any thread may drop their owner.
 unsafe impl<T: Send + Sync> Send for Place<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T: Send + Sync> Sync for Place<T> {}
 
 impl<T> Place<T> {
@@ -156,8 +156,8 @@ impl<T> Deref for Place<T> {
 
     #[inline(always)]
     fn deref(&self) -> &RecordWords {
-        // SAFETY: `held` keeps the words in place while `self` exists, and they are accessed only
-        // as atomics.
+        // SAFETY: the words are static, or `held` keeps them in place while `self` exists. They are
+        // accessed only as atomics.
         unsafe { self.words.as_ref() }
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! - `layout`: the layout of the memory in words, and a parser for readers. No I/O, no `unsafe`.
 //! - `memory`: the memory file, with all of this module's `unsafe`.
-//! - `book`: gives a record to each lane of a connection, and takes it back.
+//! - `book`: assigns a record to each lane of a connection, until the connection ends.
 //! - `nic`: counters of a NIC's port, which the kernel keeps.
 //! - `summary`: totals of closed connections, for the log.
 //!
 //! Failures here never fail a job. No decision depends on the file's content, because other
 //! processes can write it. Without the file, or when every record is in use, a lane counts into
 //! private memory, for log messages and the summary. During transfers, counting costs one load and
-//! one store by the counter's only writer ([`Record::add`]). Only making and ending a connection
-//! takes locks.
+//! one store by the counter's only writer ([`Record::add`]). Only starting or ending a connection
+//! takes a lock.
 
 mod book;
 pub mod layout;

@@ -2,7 +2,7 @@
 //! drivers/infiniband/hw/mlx5/counters.c; its packet counters are in the sysfs folder `counters`.
 //! soft-RoCE defines its counters in drivers/infiniband/sw/rxe/rxe_hw_counters.c.
 //!
-//! Reading them can block in the device's driver, so the service thread does not do it. Counters
+//! Reading a counter can block in the device's driver, so the service thread reads none. Counters
 //! that a driver lacks are left out.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const DIRECTION_COUNTERS: [DirectionCounters; 2] = [
 ];
 
 /// Other counters that show loss or congestion. A pulled cable raises the first two as well, so
-/// [`losses_text`] ignores them.
+/// [`losses_text`] uses none of this list.
 const OTHER_ERROR_COUNTERS: [&str; 10] = [
     "local_ack_timeout_err",
     "completer_retry_err",
@@ -47,14 +47,13 @@ const OTHER_ERROR_COUNTERS: [&str; 10] = [
     "rx_icrc_encapsulated",
 ];
 
-/// Number of packets in which one loss is tolerable. More losses slow a rail down. Each loss costs
-/// a round of retransmission: about 100 us, on a link that sends 3 million packets of 4 KiB a
-/// second.
+/// Number of packets in which one loss is tolerable. More losses slow a rail down: each costs a
+/// retransmission of about 100 us, on a link that sends 3 million packets of 4 KiB a second.
 pub const TOLERATED_LOSS_ONE_IN: u64 = 100_000;
 /// Fewer lost packets than this are not reported, because they are too few for a rate.
 const MIN_LOST: u64 = 10;
 
-/// True for a counter of errors or congestion.
+/// Returns true for a counter of errors or congestion.
 pub fn is_error(name: &str) -> bool {
     DIRECTION_COUNTERS
         .iter()
@@ -63,7 +62,7 @@ pub fn is_error(name: &str) -> bool {
         .any(|known| known == name)
 }
 
-/// True for a counter of errors, congestion or packets.
+/// Returns true for a counter of errors, congestion or packets.
 pub fn is_known(name: &str) -> bool {
     is_error(name) || DIRECTION_COUNTERS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
 }
@@ -219,7 +218,7 @@ mod tests {
         assert_eq!(sent([u64::MAX, 1]).as_deref(), Some("18,446,744,073,709,551,615 of 1 sent packets"));
         let received = text(["out_of_seq_request", "rcvd_pkts"], [11, 50_000]);
         assert_eq!(received.as_deref(), Some("11 of 50,000 received packets"));
-        // A pulled cable causes timeouts. They do not count as losses.
+        // A pulled cable causes timeouts, which do not count as losses.
         assert_eq!(text(["local_ack_timeout_err", "port_xmit_packets"], [100, 1_000]), None);
     }
 }

@@ -13,7 +13,7 @@ pub struct Carried {
     pub losses: u64,
     pub recoveries: u64,
     pub lost: Duration,
-    /// Stalls of the connection; 0 except for its first lane.
+    /// Stalls of the connection, in the totals of its first lane only; 0 for other lanes.
     pub stalls: u64,
     pub stalled: Duration,
 }
@@ -30,7 +30,8 @@ pub struct Summary {
 struct OfRail {
     sent_bytes: u64,
     received_bytes: u64,
-    /// Losses of the lane with the most: a failed rail is lost in each of its connections.
+    /// Losses of the lane with the most losses. A sum would count a failed rail once for each of
+    /// its connections.
     losses: u64,
     recoveries: u64,
     lost: Duration,
@@ -51,7 +52,8 @@ impl Summary {
         self.stalled = self.stalled.saturating_add(carried.stalled);
     }
 
-    /// Returns the lines for the log: the total and one for each rail; none if nothing was carried.
+    /// Returns the lines for the log: the total and one for each rail; none if no bytes were
+    /// transferred.
     pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
         let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
         let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));

@@ -93,7 +93,7 @@ fn no_device(failures: &[String]) -> String {
     }
 }
 
-/// Call with its arguments. `hint` is empty, or has a cure in parentheses.
+/// System or verbs call with its arguments. `hint` is empty, or has a cure in parentheses.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Call {
     #[error("cannot watch for fork() (pthread_atfork)")]
@@ -256,7 +256,7 @@ pub struct OnRail {
 #[error("TCP with {peer} over {interface}")]
 pub struct TcpPath {
     pub peer: String,
-    /// On this host.
+    /// Name of the interface on this host.
     pub interface: String,
 }
 
@@ -358,7 +358,7 @@ pub enum Violation {
     PathMtu { rail: String, mtu_bytes: u32, most: u32 },
 }
 
-/// Limits are in seconds.
+/// Step that took too long. Limits are in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum TimedOut {
     #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]

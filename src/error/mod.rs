@@ -55,11 +55,11 @@ pub enum Error {
     Internal(#[from] Internal),
 }
 
-/// The plugin's result.
+/// Result of the plugin's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Result of a call for every message. As small as its value, so that success travels in registers;
-/// an unboxed [`Error`] would take twice the instructions.
+/// Result of a function that runs for every message. The box keeps it small enough to be returned
+/// in registers. An unboxed [`Error`] would take twice the instructions.
 pub type Quick<T> = std::result::Result<T, Box<Error>>;
 
 impl From<Box<Error>> for Error {
@@ -85,13 +85,13 @@ impl Error {
         Self::Os { call, errno: error.raw_os_error().unwrap_or(0) }
     }
 
-    /// Returns true for the kernel's answer if the device was removed (`EIO` of a disassociated
+    /// Returns true if the kernel reports that the device was removed (`EIO` of a disassociated
     /// context: `uverbs_ioctl.c`, `uverbs_main.c`).
     pub fn is_removal(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EIO, .. })
     }
 
-    /// Returns true for mlx5's answer, since Linux 5.18, if the device's firmware has failed
+    /// Returns true if mlx5, since Linux 5.18, reports that the device's firmware has failed
     /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
     pub fn is_failed_device(&self) -> bool {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
@@ -105,7 +105,7 @@ impl Error {
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
 
-    /// Returns true if the process or the machine is out of descriptors, which may become free.
+    /// Returns true if the process or the host has no file descriptor left; some may become free.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
     }

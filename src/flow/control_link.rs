@@ -1,23 +1,24 @@
-//! One end's queue of control messages. Each message is delivered exactly once and in order,
-//! although the paths of control frames may lose, duplicate and delay them.
+//! The control messages between the two ends of a connection. Each message is delivered exactly
+//! once and in order, although the paths may lose, duplicate and delay control frames.
 //!
 //! Stop and wait: one control message is under way at a time, and its frame is sent again until the
-//! peer acknowledges it. One path that works intermittently is enough.
+//! peer acknowledges it. A single path that works from time to time is enough.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};
 use std::collections::VecDeque;
 
-/// Outgoing control messages, and the number of the last one received.
+/// One end's outgoing control messages, and the number of the last message received.
 #[derive(Debug, Default, Clone, Hash)]
 pub struct ControlLink {
     waiting: VecDeque<ControlMessage>,
-    /// Number of the last control message sent. `message` is its encoding.
+    /// Number of the last control message sent. `message` is its encoding; `confirmed` is the last
+    /// number that the peer has acknowledged.
     sent: u64,
     message: Vec<u8>,
     confirmed: u64,
     received: u64,
-    /// True while a frame is due: a new message, an acknowledgement or a resend.
+    /// True while a frame is due: for a new message, an acknowledgement or a repetition.
     is_due: bool,
 }
 
@@ -33,17 +34,17 @@ impl ControlLink {
         self.sent > self.confirmed || !self.waiting.is_empty()
     }
 
-    /// Number of control messages queued behind the one under way.
+    /// Returns the number of control messages queued behind the one under way.
     pub fn backlog(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Number of the control message that was sent and is not yet acknowledged.
+    /// Returns the number of the control message under way: sent, but not acknowledged.
     pub fn under_way(&self) -> Option<u64> {
         (self.sent > self.confirmed).then_some(self.sent)
     }
 
-    /// Makes [`ControlLink::next_frame`] return the current frame again: the path may have lost it.
+    /// Makes [`ControlLink::next_frame`] repeat the current frame, which the path may have lost.
     pub fn send_again(&mut self) {
         self.is_due = true;
     }
@@ -53,7 +54,7 @@ impl ControlLink {
         std::mem::take(&mut self.is_due).then(|| self.frame())
     }
 
-    /// Returns the current control frame, with the message under way and an acknowledgement.
+    /// Returns the current control frame: the message under way, if any, and an acknowledgement.
     pub fn frame(&self) -> ControlFrame {
         let asks = self.sent > self.confirmed;
         let message = if asks { self.message.clone() } else { Vec::new() };
@@ -63,8 +64,8 @@ impl ControlLink {
     /// Accepts a control frame, and returns its control message if the message is new.
     ///
     /// # Errors
-    /// [`Malformed`] when the control message cannot be decoded. This end still acknowledges the
-    /// message, so that later ones follow.
+    /// [`Malformed`] if the control message cannot be decoded. This end still acknowledges the
+    /// message, so that the peer sends the next one.
     pub fn receive_frame(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
         if frame.received == self.sent {
             self.confirmed = self.sent;
@@ -73,7 +74,7 @@ impl ControlLink {
         if !frame.asks || frame.number > self.received + 1 {
             return Ok(None);
         }
-        // The peer lacks this acknowledgement, even if the message is a repetition.
+        // A repeated message is acknowledged too, because the first acknowledgement may be lost.
         self.is_due = true;
         if frame.number <= self.received {
             return Ok(None);
@@ -134,7 +135,8 @@ mod tests {
                         let frame = ends[at].frame();
                         under_way[at].push_back(frame);
                     }
-                    // Loses a frame; or delivers the newest frame first, and again later.
+                    // Step 2 loses a frame. Step 3 delivers the newest frame early; it comes again
+                    // later.
                     2 => _ = under_way[0].pop_front(),
                     3 => {
                         if let Some(frame) = under_way[1].back().cloned() {

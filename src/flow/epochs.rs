@@ -1,4 +1,6 @@
-//! The epochs of a receiver's keys, by lane. JOINED carries them to the sender.
+//! Epochs of a receiver's memory keys, by lane. When a device of the receiver returns with new
+//! keys, a new epoch begins. The control message JOINED gives the sender the first epoch in which a
+//! lane's keys are valid.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::Epoch;
@@ -36,7 +38,7 @@ impl Epochs {
         before != epoch
     }
 
-    /// Returns the lanes of the set `open` for which an entry of this epoch has valid keys.
+    /// Returns the lanes of the set `open` for which a CTS entry of this epoch has valid keys.
     pub(super) fn lanes_with_keys(&self, open: u8, epoch: Epoch) -> u8 {
         let has_key = |lane: &LaneId| epoch.is_since(self.since[lane.index()]);
         LaneId::all(MAX_RAILS).filter(has_key).fold(0, |lanes, lane| lanes | lane.bit()) & open

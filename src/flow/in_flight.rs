@@ -1,28 +1,30 @@
-//! The bound on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`): the bytes of all sends
-//! that have begun and are not done, over all connections.
+//! The bound on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`). Bytes in flight are the
+//! bytes of all sends, on all connections, that have begun and are not done.
 //!
 //! A send reserves its bytes before it begins ([`Hold::take`]) and releases them when it is done
 //! ([`Hold::give`]). A send that is resent after a rail's loss keeps its reservation. A connection
-//! that fails ([`Hold::give_all`]) or is dropped releases the rest, so an abandoned send holds
-//! nothing. No connection releases more than it reserved.
+//! that fails ([`Hold::give_all`]) or is dropped releases all its reserved bytes. No connection
+//! releases more than it has reserved.
 //!
-//! A send reserves at most the bound. A larger send begins when nothing else is in flight, and
-//! nothing else begins while it runs. An empty send reserves nothing. Refused sends do not block
-//! and have no queue: the first to ask when there is room begins.
+//! A send larger than the bound reserves the whole bound. So it begins only when nothing else is in
+//! flight, and no other send begins while it runs. An empty send reserves nothing. A send that does
+//! not fit is refused, and does not block. There is no queue: when there is room, the first send
+//! that tries again begins.
 //!
-//! Without a bound there is neither a [`Bound`] nor a [`Hold`], and the data path reserves nothing.
+//! If the setting is off, there is no [`Bound`] and no [`Hold`], and the data path reserves
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counter of reserved bytes that all connections share.
+/// Counter of reserved bytes, shared by all connections.
 #[derive(Debug)]
 pub struct Bound {
     most_bytes: u64,
     taken_bytes: AtomicU64,
 }
 
-/// One connection's reserved bytes. Dropping it releases them.
+/// One connection's reserved bytes. Dropping the `Hold` releases them.
 #[derive(Debug)]
 pub struct Hold {
     bound: Arc<Bound>,
@@ -35,12 +37,12 @@ impl Bound {
         Self { most_bytes: most_bytes.max(1), taken_bytes: AtomicU64::new(0) }
     }
 
-    /// The bound.
+    /// Returns the bound.
     pub fn most_bytes(&self) -> u64 {
         self.most_bytes
     }
 
-    /// Bytes reserved, at most the bound. May be called from any thread.
+    /// Returns the reserved bytes, at most the bound. May be called from any thread.
     pub fn taken_bytes(&self) -> u64 {
         // Relaxed: see `take`.
         self.taken_bytes.load(Ordering::Relaxed)
@@ -54,11 +56,11 @@ impl Bound {
     /// Reserves `charge` bytes if they fit.
     ///
     /// Relaxed, here and in `give`: the counter publishes no memory, and no memory is read because
-    /// of its value. It never exceeds the bound, because all changes of one atomic have one order
-    /// and each applies to the value before it. A send's write is posted after its `take` and
-    /// depends on it. The bytes are released after the send's completion was polled, and depend on
-    /// that. No processor that this runs on makes a store visible before the load that it depends
-    /// on.
+    /// of its value. It never exceeds the bound: all changes of one atomic have a single order, and
+    /// each change applies to the value of the change before it. A send's write is posted after its
+    /// `take`, and depends on the result of `take`. The bytes are released after the send's
+    /// completion was polled, and the release depends on that poll. No supported processor makes a
+    /// store visible before a load that the store depends on.
     fn take(&self, charge: u64) -> bool {
         let fits = |taken: u64| taken.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
         self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -71,7 +73,7 @@ impl Bound {
 }
 
 impl Hold {
-    /// Returns the part of a connection that has nothing in flight.
+    /// Returns the state of a connection that has nothing in flight.
     pub fn new(bound: Arc<Bound>) -> Self {
         Self { bound, bytes: 0 }
     }
@@ -87,7 +89,8 @@ impl Hold {
         may_begin
     }
 
-    /// Releases a send's bytes: it is done or did not begin. No effect after [`Hold::give_all`].
+    /// Releases the bytes of a send that is done or did not begin. Has no effect after
+    /// [`Hold::give_all`].
     #[inline(always)]
     pub fn give(&mut self, bytes: u64) {
         let charge = self.bound.charge(bytes).min(self.bytes);

@@ -1,16 +1,19 @@
-//! The decisions of a connection, as pure state.
+//! The decisions of a connection, as state machines without I/O, clock, locks or `unsafe`.
 //!
-//! No I/O, clock, locks or `unsafe`. Code that runs for each message allocates nothing. `comm`
-//! reports what the NICs did and executes the answers.
+//! `comm` reports events of NICs and TCP, and executes the decisions. Code that runs for each
+//! message allocates nothing.
 //!
-//! - Messages: `receives` (granted receives), `shadow` (their CTS entries), `next` (the CTS entry
-//!   at the head of the ring), `sends` (running sends), `epochs` (of keys in CTS entries),
-//!   `in_flight` (the bound of `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
-//! - Rails of a message: `striping` (which lanes), `plan` (bytes for each lane), `pace` (measured
-//!   speed), `paths` (promised speed).
-//! - Rails of a connection: `pairing` (which rails belong together), `recovery` (from loss to
-//!   return), `control_link` (control messages in order over paths that lose and duplicate frames),
-//!   `redial` (when TCP is dialled again), `stall` (which side causes a stall).
+//! A lane is a rail within one connection. A CTS (clear-to-send) entry grants the sender one part
+//! of a receive. The ring is the sender's memory for these entries.
+//!
+//! - Messages: `receives` (granted receives), `shadow` (the receiver's copy of the ring), `next`
+//!   (the next receive in the ring), `sends` (running sends), `epochs` (generations of keys in CTS
+//!   entries), `in_flight` (the limit `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
+//! - Lanes of a message: `striping` (choice of lanes), `plan` (bytes for each lane), `pace`
+//!   (measured rates), `paths` (expected rates).
+//! - Rails of a connection: `pairing` (pairs of rails), `recovery` (from the loss of a rail to its
+//!   return), `control_link` (control messages in order, over paths that lose and duplicate
+//!   frames), `redial` (times of new TCP connections), `stall` (cause of a stall).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_types)]
@@ -34,14 +37,15 @@ pub mod striping;
 
 use crate::wire::SLOTS;
 
-/// Number of the receive after `sequence`. Skips slots that a model with `N` < [`SLOTS`] lacks.
+/// Returns the number of the receive after `sequence`. A receive's number, modulo [`SLOTS`], is its
+/// slot. The tests' model has only the first `N` slots, so numbers of other slots are skipped.
 #[inline(always)]
 const fn sequence_after<const N: usize>(sequence: u64) -> u64 {
     let next = sequence + 1;
     if (next as usize % SLOTS) < N { next } else { next.next_multiple_of(SLOTS as u64) }
 }
 
-/// A request number with no request in flight.
+/// Error of a request number that names no request in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("request {0} is not in flight")]
 pub struct NotInFlight(pub u16);

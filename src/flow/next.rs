@@ -1,4 +1,5 @@
-//! The next receive in the CTS ring: detects its complete arrival, and finds the part for a send.
+//! The next receive in the ring: detects that its CTS (clear-to-send) entries have arrived
+//! completely, and finds the part for a send.
 
 use super::sequence_after;
 use crate::wire::PARTS;
@@ -6,18 +7,18 @@ use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receive at the head of the ring. Sends match no other receive. The receiver overwrites its
-/// entries only after it has all bytes of their sends.
+/// The receive at the head of the ring. A send can match only a part of this receive. The receiver
+/// overwrites an entry with another receive only after it has all bytes of this one.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Next<const N: usize> {
     sequence: u64,
-    /// Bit set of the parts that no send has taken. 0 while the group has not arrived, and for a
-    /// receive of a single part, which needs no search.
+    /// Bit set of the parts for which no send has started. 0 while the group has not arrived, and
+    /// for a receive with a single part that `peek` finds.
     waiting: u8,
     epoch: Epoch,
 }
 
-/// The receive part that a send was matched with.
+/// The receive part that a send matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// The receive's number on this connection.
@@ -26,7 +27,7 @@ pub struct Head {
     pub part: u8,
     /// Address in the receiver's memory to write to.
     pub addr: u64,
-    /// Size of the buffer there.
+    /// Size of the buffer at this address.
     pub room_bytes: u64,
     /// Epoch of the receiver's keys in the entry.
     pub epoch: Epoch,
@@ -34,14 +35,15 @@ pub struct Head {
 }
 
 impl Head {
-    /// Returns the buffer's key on a lane's rail, from the same ring. Valid until the send is done.
+    /// Returns the buffer's key on a lane's rail. `ring` must be the ring in which the part was
+    /// found. Valid until the send is done.
     #[inline(always)]
     pub fn rkey(&self, ring: &[AtomicU64], lane: LaneId) -> u32 {
         rkey_at(ring, self.at, lane)
     }
 }
 
-/// Returns the entry of a running send's receive part; `None` while the receiver rewrites it.
+/// Returns the entry of a running send's receive part. `None` while the receiver rewrites it.
 pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
     entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
@@ -50,10 +52,10 @@ pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Ent
 fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
     let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
-    // Relaxed: a send has already read this word as part of a whole entry. The word does not change
-    // until the receiver has all bytes of the send: a rewritten entry has the same key for each
-    // rail in use. (A rail whose key changes is lost meanwhile, and then uses the key of
-    // [`granted`].)
+    // Relaxed: this send has already read the word as part of a whole entry, and the word does not
+    // change until the receiver has all bytes of the send. A repeated grant has the same keys for
+    // all rails in use. (A rail whose key changes is lost first. A share that is sent again reads
+    // its key with [`granted`].)
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
@@ -64,7 +66,8 @@ pub enum Peek {
     Nothing,
     /// The receive matches this send.
     Found(Head),
-    /// A group, another tag or an older epoch: use [`super::sends::Sends::search`].
+    /// The receive is a group, or has another tag or an older epoch: use
+    /// [`super::sends::Sends::search`].
     Search,
 }
 
@@ -92,7 +95,7 @@ impl<const N: usize> Next<N> {
         self.find(ring, tag)
     }
 
-    /// Takes a part, and advances to the next receive after the last part.
+    /// Marks a part as used by a send. After the last part, advances to the next receive.
     #[inline(always)]
     pub(super) fn take(&mut self, part: u8) {
         self.waiting &= !(1 << (part & 7));
@@ -134,13 +137,13 @@ impl<const N: usize> Next<N> {
         Ok(true)
     }
 
-    /// Returns the checked entry of a part, once all of it has arrived.
+    /// Returns the checked entry of a part, or `None` if it has not arrived completely.
     fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
         let Some(entry) = self.entry(ring, part) else { return Ok(None) };
         entry.check(part).map(|()| Some(entry))
     }
 
-    /// Returns the entry of a part, once all of it has arrived.
+    /// Returns the entry of a part, or `None` if it has not arrived completely.
     #[inline(always)]
     fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
         entry_at(ring, entry_word(self.sequence, usize::from(part)), self.sequence)
@@ -154,9 +157,9 @@ impl<const N: usize> Next<N> {
 #[inline(always)]
 fn entry_at(ring: &[AtomicU64], at: usize, sequence: u64) -> Option<Entry> {
     let place = ring.get(at..at + ENTRY_WORDS)?;
-    // Acquire: the loads of the other words, and all that depends on them, come after this load.
-    // The NIC promises no order of its stores within an entry. The entry's digest tells a whole
-    // entry from a torn one, so the other loads may be relaxed.
+    // Acquire: the loads of the other words, and everything that depends on them, come after this
+    // load. The NIC guarantees no order of its stores within an entry. The entry's digest detects a
+    // torn entry, so the other loads may be relaxed.
     let mut words = [0; ENTRY_WORDS];
     words[0] = place[0].load(Ordering::Acquire);
     if !Entry::may_be(words[0], sequence) {

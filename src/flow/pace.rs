@@ -1,34 +1,36 @@
 //! The speed of a rail, measured from its completions.
 //!
 //! A rail serves the writes of a connection in order. A write's service begins when the write is
-//! posted or when the write before it is done, whichever is later. The rate is the bytes done over
-//! the time in service, both decayed. It counts the bytes of all connections of this process with
-//! the peer, because the rail serves them in the same time. The rate therefore includes every cause
-//! of slowness: the cable, a shared PCIe link, the peer's port, other jobs.
+//! posted or when the write before it is done, whichever is later. The rate is the number of bytes
+//! done divided by their service time, both as decayed sums. The bytes of all connections of this
+//! process with the peer count, because the rail serves them in the same time. The rate includes
+//! every cause of slowness: the cable, a shared PCIe link, the peer's port, other jobs.
 //!
-//! A write that found the rail idle counts only when there are no back-to-back writes. Its latency
-//! counts as service time, and credit that an idle rail saved up (in a shaper or in buffers) makes
-//! the rail look too fast.
+//! A back-to-back write is posted before the write before it is done. A write that finds the rail
+//! idle measures less well: its latency lowers the rate, and credit that the idle rail has
+//! collected (in a shaper or in buffers) raises it. So such writes count only while there are no
+//! back-to-back writes.
 //!
-//! A single write mostly shows the load of other connections at that moment. `Steady` therefore
-//! averages many writes: shares that follow noise leave rails idle. It follows a change larger than
-//! noise within a few writes.
+//! The time of one write mostly shows the load of other connections at that moment. If shares
+//! followed this noise, some rails would be idle. `Steady` therefore averages many writes. It
+//! follows a change that is larger than noise within a few writes.
 
-/// Decay of the quick average's sums per write: about four writes. Shows changes.
+/// Decay per write of the sums of the quick average: about four writes, to show changes.
 const QUICK: f64 = 0.75;
-/// Decay of the slow average's sums per write: about 32 writes. Ignores noise.
+/// Decay per write of the sums of the slow average: about 32 writes, to ignore noise.
 const SLOW: f64 = 31.0 / 32.0;
-/// Ratio of the two averages, or its inverse, above which the quick one is off or far off.
+/// Ratio of the larger average to the smaller, above which the quick one is off or far off.
 const OFF: f64 = 1.6;
 const FAR_OFF: f64 = 2.5;
-/// Points for a write after which the quick average is off or far off. At [`CHANGED_POINTS`] in a
-/// row the rail has changed, and the quick average replaces the slow one.
+/// Points for a write after which the quick average is off or far off. A write after which it is
+/// not off resets the points. At [`CHANGED_POINTS`] the rail's speed has changed, and the quick
+/// average replaces the slow one.
 const OFF_POINTS: u8 = 1;
 const FAR_OFF_POINTS: u8 = 3;
 const CHANGED_POINTS: u8 = 6;
 /// Idle time after which older measurements are discarded.
 const OLD_NS: u64 = 150_000_000;
-/// After this many writes in a row that found the rail idle, only such writes determine the rate.
+/// After this number of writes in a row that found the rail idle, the rate is that of such writes.
 const ALONE: u8 = 16;
 
 /// A time, and the bytes that the rail had carried by then.
@@ -43,19 +45,20 @@ pub struct Moment {
 /// Measured speed of one rail, as seen by one connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
-    /// Bytes given to the rail and not confirmed.
+    /// Bytes posted on the rail and not confirmed.
     pub outstanding_bytes: u64,
     timed: u32,
     /// Start of service of the oldest timed write under way.
     mark: Moment,
-    /// True if that write found the rail idle. `was_alone` is the same for the last confirmed write
-    /// whose service took time.
+    /// True if the oldest timed write under way found the rail idle. `was_alone` is true if this
+    /// holds for the last confirmed write whose service took time.
     alone: bool,
     was_alone: bool,
-    /// Time at which the last timed write was given to the rail.
+    /// Time at which the last timed write was posted.
     pub given_ns: u64,
     following: Steady,
-    /// Average of writes that found the rail idle; their number since the last back-to-back one.
+    /// Average of the writes that found the rail idle (`single`), and their number since the last
+    /// back-to-back write (`singles`).
     single: Served,
     singles: u8,
 }
@@ -114,13 +117,13 @@ impl Steady {
 }
 
 impl Pace {
-    /// Returns true if no timed write is under way: the next one's service begins when it is given.
+    /// Returns true if no timed write is under way.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.timed == 0
     }
 
-    /// Records that a write was given to the rail. `now` is set if the write is timed.
+    /// Records that a write was posted on the rail. `now` is set if the write is timed.
     #[inline(always)]
     pub fn record_queued(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes += bytes;
@@ -138,19 +141,19 @@ impl Pace {
         }
     }
 
-    /// Records that the rail confirmed a write, which is included in the `carried_bytes` of `now`.
-    /// `now` is set if the write was timed.
+    /// Records that a write was confirmed. `now` is set if the write was timed; its `carried_bytes`
+    /// include the write.
     #[inline(always)]
     pub fn confirmed(&mut self, bytes: u64, now: Option<Moment>) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         if let Some(now) = now {
             let busy_ns = now.now_ns.saturating_sub(self.mark.now_ns);
-            // The rail has served other connections in the same time.
+            // Includes the bytes of other connections, which the rail has served in the same time.
             let bytes = now.carried_bytes.saturating_sub(self.mark.carried_bytes);
             if busy_ns > 0 {
                 self.was_alone = self.alone;
             }
-            // Polled together with the write before it, which already counted the time.
+            // `busy_ns` is 0 if this write was polled together with the write before it.
             match (self.was_alone, busy_ns) {
                 (true, 0) => self.single.bytes += bytes as f64,
                 (false, 0) => self.following.add_bytes(bytes),
@@ -168,8 +171,8 @@ impl Pace {
         }
     }
 
-    /// Returns the measured rate in bytes per microsecond. `None` until the first timed write is
-    /// confirmed, and again after a pause until the next one is.
+    /// Returns the measured rate in bytes per microsecond. Returns `None` until a timed write is
+    /// confirmed. A long pause discards the measurements.
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         let single = self.single.rate();
@@ -260,7 +263,7 @@ mod tests {
         assert!((8_000.0..13_000.0).contains(&rate), "{rate}");
     }
 
-    /// Back-to-back writes of 1000 bytes, each with the given service time.
+    /// Runs back-to-back writes of 1000 bytes, each with the given service time.
     fn run(pace: &mut Alone, now: &mut u64, each_ns: impl IntoIterator<Item = u64>) {
         if pace.is_idle() {
             pace.record_queued(1000, Some(*now));
@@ -286,7 +289,7 @@ mod tests {
     #[test]
     fn noise_changes_the_pace_little() {
         let (mut pace, mut now) = (Alone::default(), 0);
-        // Some writes find the rail free, others wait for another connection's: 133 ns on average.
+        // Some writes find the rail free, others wait for other connections: 133 ns on average.
         let mut dice = 1_u64;
         let noise = std::iter::from_fn(|| {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,19 +1,20 @@
-//! Pairs each rail of one side with a rail of the other.
+//! Pairs the rails of the two sides of a connection. A rail is a port of an RDMA function. Twins
+//! are the two functions of one physical port, each on its own PCIe link.
 //!
-//! Rails with addresses in one subnet can talk. Where a subnet leaves a choice (both twins in one
-//! subnet, or a switch with everything in one), the ports' names and the numbers of the PCIe links
-//! decide. No link is left idle while another has two pairs: two rails of a link carry what one
-//! does.
+//! Rails with addresses in one subnet can reach each other. A subnet may allow several pairs for a
+//! rail (if both twins are in one subnet, or all rails on a switch are). Then the ports' names and
+//! the numbers of the PCIe links decide. The pairs are spread over all links, because two rails on
+//! one link carry no more than one.
 //!
-//! The remaining rails pair by [`Route`]s, since routers forward RoCE v2 packets. So does a Spark's
-//! NIC between its cables, with rules of its owner (the diagonal of a ring). The accepting side
-//! pairs, so it asks its kernel for routes. The connecting side asks its own kernel about the
-//! offered pairs, and refuses those without a route back.
+//! The remaining rails pair by [`Route`]s, because routers forward RoCE v2 packets. A Spark's NIC
+//! can also forward packets from one cable to another, if its owner sets rules for this (the
+//! diagonal of a ring). The accepting side computes the pairs, and asks its kernel for routes. The
+//! connecting side refuses an offered pair if its own kernel has no route back.
 //!
-//! A common layout gives an address to only one twin of a cable. The other twin has only a
-//! link-local address. It is paired with the peer's rail of the same cable, as far as addresses and
-//! names identify that cable. A probe then finds out whether the pair works. Two rails that are a
-//! pair stay one: when they return after a loss, only their addresses are chosen again.
+//! In a common layout, only one of two twins has an address besides its link-local address. The
+//! other twin is paired with a rail of the peer on the same cable, if addresses and names identify
+//! that cable. Test writes then show if the pair works. A pair stays the same for the whole
+//! connection. When it returns after a loss, only its addresses are chosen again.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::{Address, RailAdvert};
@@ -22,7 +23,7 @@ use std::net::Ipv6Addr;
 #[cfg(test)]
 mod tests;
 
-/// A pair of rails, one of each side.
+/// A pair of rails, one on each side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
     /// Index into the connecting side's rails.
@@ -37,9 +38,9 @@ pub struct Pair {
     pub mtu_bytes: u32,
     /// The smaller of the two speeds.
     pub speed_mbps: u32,
-    /// True if both rails can be used now; otherwise the pair is reserved for their return.
+    /// True if both rails can be used now. Otherwise the pair is kept for their return.
     pub is_usable: bool,
-    /// True if the rails share no subnet, and the accepting side has a route.
+    /// True if the rails share no subnet, and the pair uses a route of the accepting side.
     pub is_routed: bool,
 }
 
@@ -48,7 +49,7 @@ pub struct Pair {
 pub struct Route {
     /// Index into the accepting side's rails.
     pub acceptor: usize,
-    /// Address of that rail.
+    /// Address of the accepting side's rail.
     pub acceptor_gid: [u8; 16],
     /// The connecting side's address.
     pub connector_gid: [u8; 16],
@@ -63,9 +64,9 @@ impl Pair {
     }
 }
 
-/// Pairs the rails, in the connecting side's order, at most [`MAX_RAILS`]. Rails that can be used
-/// now come first; a lost rail gets a remaining partner for later. `routes` has the
-/// [`existing_routes`].
+/// Returns at most [`MAX_RAILS`] pairs, in the order of the connecting side's rails. Rails that can
+/// be used now are paired first. Then the other rails get remaining partners, for later use.
+/// `routes` are the [`existing_routes`].
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
     let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
@@ -76,7 +77,8 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route])
     pairs
 }
 
-/// Returns the routes that pair more rails and that exist, for each pair the preferred first.
+/// Returns the routes that exist (`exists`), for rails that cannot be paired without routes. A
+/// pair's preferred route comes first.
 pub fn existing_routes(
     connector: &[RailAdvert],
     acceptor: &[RailAdvert],
@@ -103,21 +105,23 @@ pub fn existing_routes(
     routes
 }
 
-/// Returns true if the peer's address is outside the subnet of the host's own address, so that the
-/// host needs a route. False if that subnet is unknown.
+/// Returns true if the host needs a route: the peer's address is outside the subnet of the host's
+/// address. Returns false if this subnet is unknown.
 pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
     let peer = Address { gid: peer_gid, prefix: own.prefix };
     own.prefix.is_some() && !are_link_local(&own.gid, &peer_gid) && !in_one_subnet(own, &peer)
 }
 
-/// Pairs two rails of a former pair by their current addresses. Their common cable cannot be
-/// inferred from these two rails alone, because a cable may join ports of different names.
+/// Chooses the addresses of a pair that returns after a loss. Does not check that the rails share a
+/// cable: these two rails alone do not show it, because a cable may join ports of different names.
 ///
-/// `attempt` counts the attempts since the pair last worked, from 1. Every second attempt uses the
-/// link-local addresses if both rails have one. Twins can answer ARP for each other, so that
-/// traffic to an IPv4 address reaches the wrong twin. Only the interface that has the address
-/// answers a neighbour solicitation. (An advert omits addresses that its interface is seen to lack.
-/// Where the interface cannot be seen, as in a container, only the attempt shows it.)
+/// `attempt` counts the attempts since the pair last worked, from 1. Every second attempt prefers
+/// the link-local addresses, if both rails have one. Twins can answer ARP for each other, and
+/// packets to an IPv4 address then reach the wrong twin. IPv6 has no such problem: only the
+/// interface that has an address answers neighbour solicitations for it.
+///
+/// A [`RailAdvert`] omits an address that the rail's interface lacks. If the interface cannot be
+/// seen, for example in a container, only a failed attempt shows that the address is missing.
 pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, routes: &[Route], attempt: u32) -> Option<Pair> {
     let by_ip = same_subnet(connector, acceptor).or_else(|| routed(connector, acceptor, routes));
     let link_local = both_link_local(connector, acceptor);
@@ -125,8 +129,8 @@ pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, routes: &[Route
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
-/// Lists one side's rails and addresses for the error that no rails could be paired. Shows
-/// link-local addresses only for rails that have no others.
+/// Returns one side's rails and addresses, for the error that no rails could be paired. Link-local
+/// addresses are shown only for rails without other addresses.
 pub fn describe(rails: &[RailAdvert]) -> String {
     if rails.is_empty() {
         return "no rail".to_owned();
@@ -185,7 +189,7 @@ impl Pairing<'_> {
         self.even_out(first_routed, &by_route);
         self.take_spare_speed(&in_subnets);
         self.take_spare_speed(&by_route);
-        // Beyond the limit, the last rails are dropped.
+        // `pair` drops the last pairs beyond the limit.
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
 
@@ -226,18 +230,21 @@ impl Pairing<'_> {
         }
     }
 
-    /// Sort key of a candidate, best first: the same port on both machines, links of the same
-    /// number (the PCIe domains of two Sparks), then the distance in the order of rails.
+    /// Returns the sort key of a candidate pair; the smallest is the best. Criteria: the same port
+    /// name on both sides, the same link number on both sides (two Sparks have the same PCIe
+    /// domains), then the distance in the order of rails.
     fn rank(&self, pair: &Pair) -> (bool, bool, usize, usize, usize) {
         let (c, a) = self.ends(pair);
         let distance = pair.connector.abs_diff(pair.acceptor);
         (self.has_other_ports(pair), link(c) != link(a), distance, pair.connector, pair.acceptor)
     }
 
-    /// Replaces pairs of this pass (those from `first` on) by candidates with an unpaired rail, if
-    /// that crowds links less and the ports' names fit no worse. Pairs a freed partner again.
+    /// Spreads the pairs from index `first` on over the PCIe links. A candidate with one unpaired
+    /// rail replaces the pair of its other rail, if this lowers the crowding ([`crowd`]) and the
+    /// ports' names match no worse. Then pairs the freed rail again, if possible.
     fn even_out(&mut self, first: usize, candidates: &[Pair]) {
-        // Terminates: a replacement lowers the crowding, a whole number; a pairing adds a pair.
+        // Terminates: each replacement lowers the crowding, which is a whole number, and each new
+        // pair lowers the number of unpaired rails.
         while let Some((at, better)) = self.better(first, candidates) {
             self.pairs[at] = better;
             self.take_unpaired(candidates);
@@ -269,8 +276,8 @@ impl Pairing<'_> {
     }
 
     /// Returns true if cable `here` of the connecting side is cable `there` of the accepting side.
-    /// Existing pairs decide first. Otherwise no if the cables lead to different hosts, and yes if
-    /// the ports' names match or no other cable is possible.
+    /// Existing pairs of either cable decide first. Otherwise returns false if the cables lead to
+    /// different hosts, and true if the ports' names match or no other cable is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
         let of_one_cable = self.pairs.iter().filter(|pair| !pair.is_routed);
         let mut known = of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
@@ -304,8 +311,8 @@ impl Pairing<'_> {
         addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
     }
 
-    /// Lets a fast rail serve several slower rails of the other side, as long as it has speed to
-    /// spare for at least half of one.
+    /// Pairs a fast rail with several slower rails of the other side, as long as its spare speed is
+    /// at least half of the speed of the next rail.
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
             if let Some(speed_mbps) = self.spare_mbps(candidate) {
@@ -314,8 +321,9 @@ impl Pairing<'_> {
         }
     }
 
-    /// Returns the speed that a paired rail can spare for an unpaired one, if worth a second pair.
-    /// `None` if the unpaired rail's PCIe link already has a pair with the fast rail.
+    /// Returns the speed that a paired rail can spare for an unpaired rail. Returns `None` if the
+    /// speed is too low for another pair, or if the unpaired rail's PCIe link already has a pair
+    /// with the fast rail.
     fn spare_mbps(&self, candidate: &Pair) -> Option<u32> {
         let (c, a) = self.ends(candidate);
         let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
@@ -340,7 +348,7 @@ impl Pairing<'_> {
     }
 }
 
-/// Returns a measure of crowding: the sum over all links of the squared number of pairs.
+/// Returns a measure of crowding: the sum of the squares of the number of pairs on each PCIe link.
 fn crowd(found: &Pairing, pairs: &[Pair]) -> usize {
     let alike = |one: &Pair| {
         let (c, a) = found.ends(one);
@@ -400,7 +408,8 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
     if ipv4 != y.to_ipv4_mapped().is_some() {
         return false;
     }
-    // Prefix if no interface shows one (a port in a container without netdev): IPv4 /24, IPv6 /64.
+    // Prefix length to assume if the interface cannot be seen (in a container without the netdev):
+    // IPv4 /24, IPv6 /64.
     let usual = if ipv4 { 120 } else { 64 };
     let prefix = match (one.prefix, other.prefix) {
         (Some(p), Some(q)) => p.max(q),

@@ -1,14 +1,15 @@
-//! The bandwidth of each path between two hosts while all paths are busy.
+//! Expected rates of the paths between two hosts while all paths are busy.
 //!
-//! A path is a pair of rails, one on each side. It passes a PCIe link, a port and a cable on each
-//! side, and may share them with other paths: two functions of one PCIe link carry no more than
-//! one. [`Paths::even_rates`] gives each path the share that its narrowest passage allows.
+//! A path is a pair of rails, one on each side. On each side it passes a PCIe link, a port and a
+//! cable: its passages. Several paths may share a passage and its bandwidth. For example, two rails
+//! on one PCIe link together carry no more than one of them alone. [`Paths::even_rates`] gives each
+//! path the rate that its narrowest passage allows.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::fields::Attachment;
 use crate::wire::ids::RailId;
 
-/// Link, port and cable on each side of each path.
+/// Maximum number of passages: link, port and cable on each side of each path.
 const PASSAGES: usize = 6 * MAX_RAILS;
 
 /// The paths of one connection.
@@ -20,7 +21,7 @@ pub struct Paths {
     passes: [u64; MAX_RAILS],
 }
 
-/// One side's end of a path.
+/// End of a path on one side.
 #[derive(Debug, Clone, Copy)]
 pub struct End {
     /// The rail's number on its host.
@@ -37,7 +38,7 @@ enum Passage {
 }
 
 impl Paths {
-    /// Builds the paths of at most [`MAX_RAILS`] pairs of rails. This side's end comes first.
+    /// Builds the paths of at most [`MAX_RAILS`] pairs. The first end of each pair is this side's.
     pub fn new(pairs: &[[End; 2]]) -> Self {
         let mut paths = Self::default();
         let mut known: Vec<Passage> = Vec::with_capacity(PASSAGES);
@@ -55,7 +56,7 @@ impl Paths {
                         paths.capacity.push(mbps);
                         known.len() - 1
                     });
-                    // A cable is as fast as its fastest port.
+                    // Several ports may share a cable. The cable is as fast as the fastest of them.
                     paths.capacity[at] = paths.capacity[at].max(mbps);
                     paths.passes[path] |= 1 << at;
                 }
@@ -65,13 +66,13 @@ impl Paths {
         paths
     }
 
-    /// Number of paths.
+    /// Returns the number of paths.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Rate of each path while all are busy, in Mb/s, by max-min fairness: all rates grow together,
-    /// and a path stops growing when one of its passages is full.
+    /// Returns the rate of each path while all paths are busy, in Mb/s. The rates are max-min fair:
+    /// all grow together, and a path's rate stops growing when one of its passages is full.
     pub fn even_rates(&self) -> [f64; MAX_RAILS] {
         let mut rates = [0.0; MAX_RAILS];
         let mut left = self.capacity.clone();
@@ -99,9 +100,10 @@ impl Paths {
     }
 }
 
-/// Returns true if another rail on a cable of this side would add no bandwidth, because the paths
-/// fill the cable or the peer's ports. This side's end comes first in each pair. Nine tenths count
-/// as full: links are counted in payload, ports with their framing.
+/// Returns true if another rail on a cable of this side would add no bandwidth: the paths fill this
+/// cable, or all cables of the peer that paths on this cable lead to. The first end of each pair is
+/// this side's. A cable counts as full at nine tenths of its ports' line rate, because the line
+/// rate includes the framing, and the rate of a PCIe link does not.
 pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
     let rates = Paths::new(pairs).even_rates();
     let is_full = |side: usize, cable: u8| {
@@ -123,7 +125,7 @@ mod tests {
         RailId::new(number.into()).unwrap()
     }
 
-    /// Rails by PCIe link and cable: 200 Gb/s ports on links of 112 Gb/s.
+    /// Returns rails with these PCIe links and cables: ports of 200 Gb/s on links of 112 Gb/s.
     fn spark(rails: &[(u8, u8)]) -> Vec<End> {
         let end = |(rail, &(link, cable)): (RailId, &(u8, u8))| {
             let attachment = Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 };

@@ -1,20 +1,21 @@
-//! Cuts a large message into shares, one for each lane that helps, so that all finish together.
+//! Cuts a large message into shares that finish together, one for each lane that helps.
 //!
-//! This is the fluid limit of handing out pieces one by one to the lane that will finish them
-//! first, with one work request for each lane instead of many.
+//! The result is the same as if infinitely small pieces were given, one by one, to the lane that
+//! finishes each piece first. But each lane needs only one work request.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// Shares begin at multiples of this size: LL128 data must land in whole 128-byte units.
+/// Shares begin at multiples of this size, because data of NCCL's LL128 protocol must arrive in
+/// whole 128-byte units.
 pub const SHARE_ALIGNMENT: u64 = 128;
 
 /// Speed and backlog of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LaneLoad {
-    /// Rate in bytes per microsecond; 0 means that the lane must not be used.
+    /// Rate in bytes per microsecond; 0 if the lane must not be used.
     pub bytes_per_us: f64,
-    /// Bytes given to the lane and not confirmed.
+    /// Bytes posted on the lane and not confirmed.
     pub backlog_bytes: u64,
 }
 
@@ -29,7 +30,7 @@ pub struct Share {
     pub bytes: u64,
 }
 
-/// The shares of one message, in order: at least one, and together the whole message.
+/// The shares of one message, by offset: at least one. Together they are the whole message.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares {
     shares: [Share; MAX_RAILS],
@@ -37,21 +38,22 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The shares, by offset.
+    /// Returns the shares, by offset.
     #[inline]
     pub fn as_slice(&self) -> &[Share] {
         &self.shares[..self.count.min(MAX_RAILS)]
     }
 
-    /// The whole message on one lane.
+    /// Returns a single share: the whole message on one lane.
     pub fn whole(lane: LaneId, bytes: u64) -> Self {
         let mut shares = [Share::default(); MAX_RAILS];
         shares[0] = Share { lane, offset: 0, bytes };
         Self { shares, count: 1 }
     }
 
-    /// Gives about the last `bytes` (rounded for the alignment) to another lane, if that leaves the
-    /// last share at least as much.
+    /// Moves about the last `bytes` of the message (more, for the alignment) to a share on another
+    /// lane. Does nothing if the last share would then be smaller than the new one, or if there are
+    /// [`MAX_RAILS`] shares.
     pub fn give(&mut self, lane: LaneId, bytes: u64) {
         let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };
         if self.count >= MAX_RAILS || last.bytes < 2 * bytes.next_multiple_of(SHARE_ALIGNMENT) {
@@ -65,7 +67,7 @@ impl Shares {
     }
 }
 
-/// Returns the lane that would finish the whole message first, and the time in microseconds.
+/// Returns the lane that would finish the whole message first, and its time in microseconds.
 #[inline]
 pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     let done_us = |lane: &LaneLoad| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
@@ -73,7 +75,7 @@ pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
-/// The lanes that may take part, by the time at which they are free, then by speed, fastest first.
+/// Lanes that may get a share, sorted by the time at which they are free, then fastest first.
 struct LanesByTime {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
@@ -82,10 +84,12 @@ struct LanesByTime {
 
 /// Cuts a message over `lanes` (1 to [`MAX_RAILS`]) by water-filling.
 ///
-/// The lanes that are free first join, until the common finishing time is before the next lane is
-/// free. At most as many join as get `min_share_bytes` (above 0) on average. Lanes whose share
-/// would be smaller than half of that leave, the smallest share first. Fewer lanes take part if
-/// that delays the end of the message by at most `late_us` microseconds.
+/// Lanes are added in the order in which they become free. This ends
+/// - at the first lane that becomes free after the lanes so far would have finished together, or
+/// - when one more lane would make the average share smaller than `min_share_bytes` (above 0).
+///
+/// Then lanes whose share is smaller than half of `min_share_bytes` are removed, the smallest share
+/// first. Fewer lanes get a share if the message then ends at most `late_us` microseconds later.
 #[inline]
 pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
@@ -117,7 +121,8 @@ pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64
     }
 }
 
-/// Handles the usual case of [`divide`]: all lanes take part and need no sorting. Else `None`.
+/// Handles the usual case of [`divide`], in which all lanes get a share and need no sorting.
+/// Returns `None` in other cases.
 #[inline]
 fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, late_us: f64) -> Option<Shares> {
     if lanes.len() > most {
@@ -142,7 +147,7 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, lat
     let each = shares.shares.iter_mut().zip(lanes).zip(LaneId::all(lanes.len())).enumerate();
     for (index, ((share, known), lane)) in each {
         let exact = level * known.bytes_per_us - known.backlog_bytes as f64;
-        // NaN if no lane carries anything.
+        // NaN if all lanes have rate 0.
         if exact.is_nan() || exact < least || bytes <= offset {
             return None;
         }
@@ -176,13 +181,13 @@ impl LanesByTime {
             (order.lane[at], order.free_at_us[at]) = (lane, free);
             order.count += 1;
         }
-        // If no lane carries anything, use the first.
+        // If all lanes have rate 0, the first lane is used.
         order.count = order.count.max(1);
         order
     }
 
-    /// Returns the number of lanes that take part, and the time (in microseconds) at which all are
-    /// done. At most `late_us` later than with every lane that would help.
+    /// Returns the number of lanes that get a share, and the time (in microseconds) at which they
+    /// finish together. This is at most `late_us` later than with all lanes that would help.
     #[inline]
     fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, late_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
@@ -281,11 +286,11 @@ mod tests {
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
 
-    /// Returns the time (in microseconds) at which a message is done that is cut over `lanes` (1 to
-    /// [`MAX_RAILS`]) at no cost per share. Not finite if no lane carries anything.
+    /// Returns the time (in microseconds) at which a message ends that is cut over `lanes` (1 to
+    /// [`MAX_RAILS`]), if shares cost nothing. Not finite if all lanes have rate 0.
     fn level_us(bytes: u64, lanes: &[LaneLoad]) -> f64 {
         let mut level = f64::INFINITY;
-        // The level falls with each round. A further lane may then be free too late to help.
+        // `level` falls with each round. Another lane may then be free too late for a share.
         for _ in 0..lanes.len() {
             let (mut rate, mut work) = (0.0, bytes as f64);
             for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
@@ -302,7 +307,7 @@ mod tests {
     }
 
     proptest! {
-        /// The level equals that of the sorted lanes, and no single lane finishes earlier.
+        /// The time equals that of `LanesByTime::fill`, and no single lane finishes earlier.
         #[test]
         fn the_level_is_the_end_time_of_a_freely_divided_message(
             bytes in 1..1u64 << 30,
@@ -360,7 +365,7 @@ mod tests {
                 at += share.bytes;
             }
             prop_assert_eq!(at, bytes);
-            // The last share absorbs the rounding of the others.
+            // The last share is smaller by what the other shares gain by rounding.
             let rounding = SHARE_ALIGNMENT * got.len() as u64;
             prop_assert!(got.len() == 1 || got.iter().all(|s| s.bytes + rounding >= min / 2), "{:?}", got);
         }

@@ -1,4 +1,8 @@
-//! The receiver's side: granted receives, and the shares of each that have arrived.
+//! The receiver's state of one connection: the granted receives and their arrived shares.
+//!
+//! A receive has up to eight parts. It is granted when its CTS (clear-to-send) entries, one for
+//! each part, are written to the sender. Its slot is its number modulo the number of slots. The
+//! sender cuts the message for a part into shares, and ends each share with an immediate.
 
 mod progress;
 
@@ -11,21 +15,22 @@ use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 use std::sync::atomic::AtomicU64;
 
-/// All receives of one connection, in the first `N` slots. Only a model has fewer than all.
+/// All receives of one connection, in `N` slots: all [`SLOTS`], or fewer in the tests' model.
 #[derive(Debug, Clone)]
 pub struct Receives<const N: usize = SLOTS> {
     slots: [SlotState; N],
     /// Entries beyond a receive's part count are stale.
     parts: [[Part; PARTS]; N],
-    /// Lane of each slot's last clear-to-send.
+    /// Lane on which each slot's CTS entries were last written.
     lanes: [LaneId; N],
     /// Slots (one bit each) whose grant must be repeated: lane lost, or keys changed.
     to_repeat: u32,
-    /// Slots of `to_repeat` whose lane works and whose keys are new. Their repeated clear-to-send
-    /// takes the same lane: on another one it could arrive before the first.
+    /// Slots of `to_repeat` whose keys changed and whose lane works. Their grant is repeated on the
+    /// same lane. On another lane, the repeated entries could arrive before the old ones, which
+    /// would then replace them.
     same_lane: u32,
-    /// Slots whose repeated clear-to-send is not confirmed. They are not granted, because the
-    /// repetition could overwrite the new entry.
+    /// Slots whose repeated grant is not confirmed. No new receive gets such a slot, because the
+    /// repeated entries could overwrite the new ones.
     repeating: u32,
     epochs: Epochs,
     next: u64,
@@ -53,13 +58,13 @@ struct Granted {
     claim: Claim,
 }
 
-/// NCCL's completion notification for a receive.
+/// State of a receive's completion, as NCCL sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Claim {
     Pending,
-    /// Due immediately, because the caller reads flags in the data.
+    /// The next test reports completion, even without data: the caller reads flags in the data.
     Optional,
-    /// Already given; the slot waits for its last immediate.
+    /// Completion was reported before all data arrived. The slot is freed with its last immediate.
     Told,
 }
 
@@ -68,14 +73,14 @@ struct Part {
     room: u64,
     bytes: u64,
     seen: u8,
-    /// Number of shares; 0 before the first has arrived.
+    /// Number of the message's shares; 0 until the first share has arrived.
     shares: u8,
 }
 
 impl Part {
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        // In 16 bits because eight shares fill all of `seen`.
+        // 16 bits, because eight shares set all bits of `seen`, and `seen` plus one would overflow.
         self.shares == 1 || (u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0)
     }
 }
@@ -96,33 +101,33 @@ pub struct Repeat {
     pub grant: Grant,
     /// Number of its parts.
     pub parts: usize,
-    /// The lane that carries it.
+    /// Lane on which to repeat it.
     pub lane: LaneId,
 }
 
-/// Result of an immediate.
+/// Result of an immediate that the protocol allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Part of a receive has arrived; more is missing.
+    /// A share has arrived; the receive is not complete.
     Part,
-    /// A receive is complete.
+    /// A share has arrived, and completes the receive.
     Whole,
-    /// The immediate is from an earlier use of the slot, or repeats one without bytes.
+    /// The immediate is from an earlier use of the slot, or is a repetition without bytes.
     Stale,
 }
 
 /// An immediate that the protocol does not allow. The peer is broken or malicious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The receive has no such part, or the part has no such share.
+    /// The receive has no part with this number, or the part has no share with this number.
     #[error("unexpected share {share} of part {part}")]
     Part {
         /// The part named.
         part: u8,
-        /// The share of it.
+        /// The share named.
         share: u8,
     },
-    /// The share has already arrived, and bytes were written for it again.
+    /// The share has already arrived, and more bytes were written for it.
     #[error("share {share} of part {part} came again, with {bytes} bytes")]
     Again {
         /// The part.
@@ -132,7 +137,7 @@ pub enum Violation {
         /// Bytes written the second time.
         bytes: u32,
     },
-    /// Two immediates of one message disagree.
+    /// Two immediates of one message disagree about the number of shares.
     #[error("message of {now} shares, announced as {before}")]
     Shares {
         /// Number of shares in the first immediate.
@@ -151,7 +156,7 @@ pub enum Violation {
 }
 
 impl<const N: usize> Receives<N> {
-    /// Returns an empty set of receives. `chunk_bytes` is the size that the connection agreed on.
+    /// Returns an empty set of receives. `chunk_bytes` is the chunk size of the connection.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
             slots: [SlotState::Free; N],
@@ -167,7 +172,7 @@ impl<const N: usize> Receives<N> {
         }
     }
 
-    /// Size of every write of a share except the last.
+    /// Returns the size of each write of a share except the last write.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
@@ -179,15 +184,15 @@ impl<const N: usize> Receives<N> {
         matches!(self.slots[slot.index()], SlotState::Free) && self.repeating & slot.bit() == 0
     }
 
-    /// Number of receives that wait for bytes.
+    /// Returns the number of receives that wait for bytes.
     #[inline(always)]
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Takes the next slot for a receive with the given part sizes (1 to [`PARTS`] of them), whose
-    /// clear-to-send `lane` carries. `None` while that slot is in use. An optional receive is
-    /// reported done before its bytes have arrived.
+    /// Takes the next slot for a receive with the given part sizes (1 to [`PARTS`] of them). `lane`
+    /// is the lane on which the caller writes its CTS entries. Returns `None` while the slot is in
+    /// use. An optional receive is reported done before its bytes have arrived.
     #[inline(always)]
     pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: LaneId) -> Option<Grant> {
         if !self.has_room() {
@@ -202,7 +207,7 @@ impl<const N: usize> Receives<N> {
         let claim = if optional { Claim::Optional } else { Claim::Pending };
         self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
         self.lanes[slot.index()] = lane;
-        // Drops a repetition that was pending for the slot's previous receive.
+        // The slot's previous receive needs no repeated grant any longer.
         self.to_repeat &= !slot.bit();
         self.same_lane &= !slot.bit();
         self.next = sequence_after::<N>(self.next);
@@ -210,7 +215,7 @@ impl<const N: usize> Receives<N> {
         Some(Grant { slot, sequence })
     }
 
-    /// Records an immediate and the bytes of the write that carried it.
+    /// Records an immediate. `bytes` is the byte count of the write that it came with.
     ///
     /// # Errors
     /// A [`Violation`]; the state is unchanged then.
@@ -224,10 +229,11 @@ impl<const N: usize> Receives<N> {
 
     /// Handles an immediate of a share that does not exist or has already arrived.
     ///
-    /// Linux' soft-RoCE can repeat an immediate without bytes. When acknowledgements are lost, its
-    /// requester may consider a write acknowledged but incomplete. It then restarts the write
-    /// behind its last byte, with its immediate and a new packet number, and writes nothing
-    /// (`req_retry` and `retry_first_write_send` in drivers/infiniband/sw/rxe/rxe_req.c).
+    /// Linux's soft-RoCE can repeat an immediate without bytes. When acknowledgements are lost, the
+    /// sending side may find that all bytes of a write are acknowledged although the write is not
+    /// complete. It then restarts the write after its last byte. The restarted write has the same
+    /// immediate, a new packet number and no bytes (`req_retry` and `retry_first_write_send` in
+    /// drivers/infiniband/sw/rxe/rxe_req.c).
     #[cold]
     #[inline(never)]
     fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
@@ -279,12 +285,12 @@ impl<const N: usize> Receives<N> {
         Ok(Arrival::Whole)
     }
 
-    /// Returns true if a receive is finished, after calling `tell` with the index and size of each
-    /// part and freeing the slot. An optional receive is finished immediately, reports its buffer
-    /// sizes, and keeps its slot until its bytes have arrived.
+    /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
+    /// each part, and frees the slot. An optional receive is finished immediately. If its bytes
+    /// have not arrived, it reports the sizes of its buffers, and keeps its slot until they have.
     ///
     /// # Errors
-    /// [`NotInFlight`].
+    /// [`NotInFlight`] if the slot has no receive, or if completion was reported before.
     #[inline(always)]
     pub fn test(&mut self, slot: Slot, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
         let state = &mut self.slots[slot.index()];
@@ -309,7 +315,7 @@ impl<const N: usize> Receives<N> {
         Ok(true)
     }
 
-    /// Lists the arrived shares, for the sender's resend after a rail's loss.
+    /// Lists the open receives and their arrived shares, for the sender's resend after a loss.
     pub fn received(&self) -> Received {
         let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
             SlotState::Granted(g) if g.unfinished > 0 => {
@@ -320,7 +326,8 @@ impl<const N: usize> Receives<N> {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// Marks the pending grants of a lost lane for repetition. Both sides have fenced the lane.
+    /// Marks the lost lane's grants that still wait for bytes, so that they are repeated. Both
+    /// sides have fenced the lane.
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
@@ -334,23 +341,23 @@ impl<const N: usize> Receives<N> {
         }
     }
 
-    /// Epoch of the keys in an entry that is written now.
+    /// Returns the current epoch (generation of the keys), for new CTS entries.
     #[inline(always)]
     pub fn epoch(&self) -> Epoch {
         self.epochs.newest()
     }
 
-    /// First epoch whose entries have valid keys for a lane.
+    /// Returns the first epoch whose entries have valid keys for a lane.
     pub fn epoch_of(&self, lane: LaneId) -> Epoch {
         self.epochs.since(lane)
     }
 
-    /// Begins an epoch for a lane whose device has returned with new keys. Puts the keys from
-    /// `keys_of` (called with receive and part) into the `shadow` entries of all pending receives,
-    /// and marks these grants for repetition.
+    /// Begins an epoch, because a lane's device has returned with new keys. For all receives that
+    /// wait for bytes, puts new keys into their entries in `shadow` (the copy of the ring), and
+    /// marks their grants to be repeated. `keys_of` returns the keys for one part.
     ///
     /// # Errors
-    /// The error of `keys_of`, after which the connection has to end.
+    /// The error of `keys_of`. The connection must then end.
     pub fn take_new_keys<E>(
         &mut self,
         lane: LaneId,
@@ -370,8 +377,9 @@ impl<const N: usize> Receives<N> {
         Ok(())
     }
 
-    /// Returns a grant to repeat now, on a lane that `has_room`; the caller then writes its
-    /// clear-to-send. `preferred` is the lane of a grant that may take any.
+    /// Returns a grant to repeat now, if any. The caller then writes its CTS entries. The grant's
+    /// lane is `preferred`, unless the grant must stay on its lane. `has_room` returns true if a
+    /// lane can take the write.
     pub fn next_repeat(&mut self, preferred: LaneId, has_room: impl Fn(LaneId) -> bool) -> Option<Repeat> {
         let mut left = self.to_repeat & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -401,17 +409,17 @@ impl<const N: usize> Receives<N> {
         Slot::all().zip(&self.slots).any(|(slot, state)| self.to_repeat & slot.bit() != 0 && state.is_waiting())
     }
 
-    /// Records that a repeated clear-to-send was confirmed.
+    /// Records that the write of a repeated grant was confirmed.
     pub fn repeated(&mut self, slot: Slot) {
         self.repeating &= !slot.bit();
     }
 
-    /// Numbers of the oldest receive that waits for bytes and of the next one to be granted.
+    /// Returns the numbers of the oldest receive that waits for bytes and of the next new receive.
     pub fn span(&self) -> (u64, u64) {
         (self.delivered(), self.next)
     }
 
-    /// Number of receives, counted from the first, that have all their bytes.
+    /// Returns the number of receives, counted from the first, that have all their bytes.
     pub fn delivered(&self) -> u64 {
         let waiting = self.slots.iter().filter_map(|state| match state {
             SlotState::Granted(g) if g.unfinished > 0 => Some(g.sequence),

@@ -1,23 +1,23 @@
 //! Recovery of the rails of one connection, from the loss of a rail to its return.
 //!
 //! [`Recovery`] is a state machine. Its caller (`comm::recovery::driver`) reports events with their
-//! time, and executes the [`Action`]s in order. `recovery/tests/search.rs` runs the state machines
-//! of both sides against each other, through every order of events that its budget allows.
+//! time, and executes the [`Action`]s in order. The words in capitals are control messages.
 //!
 //! Promises for each rail:
-//! - Only `Recovery::transition` replaces the state, and it emits a [`Changed`] for the log and the
-//!   counters. Two fields change without it: `retry_at` when a port comes up, and `peer_received`
-//!   when the peer's FENCED arrives.
-//! - [`Action::Fence`] is the first step after a loss. FENCED is sent to the peer only after it.
-//! - [`Action::Resend`] follows the peer's FENCED. From then on no earlier write on the rail can
-//!   still arrive.
-//! - The connecting side uses new queue pairs once its test writes are acknowledged, and then sends
-//!   LIVE. The accepting side uses its own new queue pairs after LIVE.
+//! - `Recovery::transition` is the only function that replaces the state. It emits a [`Changed`]
+//!   for the log and the counters. Two fields of a state change without it: `retry_at` when a port
+//!   comes up, and `peer_received` when the peer's FENCED arrives.
+//! - After a loss, the queue pairs are stopped first ([`Action::Fence`], or the data path's own
+//!   fence). FENCED is sent to the peer after this.
+//! - [`Action::Resend`] comes after the fences of both sides. No earlier write on the rail can
+//!   arrive after it.
+//! - The connecting side uses new queue pairs, and sends LIVE, after its test writes are
+//!   acknowledged. The accepting side uses its own new queue pairs after LIVE arrives.
 //! - A connection may begin without any rail. It fails if no rail is in use within
 //!   [`Limits::first_rail`].
-//! - Every state except [`State::Up`] and [`State::Down`] has a time limit, here or at the peer.
+//! - Every state except [`State::Up`] and [`State::Down`] has a time limit on one of the sides.
 //!
-//! All times are nanoseconds of one clock. A time before an earlier one counts as equal to it.
+//! All times are nanoseconds of one clock. If the clock goes backwards, no time has passed.
 #![doc = ""]
 #![doc = include_str!("recovery/README.md")]
 
@@ -40,27 +40,27 @@ use std::collections::VecDeque;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// Pause before the connecting side tries to reconnect a lost rail. Each loss soon after a recovery
-/// and each failed attempt doubles it. A port that comes up ends it.
+/// Pause before the connecting side tries to reconnect a lost rail. The pause doubles with each
+/// loss soon after a recovery, and with each failed attempt. It ends when a port comes up.
 const RETRY_PAUSE_NS: u64 = 500 * MILLISECOND;
 const MAX_DOUBLINGS: u32 = 2;
-/// Largest number of doublings, up to a pause of 32 s, for a rail that this connection has never
-/// used. Such a cause (a wrong VLAN, a missing route) lasts, and every connection tries.
+/// Largest number of doublings for a rail that this connection has never used: a pause of 32 s. The
+/// cause (a wrong VLAN, a missing route) lasts, and every connection makes attempts.
 const MAX_DOUBLINGS_NEVER_UP: u32 = 6;
-/// Time in use after which a rail's attempts are counted from zero again.
+/// Time in use after which a rail's next loss resets its count of attempts.
 const STEADY: u64 = 10 * SECOND;
-/// Time limit of one step of an attempt: to create queue pairs, to answer JOIN, or to connect. The
-/// kernel may have to resolve a neighbour's address first.
+/// Time limit of each step of an attempt: to create queue pairs, to answer JOIN, to connect. A step
+/// may wait until the kernel has resolved a neighbour's address.
 const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT_AFTER_NS: u64 = 50 * MILLISECOND;
-/// Number of queued messages from which on no more attempts are started.
+/// While this number of messages is queued, no attempt is started.
 const CROWDED: usize = 32;
-/// Largest number of queued messages when a message arrives. With more, the peer sends frames
-/// without acknowledging ours, which violates the protocol.
+/// Limit for queued messages when a message from the peer arrives. Above it, the peer violates the
+/// protocol: it sends frames but does not acknowledge this side's.
 const MAX_UNACKNOWLEDGED: usize = 4 * CROWDED;
 
-/// Rails of one connection, and the control messages about them.
+/// State of one connection's rails, and the control messages about them.
 #[derive(Debug, Clone)]
 pub struct Recovery {
     role: Role,
@@ -73,7 +73,7 @@ pub struct Recovery {
     sent_at: u64,
     /// Number of the unacknowledged message, and the time at which it was first sent.
     unconfirmed: Option<(u64, u64)>,
-    /// Time of the last ARE YOU THERE that was sent because there is no TCP connection.
+    /// Time of the last ARE YOU THERE that was queued because there is no TCP connection.
     asked_at: Option<u64>,
     /// Time since which no rail is up.
     no_rail_since: Option<u64>,
@@ -83,10 +83,10 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Number of losses, of failed attempts and of attempts in progress, since the rail was last in
-    /// use for [`STEADY`].
+    /// Sum of the losses, the failed attempts and the attempt in progress. Counted since the rail
+    /// was last in use for [`STEADY`], or since a port came up.
     attempts: u32,
-    /// Number of the last JOIN. Answers to an earlier JOIN are ignored.
+    /// Number of the newest JOIN. An answer to an earlier JOIN is ignored.
     join_number: u8,
     was_up: bool,
 }
@@ -119,32 +119,32 @@ impl Recovery {
         }
     }
 
-    /// Marks rails of a new connection as not carrying yet, with the handshake as their first
-    /// attempt. Nothing was posted on them, so they need no fence.
+    /// Marks rails of a new connection as lost. The handshake counts as their first attempt. They
+    /// need no fence, because nothing was posted on them.
     pub fn mark_missing_at_start(&mut self, lanes: &[LaneId]) {
         for lane in lanes {
             let rail = &mut self.rails[lane.index()];
             (rail.attempts, rail.was_up) = (1, false);
         }
-        // `pause` is shorter if no rail was ever in use, so the loop above marks all rails first.
+        // `pause` depends on `was_up` of all rails, so the loop above sets all of them first.
         for lane in lanes {
             self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
         }
     }
 
-    /// Returns the time waited for the first rail. `None` once a rail was in use, or when rails are
-    /// no longer recovered.
+    /// Returns the time that the connection has waited for its first rail. `None` if a rail was
+    /// ever in use, or if rails are no longer recovered.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
         let waited = now.saturating_sub(self.no_rail_since.unwrap_or(now));
         (self.recovers() && !self.was_up()).then_some(waited)
     }
 
-    /// Returns the next action. The caller reports the action's result before the next call.
+    /// Returns the next action. The caller reports the action's result before it calls this again.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Returns the frame to send now. Called when no action is left.
+    /// Returns the frame to send now, if any. Called when no action is left.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
             // No process reads the frames, even if the peer's NIC still acknowledges them.
@@ -162,7 +162,7 @@ impl Recovery {
         })
     }
 
-    /// Returns the current frame, as an answer to a frame that asks for one.
+    /// Returns the current frame, for a peer that waits for a confirmation.
     pub fn frame(&self) -> ControlFrame {
         self.link.frame()
     }
@@ -189,7 +189,7 @@ impl Recovery {
     }
 
     /// Returns true while a message is not acknowledged, or a rail is being fenced or reconnected.
-    /// No event wakes the service thread for these, so it has to check often.
+    /// The service thread then polls often, because no event wakes it.
     pub fn is_busy(&self) -> bool {
         let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
         self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
@@ -218,8 +218,8 @@ impl Recovery {
         self.link.queue(ControlMessage::Bye { delivered });
     }
 
-    /// Asks the peer for its progress, unless `CROWDED` messages are queued: a peer that
-    /// acknowledges none would not answer.
+    /// Asks the peer for its progress. Sends nothing if `CROWDED` messages are queued, because the
+    /// peer does not acknowledge them.
     pub fn ask_about_stall(&mut self, number: u32) {
         if self.link.backlog() < CROWDED {
             self.link.queue(ControlMessage::StallQuery { number });
@@ -233,15 +233,15 @@ impl Recovery {
 
     /// Reports a loss that the data path has found and fenced.
     pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
-        // In any other state the loss is already known.
+        // In any other state, recovery has already handled the loss.
         if matches!(self.state(lane), Some(State::Up { .. })) {
             self.transition(lane, State::Fencing { since: now, peer_received: None }, Cause::Lost(why.to_owned()), now);
             self.fenced(lane, received, now);
         }
     }
 
-    /// Reports that [`Action::Fence`] is done. `received` has a receiver's open receives and their
-    /// shares; a sender passes an empty one.
+    /// Reports that [`Action::Fence`] is done. `received` lists a receiver's open receives and
+    /// their arrived shares. A sender passes an empty list.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
         let Some(State::Fencing { peer_received, .. }) = self.state(lane) else { return };
         let peer_received = peer_received.clone();
@@ -252,7 +252,7 @@ impl Recovery {
         }
     }
 
-    /// Reports that a port of this host came up.
+    /// Reports that the port of a rail came up. Its next attempt starts immediately.
     pub fn port_up(&mut self, lane: LaneId, now: u64) {
         let Some(rail) = self.rails.get_mut(lane.index()) else { return };
         rail.attempts = 0;
@@ -261,12 +261,12 @@ impl Recovery {
         }
     }
 
-    /// Reports that a port of this host went down, or that its device is away.
+    /// Reports that the port of a rail went down, or that its device is away.
     pub fn rail_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }
 
-    /// Treats the peer as gone: its process has ended, or TCP delivered bytes that are no message.
+    /// Reports that the peer's process has ended, or that TCP delivered invalid bytes.
     pub fn peer_gone(&mut self) {
         if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
             self.peer = Peer::Gone;
@@ -280,7 +280,7 @@ impl Recovery {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame from the peer. `begun` is the number of sends started so far; 0 for a
+    /// Reports a frame from the peer. `begun` is the number of receives with started sends; 0 on a
     /// receiver.
     pub fn receive_frame(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.receive_frame(frame) {
@@ -307,7 +307,7 @@ impl Recovery {
                 let attempt = rail.join_number;
                 self.link.queue(ControlMessage::Join { lane, attempt, rail: advert, end });
             }
-            // The peer knows nothing of this attempt, so it needs no NOT NOW.
+            // JOIN was not sent, so the peer needs no NOT NOW.
             Err(why) => self.set_down(lane, Cause::Failed(why), now),
         }
     }
@@ -324,7 +324,7 @@ impl Recovery {
         }
     }
 
-    /// Reports that all test writes were acknowledged, or that one has failed.
+    /// Reports the result of the test writes: all are acknowledged, or one has failed.
     pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
         if !matches!(self.state(lane), Some(State::Probing { .. })) {
             return;

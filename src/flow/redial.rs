@@ -1,8 +1,11 @@
-//! The times at which the connecting side dials a new bootstrap TCP connection: immediately after
-//! it gives up the old one, then after pauses that double. Each attempt has a time limit.
+//! The times at which the connecting side dials a new bootstrap TCP connection. The first attempt
+//! follows immediately after the loss of the old connection, later ones after pauses that double.
+//! Each attempt has a time limit.
 //!
-//! Attempts are numbered by the milliseconds since the connection came up. A stranger who learns
-//! the token and dials with a number far in the future therefore cannot outdate all later attempts.
+//! The accepting side refuses an attempt that is not newer than the last one, by its number. The
+//! number is the time of the attempt in milliseconds since the connection came up. Numbers far in
+//! the future are refused too: with one, a stranger who learns the token could block all later
+//! attempts.
 //!
 //! Times are nanoseconds since the connection came up. If time goes backwards, none has passed.
 
@@ -11,27 +14,28 @@ const SECOND: u64 = 1000 * MILLISECOND;
 
 /// Pause after the first failed attempt. Each further failure doubles it.
 const FIRST_PAUSE: u64 = 250 * MILLISECOND;
-/// Longest pause. A process may have over a hundred connections with one peer, each of which dials.
+/// Longest pause. Over a hundred connections of a process with one peer may dial.
 const LONGEST_PAUSE: u64 = 16 * SECOND;
-/// Longest pause while no rail is up (a rail's return then needs TCP), or while a peer whose TCP
-/// was closed has not shown that it is alive (it is given up after two seconds).
+/// Longest pause in two urgent cases. While no rail is up, only TCP can carry the messages for a
+/// rail's return. A peer that has closed TCP without a BYE must show within two seconds that it is
+/// alive.
 const LONGEST_URGENT_PAUSE: u64 = SECOND;
 /// Time limit of an attempt, from its first packet to the peer's answer. Allows for two lost SYNs
 /// (Linux resends them after one and three seconds) and for a peer whose service thread waits one
 /// second for the kernel's address resolution.
 const ATTEMPT: u64 = 5 * SECOND;
-/// A TCP connection that worked for longer than this is redialled without a pause.
+/// A TCP connection that worked for longer than this is replaced without a pause.
 const STEADY: u64 = 10 * SECOND;
 
-/// Limit for an attempt's number ahead of the accepting side's clock. The two clocks start within
-/// one handshake, which takes far less.
+/// Tolerance for an attempt's number ahead of the accepting side's clock. Both clocks start within
+/// one handshake, which takes far less time than this.
 const AHEAD: u64 = 60 * SECOND;
-/// Divisor of the time passed for the tolerance of clock drift: Linux lets each clock be adjusted
-/// by at most 500 ppm (adjtimex(2)).
+/// The tolerance for clock drift is the time passed divided by this. Linux lets each of the two
+/// clocks be adjusted by at most 500 ppm (adjtimex(2)).
 const DRIFT: u64 = 1000;
 
-/// Returns true if the accepting side takes this attempt after the `last` one. `passed` is its time
-/// since the connection came up.
+/// Returns true if the accepting side accepts an attempt with this number after the number `last`.
+/// `passed` is the accepting side's time since the connection came up.
 pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
     let most = passed.saturating_add(passed / DRIFT).saturating_add(AHEAD) / MILLISECOND;
     attempt > last && attempt <= most
@@ -44,7 +48,7 @@ pub enum Need {
     No,
     /// TCP is down, and the rails carry control messages.
     Calm,
-    /// No TCP connection is known to work, and no rail is up or the peer is about to be given up.
+    /// TCP is down or in doubt. In addition, no rail is up, or the peer is about to be given up.
     Urgent,
 }
 
@@ -64,7 +68,7 @@ pub struct Attempts {
     last: u64,
 }
 
-/// `pause` precedes the next attempt, or preceded the one under way.
+/// State of the attempts. `pause` is the pause before the next attempt, or before the current one.
 #[derive(Debug, Clone, Copy)]
 enum DialState {
     Idle { since: u64, pause: u64 },
@@ -87,7 +91,7 @@ impl Attempts {
             self.state = DialState::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
         }
         match (self.state, need) {
-            // The TCP connection in doubt works after all.
+            // The old TCP connection has turned out to work.
             (DialState::Waiting { pause, .. }, Need::No) => self.state = DialState::Idle { since: now, pause },
             (DialState::Waiting { since, pause }, _) => {
                 let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
@@ -97,7 +101,7 @@ impl Attempts {
                     return Some(Step::Dial(self.last));
                 }
             }
-            // Even without need: the peer may have accepted the new connection already.
+            // Also if the need has ended: the peer may have accepted the attempt.
             (DialState::UnderWay { until, .. }, _) if now >= until => {
                 self.failed(now);
                 return Some(Step::Abandon);
@@ -136,7 +140,7 @@ fn longer(pause: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Polls every millisecond and fails each attempt. Returns the attempts' times in milliseconds.
+    /// Polls every millisecond, and lets each attempt fail. Returns the attempts' times in ms.
     fn attempts(redial: &mut Attempts, need: Need, from_ms: u64, to_ms: u64) -> Vec<u64> {
         let mut found = Vec::new();
         for ms in from_ms..to_ms {
@@ -179,7 +183,7 @@ mod tests {
             last = attempt;
         }
         assert!(!is_timely(u64::MAX, 0, 99 * SECOND) && !is_timely(159_101, 0, 99 * SECOND));
-        // Dialling with the highest number accepted locks the connecting side out for this long.
+        // An attempt with the highest accepted number blocks later attempts for a limited time.
         assert!(is_timely(159_099, 0, 99 * SECOND) && is_timely(159_200, 159_099, 159 * SECOND));
     }
 

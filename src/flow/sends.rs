@@ -1,4 +1,10 @@
 //! The sender's state of one connection: the next receive in the ring, and the running sends.
+//!
+//! The ring is the memory into which the receiver writes CTS (clear-to-send) entries, one for each
+//! part of a receive. A send is for one part. It is cut into shares, one for each lane that it
+//! uses; a lane is a rail of this connection. A share is one write, or several if it is larger than
+//! the connection's chunk size. Its last write has an immediate. The receiver's memory keys have a
+//! generation, the epoch.
 
 use super::NotInFlight;
 use super::epochs::Epochs;
@@ -13,32 +19,32 @@ use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Limit for sends in flight on one connection: one for every part of every receive.
+/// Maximum number of sends in flight on one connection: one for each part of each receive.
 pub const REQUESTS: usize = SLOTS * PARTS;
 
-/// All sends of one connection, at most `R` at a time. The receiver uses the first `N` slots of the
-/// ring: all slots, except in the tests' model.
+/// All sends of one connection, at most `R` at a time. The ring has `N` slots: all [`SLOTS`], or
+/// fewer in the tests' model.
 #[derive(Debug)]
 pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     requests: Box<[Request; R]>,
-    /// Shares of running sends. Unused while a send is [`Request::Whole`].
+    /// Shares of the running sends. Not used for a send that is [`Request::Whole`].
     shares: Box<[[RunningShare; MAX_RAILS]; R]>,
     free: [u16; R],
     free_count: usize,
     next: Next<N>,
     epochs: Epochs,
-    /// True while a share waits for a lane because its own was lost.
+    /// True while a share waits for another lane, because its lane was lost.
     has_lost_shares: bool,
-    /// Reserved part of the process's bound on bytes in flight, if a bound is set.
+    /// This connection's reserved bytes, if the process has a bound on bytes in flight.
     hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
-    /// A send in one write, posted when it started. Its confirmation releases no reserved bytes. So
-    /// with a bound only an empty send stays in this state, and [`Sends::release_when_done`] turns
-    /// all others into [`Request::Cut`].
+    /// A send in one write, posted when it started. Its confirmation releases no reserved bytes.
+    /// With a bound, [`Sends::release_when_done`] therefore turns every send except an empty one
+    /// into [`Request::Cut`].
     Whole(Whole),
     Cut(Cut),
     Done {
@@ -46,7 +52,7 @@ enum Request {
     },
 }
 
-/// The receive of a send, and the addresses to copy from and to. Kept for a resend.
+/// The receive of a send, and the addresses of the source and the destination. Kept for a resend.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Origin {
     sequence: u64,
@@ -63,13 +69,13 @@ struct Whole {
     lane: LaneId,
 }
 
-/// A send in several shares, or one that waits for room.
+/// A send in several shares, or one whose writes are not all posted.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Cut {
     origin: Origin,
     bytes: u64,
     count: u8,
-    /// Bit sets of the shares that are not confirmed, and of those not fully posted.
+    /// Bit sets of the shares that are not confirmed, and not fully posted.
     unfinished: u8,
     unposted: u8,
 }
@@ -81,7 +87,7 @@ struct RunningShare {
     route: Route,
     offset: u64,
     bytes: u64,
-    /// The bytes that are not yet posted, as offsets in the message.
+    /// The bytes that are not posted yet, as offsets in the message.
     left: Left,
 }
 
@@ -95,32 +101,32 @@ impl RunningShare {
 enum Left {
     #[default]
     Nothing,
-    /// The range is empty for an empty message, which has one write too.
+    /// The range is empty for the single write of an empty message.
     Range { from: u64, to: u64 },
-    /// The whole share. Both ends have lost its lane, and no other lane is chosen yet.
+    /// The whole share must be posted again, on a lane that is not chosen yet.
     Lost,
 }
 
-/// A share of a lost lane, to be sent again on another lane.
+/// A share of a lost lane, which must be sent again on another lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostShare {
     /// Size of the share.
     pub bytes: u64,
     /// Id of the registration of the bytes, as given to [`Sends::start`].
     pub registration_id: u32,
-    /// First lane that can carry the share, and the set of all that can.
+    /// First lane that can carry the share, and the set of all such lanes.
     first: LaneId,
     lanes: u8,
 }
 
 impl LostShare {
-    /// Returns the preferred lane if it can carry the share, otherwise the first one that can.
+    /// Returns the preferred lane if it can carry the share, otherwise the first lane that can.
     pub fn lane(&self, preferred: LaneId) -> LaneId {
         if self.lanes & preferred.bit() != 0 { preferred } else { self.first }
     }
 }
 
-/// Queue pair and local key for a share that is sent again.
+/// Lane, queue pair and local key for a share that is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
     /// The lane.
@@ -131,7 +137,7 @@ pub struct LocalRoute {
     pub lkey: u32,
 }
 
-/// The queue pair and keys that a share uses.
+/// The queue pair and the keys for a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Route {
     /// Queue pair of the lane.
@@ -140,14 +146,14 @@ pub struct Route {
     pub lkey: u32,
     /// The rail's key of the receiver's buffer.
     pub rkey: u32,
-    /// True if the completion time is a sample of the rail's speed.
+    /// True if the completion is timed, to measure the rail's speed.
     pub timed: bool,
 }
 
 /// The next write of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextWrite {
-    /// The lane that carries it.
+    /// Lane of the write.
     pub lane: LaneId,
     /// Queue pair and keys on that lane.
     pub route: Route,
@@ -157,7 +163,7 @@ pub struct NextWrite {
     pub remote_addr: u64,
     /// Size of the write.
     pub bytes: u32,
-    /// Set on the share's last write.
+    /// Immediate data; only the share's last write has it.
     pub immediate: Option<Immediate>,
 }
 
@@ -180,19 +186,20 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Returns an empty set of sends. With a `bound`, [`Sends::reserve`] must precede each send.
+    /// Returns an empty set of sends. With a `bound`, [`Sends::reserve`] is needed before each
+    /// send.
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
         Self { hold: bound.map(Hold::new), ..Self::new() }
     }
 
-    /// Returns true if sends must reserve their bytes before they start.
+    /// Returns true if a bound is set, so that sends must reserve their bytes before they start.
     pub fn is_bounded(&self) -> bool {
         self.hold.is_some()
     }
 
-    /// Reserves the bytes of a send that is about to start. False if the process's bound leaves no
-    /// room. The reservation lasts until the send is done. [`Sends::release`] releases it if the
-    /// send does not start. An empty send needs no reservation.
+    /// Reserves the bytes of a send that is about to start. Returns false if the process's bound
+    /// leaves no room. The reservation lasts until the send is done. If the send does not start,
+    /// the caller calls [`Sends::release`]. An empty send needs no reservation.
     #[must_use]
     pub fn reserve(&mut self, bytes: u64) -> bool {
         self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
@@ -227,25 +234,22 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.free_count > 0
     }
 
-    /// Finds the receive part for a send with `tag` if the next receive has one part (the common
-    /// case). Otherwise returns [`Peek::Search`].
+    /// Finds the receive part for a send with `tag`, if the next receive has a single part (the
+    /// common case). Returns [`Peek::Search`] in the other cases.
     #[inline(always)]
     pub fn peek(&self, ring: &[AtomicU64], tag: i32) -> Peek {
         self.next.peek(ring, tag)
     }
 
-    /// Finds the first unused part with `tag` in the group at the head of the ring, if any.
-    ///
-    /// # Errors
-    /// A [`Violation`] by the peer.
+    /// Finds the first part of the next receive that has `tag` and no send yet, if any.
     #[inline(never)]
     pub fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
         self.next.search(ring, tag)
     }
 
-    /// Sets the first epoch with valid keys for a lane, which the receiver's JOINED names. From
-    /// then on [`Sends::peek`] does not find receives of older epochs; [`Sends::search`] does.
-    /// Returns true if the lane's keys are new.
+    /// Sets the first epoch with valid keys for a lane. The receiver's control message JOINED names
+    /// it. From then on, receives of older epochs are found only by [`Sends::search`], not by
+    /// [`Sends::peek`]. Returns true if the lane's keys are new.
     pub fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let is_new = self.epochs.learn(lane, epoch);
         self.next.set_epoch(self.epochs.newest());
@@ -257,9 +261,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.epochs.since(lane)
     }
 
-    /// Returns the lanes of the set `open` that can carry a send for this receive part. If a lane's
-    /// receiving device was removed and has returned since the grant, the grant's key for the lane
-    /// is invalid. Then the lane can carry the send only after the receiver repeats the grant.
+    /// Returns the lanes of the set `open` that can carry a send for this receive part. The part's
+    /// key for a lane is invalid if the receiver's device was removed and has returned since the
+    /// grant. The lane can carry the send again after the receiver has repeated the grant.
     pub fn lanes_with_keys(&self, open: u8, head: &Head) -> u8 {
         self.epochs.lanes_with_keys(open, head.epoch)
     }
@@ -273,11 +277,11 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some(number)
     }
 
-    /// Starts a send that the caller posts immediately, in one write on `lane` with the returned
-    /// immediate. Also returns the request number. `None` without room ([`Sends::has_room`]).
+    /// Starts a send that the caller posts immediately, as one write on `lane`. Returns the request
+    /// number and the write's immediate, or `None` if there is no room ([`Sends::has_room`]).
     ///
     /// `head` comes from [`Sends::peek`] or [`Sends::search`]. `source` is the address of the bytes
-    /// and the number of their registered memory. A resend uses the number to find the memory.
+    /// and the id of their registration, for a resend.
     #[inline(always)]
     pub fn start_whole(
         &mut self,
@@ -291,9 +295,10 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
-    /// Starts a send of the bytes at `source`, cut into `shares`, and returns its request number.
-    /// For each share, the caller then calls [`Sends::post_share`] if it posts the share
-    /// immediately, and [`Sends::keep_share`] if not. Otherwise as [`Sends::start_whole`].
+    /// Starts a send that is cut into `shares`, and returns its request number. For each share, the
+    /// caller then calls [`Sends::post_share`] if it posts the share immediately, or
+    /// [`Sends::keep_share`] if it posts the share later. `head` and `source` are as for
+    /// [`Sends::start_whole`].
     #[inline(always)]
     pub fn start(&mut self, head: &Head, source: (u64, u32), shares: &[Share]) -> Option<u16> {
         let count = shares.len() as u8;
@@ -303,7 +308,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.run(head.part, Request::Cut(cut))
     }
 
-    /// Records that the caller posts a new send's share in one write with the returned immediate.
+    /// Records that the caller posts a new send's share as one write. Returns its immediate.
     #[inline(always)]
     pub fn post_share(&mut self, request: u16, number: u8, share: &Share) -> Option<Immediate> {
         let at = usize::from(request) % R;
@@ -315,7 +320,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Some(immediate(&running.origin, (number, running.count), 0))
     }
 
-    /// Records that a share of a just started send waits for [`Sends::next_write`].
+    /// Records that the caller posts a new send's share later, with [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
         let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
         let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
@@ -324,7 +329,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         place.set_all_unposted();
     }
 
-    /// Returns a share's next write, if any. The caller posts it and calls [`Sends::posted`].
+    /// Returns a share's next write, if any. After the caller has posted it, it calls
+    /// [`Sends::posted`].
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % R;
@@ -343,7 +349,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         })
     }
 
-    /// Records that the write from [`Sends::next_write`] was posted.
+    /// Records that the caller has posted the write from [`Sends::next_write`].
     #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
         let at = usize::from(request) % R;
@@ -357,7 +363,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Number of a running send's shares if any has unposted writes; otherwise 0.
+    /// Returns the number of a running send's shares, or 0 if all their writes are posted.
     #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
@@ -367,9 +373,6 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Records that a share's last write was confirmed, and returns the share's size.
-    ///
-    /// # Errors
-    /// [`NotInFlight`] when no such send runs.
     #[inline(always)]
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
         let at = usize::from(request) % R;
@@ -388,8 +391,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         Ok(bytes)
     }
 
-    /// Completes the fully posted sends for receives with numbers below `delivered`. The peer has
-    /// reported that these receives have all their bytes. Returns true if there were any.
+    /// Completes the fully posted sends for receives with numbers below `delivered`. The peer's BYE
+    /// has reported that these receives have all their bytes. Returns true if there was such a
+    /// send.
     pub fn delivered(&mut self, delivered: u64) -> bool {
         let mut any = false;
         for slot in self.requests.iter_mut() {
@@ -404,8 +408,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         any
     }
 
-    /// Records the loss of a lane that both ends have fenced. Its shares that `received` lists are
-    /// confirmed. The others wait for [`Sends::resend`].
+    /// Records the loss of a lane that both ends have fenced. The lane's shares that have arrived,
+    /// by the peer's list `received`, count as confirmed. Its other shares wait for
+    /// [`Sends::resend`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::Whole(whole) = slot
@@ -437,10 +442,11 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Moves each share of a lost lane to another lane of the set `open`. `choose` returns the
-    /// share's route on [`LostShare::lane`], or `None` to wait for the next call. A share also
-    /// waits while no lane can carry it, or while the receiver rewrites its ring entry. The caller
-    /// then posts the writes of [`Sends::waiting`].
+    /// Moves each share of a lost lane to another lane of the set `open`. `choose` selects a lane
+    /// ([`LostShare::lane`]) and returns the share's route on it, or `None` to leave the share for
+    /// the next call. A share is also left for the next call if no lane can carry it, or if the
+    /// receiver is rewriting its ring entry. The caller then posts the writes of the requests in
+    /// [`Sends::waiting`].
     pub fn resend(&mut self, ring: &[AtomicU64], open: u8, mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>) {
         self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
@@ -470,7 +476,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.has_lost_shares
     }
 
-    /// Returns two receive numbers: of the oldest running send, and of the next send to start.
+    /// Returns the receive numbers of the oldest running send and of the next send to start.
     pub fn span(&self) -> (u64, u64) {
         let running = self.requests.iter().filter_map(|request| match request {
             Request::Whole(whole) => Some(whole.origin.sequence),
@@ -481,7 +487,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         (running.min().unwrap_or(next), next)
     }
 
-    /// Returns the progress of all sends. `ring` has the peer's clear-to-sends.
+    /// Returns the progress of all sends, for stall messages. `ring` has the peer's CTS entries.
     pub fn progress(&self, ring: &[AtomicU64]) -> Progress {
         let (mut running, mut lanes, mut untested) = (0, 0, 0);
         for (request, shares) in self.requests.iter().zip(self.shares.iter()) {
@@ -508,15 +514,12 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         self.requests.iter().any(|request| matches!(request, Request::Whole(_) | Request::Cut(_)))
     }
 
-    /// The requests with unposted writes.
+    /// Returns the requests with unposted writes.
     pub fn waiting(&self) -> impl Iterator<Item = u16> {
         (0..R as u16).filter(|request| self.shares_to_post(*request) > 0)
     }
 
     /// Frees a finished send's request number and returns the send's size; `None` while it runs.
-    ///
-    /// # Errors
-    /// [`NotInFlight`].
     #[inline(always)]
     pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
         let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
@@ -548,7 +551,7 @@ impl Request {
     }
 
     /// Marks a send done and releases its reserved bytes. Every send with a reservation must become
-    /// [`Request::Done`] here, or the reservation would leak.
+    /// [`Request::Done`] here. Otherwise the reservation would leak.
     #[inline(always)]
     fn finish(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };

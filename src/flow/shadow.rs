@@ -1,9 +1,10 @@
-//! The receiver's copy of the CTS ring, from which a NIC reads entries, also for repeated grants.
+//! The receiver's copy of the ring of CTS (clear-to-send) entries. A NIC reads each entry from this
+//! copy and writes it into the sender's ring, also for a repeated grant.
 
 use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms, entry_word};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the place of the entry for a part of receive number `sequence`.
+/// Returns the entry's place for a part of receive number `sequence`.
 #[inline(always)]
 pub fn place(shadow: &[AtomicU64], sequence: u64, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
     shadow.get(entry_word(sequence, part)..)?.first_chunk()
@@ -13,8 +14,8 @@ pub fn place(shadow: &[AtomicU64], sequence: u64, part: usize) -> Option<&[Atomi
 #[inline(always)]
 pub fn store(place: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
     for (cell, word) in place.iter().zip(entry.words()) {
-        // Relaxed: the provider orders these stores before the doorbell that makes the NIC read
-        // them, or reads them itself.
+        // Relaxed: the NIC reads these words after the doorbell, and the provider orders the stores
+        // before the doorbell. For an inline write the provider reads the words itself.
         cell.store(*word, Ordering::Relaxed);
     }
 }

@@ -1,12 +1,14 @@
-//! The cause of a stall, from the progress of both sides.
+//! Finds the cause of a stall from the progress of both sides of a connection.
 //!
 //! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
-//! wait without progress for longer than the limit, this side asks the peer for its progress. The
-//! [`Cause`] follows from the progress of both sides ([`StallWatch::answered`]), or from a missing
-//! answer. This side asks again while the stall lasts.
+//! wait without progress for longer than the limit, this side sends a question: it asks the peer
+//! for its progress. The [`Verdict`] follows from the progress of both sides
+//! ([`StallWatch::answered`]), or from a missing answer. While the stall lasts, more questions
+//! follow.
 //!
 //! A connection without requests never stalls. A send that the peer has not granted yet has no
-//! request. Such a send counts as waiting as long as the caller repeats the call.
+//! request: the call returns, and the caller repeats it. Such a send counts as waiting as long as
+//! the caller repeats the call.
 //!
 //! All times are nanoseconds of recovery's clock.
 
@@ -19,13 +21,13 @@ const SECOND: u64 = 1_000_000_000;
 const ANSWER_TIMEOUT_NS: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE_NS: u64 = 5 * SECOND;
-/// If the caller makes no call for this time, it no longer counts as repeating a send.
+/// A caller that makes no call for this time no longer counts as repeating a send.
 const REPEAT_TIMEOUT_NS: u64 = 2 * SECOND;
 /// Number of verdicts in a row with the same cause that end a connection.
 const VERDICTS_TO_ABORT: u32 = 2;
 
-/// Cause of a stall. A cause with a higher number says more about the stall, so a line about
-/// several connections names the highest. The counters' memory file stores the cause as its number.
+/// Cause of a stall. A cause with a higher number tells more about the stall, so a log line about
+/// several connections names the highest. The counters' memory file stores the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Cause {
@@ -33,14 +35,14 @@ pub enum Cause {
     NotPosted = 1,
     /// The peer's requests are done, but its caller has not tested them.
     NotTested = 2,
-    /// The receive is granted, but this side holds its send back: it waits for another tag, for a
-    /// rail, or for the limit on bytes in flight.
+    /// The receive is granted, but this side does not start its send: the tags differ, no rail is
+    /// usable, or the limit on bytes in flight is reached.
     HeldBack = 3,
     /// A receive is posted, but its CTS entry has not arrived.
     NotGranted = 4,
-    /// All data was acknowledged, but some of it has not arrived.
+    /// The sender has seen all data acknowledged, but some of it has not arrived at the receiver.
     NotArrived = 5,
-    /// Data was posted, but is not acknowledged.
+    /// Data was posted, but not all of it is acknowledged.
     NotAcknowledged = 6,
     /// The peer does not answer.
     NoAnswer = 7,
@@ -82,7 +84,7 @@ impl Cause {
 pub struct Verdict {
     /// The cause.
     pub cause: Cause,
-    /// Lanes with unacknowledged data. Each lane has its bit ([`crate::wire::ids::LaneId::bit`]).
+    /// Set of lanes with unacknowledged data, by [`crate::wire::ids::LaneId::bit`].
     pub lanes: u8,
     /// Time of the peer's last progress, or of the unanswered question.
     pub since: u64,
@@ -91,7 +93,7 @@ pub struct Verdict {
 /// Time limits, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct StallLimits {
-    /// Time without progress until the peer is asked.
+    /// Time without progress until this side sends a question.
     pub warn: u64,
     /// Time without progress until the connection ends. `None` if a stall does not end it.
     pub abort: Option<u64>,
@@ -108,7 +110,7 @@ pub struct StallWatch {
     repeated_since: Option<u64>,
     /// Number of the last question.
     number: u32,
-    /// Time of the unanswered question, and number of [`Cause::NoAnswer`] verdicts since then.
+    /// Time of the unanswered question, and number of [`Cause::NoAnswer`] verdicts about it.
     asked: Option<(u64, u64)>,
     next_question: u64,
     verdict: Option<Verdict>,
@@ -117,7 +119,7 @@ pub struct StallWatch {
 }
 
 impl StallWatch {
-    /// Returns a watch of a new connection.
+    /// Returns the stall detection of a new connection.
     pub fn new(limits: StallLimits) -> Self {
         let (progress_at, called_at, number, next_question, agreed) = Default::default();
         let (progress, repeated_since, asked, verdict) = Default::default();
@@ -184,7 +186,8 @@ impl StallWatch {
             (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
                 now.saturating_sub(self.progress_at)
             }
-            // The caller's last call shows that it still waited then.
+            // Counts up to the caller's last call, because the caller may have stopped waiting
+            // then.
             (_, Some(since)) => self.called_at.saturating_sub(since.max(self.progress_at)),
             _ => 0,
         }
@@ -195,7 +198,7 @@ impl StallWatch {
         now.saturating_sub(self.progress_at)
     }
 
-    /// Returns true if the stall ends the connection: limit passed, and the last verdicts agree.
+    /// Returns true if the stall ends the connection: its limit has passed, and verdicts agree.
     pub fn must_abort(&self, now: u64) -> bool {
         self.agreed >= VERDICTS_TO_ABORT && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
     }

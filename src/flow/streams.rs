@@ -1,8 +1,8 @@
-//! Messages in chunks over TCP streams, for a peer that no rail reaches.
+//! Messages over a connection's TCP connections (streams), for a peer that no rail reaches.
 //!
-//! Receives, groups, tags and request numbers are those of connections over rails
-//! ([`super::receives`], [`super::sends`]). A message is always one share, cut into chunks. Any
-//! stream can carry any chunk.
+//! Receives, groups, tags and request numbers work as on connections over rails
+//! ([`super::receives`], [`super::sends`]). A message is always a single share. It is cut into
+//! chunks, and each chunk may be sent on any stream.
 
 pub mod inbound;
 pub mod outbound;
@@ -35,7 +35,7 @@ pub enum StreamViolation {
         /// Size of the receive's buffer.
         room: u64,
     },
-    /// Two chunks of one message disagree.
+    /// Two chunks of one message give different sizes of the message.
     #[error("message of {now} bytes, announced as {before}")]
     Total {
         /// The first size.
@@ -46,7 +46,7 @@ pub enum StreamViolation {
     /// More bytes than the message has.
     #[error("{announced} bytes of a message of {total} bytes")]
     Surplus {
-        /// Sum of the chunks' sizes, this one included.
+        /// Sum of the chunks' sizes, including this chunk.
         announced: u64,
         /// The message's size.
         total: u64,

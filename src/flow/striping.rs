@@ -1,16 +1,18 @@
-//! Chooses the lanes of each message. A small message is sent unsplit on one lane. A large message
-//! is cut over the lanes that help.
+//! Chooses the lanes of each message. A lane is a rail within one connection. A small message is
+//! sent unsplit on one lane, the favourite. A large message is cut into shares, one for each lane
+//! that makes it finish earlier.
 //!
-//! Each direction of a connection has one [`Striping`]. It keeps the [`Pace`] of each lane, and
-//! asks the planner ([`super::plan`]) for shares that finish together. A rail's speed is the rate
-//! measured on its lane. Before the first measurement, it is the rate that its paths promise,
-//! scaled by the fraction of their promise that the measured rails keep.
+//! Each direction of a connection has one [`Striping`]. It measures the rate of each lane
+//! ([`Pace`]), and the planner ([`super::plan`]) computes shares that finish together. Each lane
+//! also has an expected rate, computed from its path ([`Paths`]). The quality of a lane is its
+//! measured rate divided by its expected rate. Until a lane is measured, its rate is estimated as
+//! its expected rate times the average quality of the best measured lanes.
 //!
-//! All connections of a process use the same rails. A message of up to 128 KiB is therefore planned
-//! behind the bytes of all connections. A burst of messages from many connections then ends on all
-//! rails within 5 % of the best time, for messages of 32 KiB and more (`tests/crowd.rs`). A larger
-//! message is planned behind this connection's own writes alone, so that a peer that accepts no
-//! data keeps no rail from the other peers.
+//! All connections of a process use the same rails. For a message of up to 128 KiB, the planner
+//! therefore counts the bytes of all connections that wait on each rail. A burst of messages from
+//! many connections then ends within 5 % of the best possible time, for messages of 32 KiB and more
+//! (`tests/crowd.rs`). For a larger message, the planner counts only this connection's own bytes.
+//! Otherwise a peer that accepts no data would keep the rails from other peers.
 
 use super::pace::{Moment, Pace};
 use super::paths::Paths;
@@ -18,83 +20,93 @@ use super::plan::{LaneLoad, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// Time (in microseconds) that a small message may wait on the rail of the message before it. A few
-/// packet times are worth less than a rail whose queue pair and completion queues are warm.
+/// A small message stays on the favourite if it waits there no longer than this (in microseconds),
+/// or if no other lane would finish it earlier by more than this. A smaller gain is not worth the
+/// change, because the favourite's queue pair and completion queue are in the processor's cache.
 const STAY_US: f64 = 5.0;
-/// Bytes that may always wait there: a window of eight messages of 4 KiB. Where the processor is
-/// the bottleneck, a second rail only costs (soft-RoCE: 13.6 MB/s over four rails, 14.0 over one).
+/// A small message stays on the favourite if at most this number of bytes waits there: eight
+/// messages of 4 KiB. If the processor is the bottleneck, a second rail only adds work (soft-RoCE:
+/// 13.6 MB/s over four rails, 14.0 MB/s over one).
 const STAY_BYTES: u64 = 32 * 1024;
 
-/// Smallest write that counts for the rail's speed, and for its load as other connections see it.
-/// Smaller writes mostly show the cost of the message itself.
+/// Smallest write that counts for a rail's measured rate, and for the load that other connections
+/// see. The time of a smaller write is mostly the fixed cost of a message.
 const COUNTED_BYTES: u64 = 4096;
-/// Unsplit messages up to this size are sampled: `SAMPLE` in a row out of every `SAMPLE_EVERY` are
-/// timed. (Reading the clock for each one took 5 % off a stream of 4 KiB messages over soft-RoCE.)
+/// Of the unsplit messages up to this size, only `SAMPLE` in a row out of every `SAMPLE_EVERY` are
+/// timed. (When each message was timed, a stream of 4 KiB messages over soft-RoCE was 5 % slower.)
 const SAMPLED_BYTES: u64 = 16 * 1024;
 const SAMPLE: u32 = 16;
 const SAMPLE_EVERY: u32 = 128;
 
-/// Minimum speed ratio at which a rail replaces the one in use for small messages.
+/// A lane replaces the favourite if its rate is higher by more than this factor.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// Accepted delay of a message in exchange for fewer shares, as a fraction of the time that it must
-/// wait anyway. Each share costs a post and two completions, and where many messages wait, shares
-/// keep the rails no busier. (18 connections, two messages of 64 KiB each under way, two cables at
-/// 0.05: 80 and 81 % of the links with each message cut, 87 and 90 % with none cut; with 128 KiB:
-/// 94 to 97 % and 99 %; rung 3.)
+/// Accepted delay of a message in exchange for fewer shares, as a fraction of the time that the
+/// message must wait in any case. Each share costs a post and two completions. If many messages
+/// wait, the rails are busy even without shares.
+///
+/// Measured on rung 3, with 18 connections, two messages each under way, and two cables at 0.05 of
+/// their speed. Messages of 64 KiB used 80 and 81 % of the links if each was cut, and 87 and 90 %
+/// if none was. Messages of 128 KiB used 94 to 97 %, and 99 %.
 const HARDLY_LATER: f64 = 0.25;
-/// Limit for the same delay as a fraction of the time for which the rails have been busy. The last
-/// message of a burst cannot be recognised in advance, and the burst ends when the last rail does.
+/// Second limit for the accepted delay, as a fraction of the time for which the rails have been
+/// busy. The delay of a burst's last message delays the whole burst, and no message is known in
+/// advance to be the last.
 const UNEVEN: f64 = 0.03;
-/// Larger messages are always cut, because the cost of a share is small compared with theirs. (NCCL
-/// sends an all_gather of 128 MiB as 72 messages of 0.9 MiB: 82 to 97 % of the links unsplit, 95 to
-/// 98 % cut. An all_gather of 4 MiB, sent as messages of 58 KiB, took 570 us unsplit and 760 us
-/// cut. Two H200, 18 channels, two cables at 0.1 and at 0.25; rung 5.)
+/// No delay is accepted for larger messages, because the cost of a share is small compared with the
+/// cost of the message.
+///
+/// Measured on rung 5, with two H200, 18 channels, and two cables at 0.1 and at 0.25 of their
+/// speed. NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB. It used 82 to 97 % of the
+/// links with unsplit messages, and 95 to 98 % with cut ones. An all_gather of 4 MiB, sent as
+/// messages of 58 KiB, took 570 us with unsplit messages and 760 us with cut ones.
 const WHOLE_IN_A_CROWD_BYTES: u64 = 128 * 1024;
 
-/// Rails that keep at least this fraction of the best rail's promise ratio count as equally good.
+/// Lanes whose quality is at least this fraction of the best quality count as equally good.
 const ALIKE: f64 = 0.75;
 
-/// Minimum time between two updates of the rates: 1/1000 of the second in which a change must show.
+/// Minimum time between two updates of the rates. A change of a rail's speed must take effect
+/// within a second, which is 1,000 times as long.
 const REFRESH_NS: u64 = 1_000_000;
 
-/// Idle time after which a rail too slow for a share is tried again. It must also exceed
-/// `RETRY_PATIENCE` times the duration of the trial.
+/// Idle time after which a lane that was too slow for a share is tried again. The idle time must
+/// also exceed `RETRY_PATIENCE` times the expected duration of the trial.
 const RETRY_NS: u64 = 200_000_000;
 const RETRY_PATIENCE: f64 = 20.0;
 
-/// Number of unsplit messages in a trial of a rail: several windows, because one window shows the
-/// rail's latency and not its rate.
+/// Number of unsplit messages in a trial of another lane. This is several times the number that is
+/// in flight together, because fewer messages would show the lane's latency instead of its rate.
 const TRIAL: u8 = 32;
-/// Time between trials with unsplit messages, at first and after the favourite changes or slows.
-/// Each trial that finds nothing better doubles it, up to `TRIAL_SELDOM_NS`: a better rail is found
-/// within a second. (A constant 50 ms took 9 % off a stream of 4 KiB messages over soft-RoCE.)
+/// Time between two trials, at first and after the favourite has changed or slowed. Each trial that
+/// finds no better lane doubles it, up to `TRIAL_SELDOM_NS`. So a better lane is found within a
+/// second. (A constant 50 ms made a stream of 4 KiB messages over soft-RoCE 9 % slower.)
 const TRIAL_EVERY_NS: u64 = 50_000_000;
 const TRIAL_SELDOM_NS: u64 = 800_000_000;
-/// A favourite whose rate falls below this fraction of the earlier rate has slowed.
+/// The favourite has slowed if its rate falls below this fraction of its rate at the last trial.
 const SLOWED: f64 = 0.7;
 
 /// Trials in which unsplit messages use another lane than the favourite.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
-    /// The next trial starts at `next_ns`, later ones `every_ns` apart. `rate` was the favourite's.
+    /// The next trial starts at `next_ns`, and the following trials are `every_ns` apart. `rate` is
+    /// the favourite's rate at the last trial.
     Rest { next_ns: u64, every_ns: u64, rate: f64 },
-    /// `left` more messages use the lane on trial. Then `home` is the favourite again, unless the
-    /// lane on trial is clearly faster.
+    /// `left` more messages use the lane on trial, which is the favourite until then. Afterwards
+    /// `home` is the favourite again, unless another lane is clearly faster.
     Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// Load of other connections on the lanes' rails. Called only by the connection's own thread.
+/// Load of all connections of this process on the lanes' rails. Called only by this connection.
 pub trait OtherConnections {
-    /// Bytes that all connections of this process have under way on a lane's rail.
+    /// Returns the bytes that all connections of this process have under way on a lane's rail.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
-    /// Bytes that all connections of this process have given to a lane's rail since it was last
-    /// idle. 0 where no message is cut.
+    /// Returns the bytes that all connections of this process have given to a lane's rail since it
+    /// was last idle. The default, 0, is for implementors that cut no messages.
     fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
-    /// Reports the fraction of its promise that this connection measured on a lane's rail, relative
-    /// to the best rail (above 0, up to 1). Returns the average over all connections on the rail.
+    /// Reports this connection's quality of a lane, relative to its best lane: above 0, up to 1.
+    /// Returns the average of the reports of all connections on the lane's rail.
     fn share_quality(&self, lane: LaneId, kept: f64) -> f64;
 }
 
@@ -114,28 +126,29 @@ impl OtherConnections for NoOthers {
 #[derive(Debug, Clone)]
 pub struct Striping {
     paces: [Pace; MAX_RAILS],
-    /// Estimated bytes per microsecond.
+    /// Estimated rate of each lane, in bytes per microsecond.
     rates: [f64; MAX_RAILS],
-    /// Bytes that may wait on a lane before a small message looks for another lane.
+    /// Bytes that may wait on a lane before another lane is considered for a small message.
     stay_bytes: [u64; MAX_RAILS],
     favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`] if there are several lanes; otherwise larger than any write.
+    /// [`COUNTED_BYTES`] if there are several lanes. Otherwise no write is that large.
     counted_bytes: u64,
     sampled: u32,
     count: usize,
     lost: u8,
-    /// True if something was measured since the rates were last updated.
+    /// True if a write was measured after the last update of the rates.
     stale: bool,
     refreshed_ns: u64,
     trials: Trials,
-    /// Promised rate of each lane, in bytes per microsecond.
+    /// Expected rate of each lane, in bytes per microsecond.
     nominal: [f64; MAX_RAILS],
 }
 
 impl Striping {
-    /// Returns the state before any lane has carried anything. `min_share_bytes` is the smallest
-    /// useful share. All connections start with the first lane, because one rail costs less work.
+    /// Returns the state before the first message. `min_share_bytes` is the smallest useful share.
+    /// On all connections the first lane is the favourite at first, because one rail costs less
+    /// work.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
         let nominal = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
@@ -158,7 +171,7 @@ impl Striping {
         striping
     }
 
-    /// Removes a lost lane: it gets no more messages, and its outstanding bytes are forgotten.
+    /// Removes a lost lane. Discards its measurements and its outstanding bytes.
     pub fn lose(&mut self, lane: LaneId) {
         self.lost |= lane.bit();
         self.paces[lane.index()] = Pace::default();
@@ -180,18 +193,19 @@ impl Striping {
         self.lost & lane.bit() == 0
     }
 
-    /// Largest message that is sent unsplit on one lane.
+    /// Returns the size of the largest message that is always sent unsplit.
     pub fn max_unsplit_bytes(&self) -> u64 {
         if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
     }
 
-    /// Returns true if a write of this size is large enough to measure its lane.
+    /// Returns true if a write of this size counts for its lane's measured rate.
     #[inline(always)]
     pub fn is_counted(&self, bytes: u64) -> bool {
         bytes >= self.counted_bytes
     }
 
-    /// Returns true if the next unsplit message, of a size that [`Striping::is_counted`], is timed.
+    /// Returns true if the next unsplit message must be timed. Called only if its size
+    /// [`Striping::is_counted`].
     #[inline(always)]
     pub fn is_to_time(&mut self, bytes: u64) -> bool {
         self.sampled = self.sampled.wrapping_add(1);
@@ -272,8 +286,8 @@ impl Striping {
         (HARDLY_LATER * wait_us).min(UNEVEN * busy_bytes as f64 / bytes_per_us)
     }
 
-    /// Returns the planner's view of the lanes. `backlog_bytes` gets each lane and the bytes that
-    /// this connection has under way there.
+    /// Returns the lanes as the planner's input. `backlog_bytes` returns a lane's backlog, from the
+    /// lane and the bytes that this connection has under way on it.
     #[inline(always)]
     fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [LaneLoad; MAX_RAILS] {
         let mut lanes = [LaneLoad::default(); MAX_RAILS];
@@ -284,15 +298,15 @@ impl Striping {
         lanes
     }
 
-    /// Returns an unused lane that is due for a share to measure its current speed, if any.
+    /// Returns a lane without a share that is due for one, to measure its current speed.
     fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
 
-    /// Returns the lane for an unsplit message of a size that [`Striping::is_counted`]: normally
-    /// `lane`, the result of [`Striping::lane_for`]. From time to time a series of such messages
-    /// uses another lane, to measure its current speed.
+    /// Returns the lane for an unsplit message whose size [`Striping::is_counted`]. Normally this
+    /// is `lane`, the result of [`Striping::lane_for`]. From time to time, a series of such
+    /// messages uses another lane, to measure its current speed.
     #[inline(always)]
     pub fn lane_or_trial(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
         match self.trials {
@@ -349,10 +363,10 @@ impl Striping {
         lane
     }
 
-    /// Returns true if a lane's speed is unknown after idle time, and `bytes` are a cheap test.
+    /// Returns true if a write of `bytes` should measure a lane again after a long idle time.
     fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
-        // Usually false, so the division comes last.
+        // This check comes before the division, because it usually returns.
         if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane) {
             return false;
         }
@@ -360,7 +374,7 @@ impl Striping {
         idle_ns > (trial_us * 1000.0 * RETRY_PATIENCE) as u64
     }
 
-    /// Records that a share was given to a lane. `now` is set if the share is timed.
+    /// Records that a share was posted on a lane. `now` is set if the share is timed.
     #[inline(always)]
     pub fn record_queued(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
         self.paces[lane.index()].record_queued(bytes, now);
@@ -386,8 +400,8 @@ impl Striping {
             *kept = kept.map(|kept| others.share_quality(lane, kept / best));
             best_of_all = best_of_all.max(kept.unwrap_or(0.0));
         }
-        // Rails that keep about the same fraction of their promise get the average: the difference
-        // is noise, and shares that follow noise leave rails idle. Unmeasured rails get it too.
+        // Lanes of about the same quality get their average: the difference is noise, and shares
+        // that follow noise leave rails idle. Lanes without a measurement get it too.
         let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
         let (sum, several) =
             kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));

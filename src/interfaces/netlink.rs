@@ -5,22 +5,22 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{Error, Read, Result};
 use std::time::Duration;
 
-/// Never reached: the kernel replies while the request is sent.
+/// Time limit for a reply. It is never reached, because the kernel replies during the send.
 const REPLY_LIMIT: Duration = Duration::from_secs(1);
 /// The largest known reply has a port's DSCP table (64 entries of 8 bytes) and other attributes.
 const REPLY_BYTES: usize = 16 << 10;
 /// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
 
-/// Sends a request. Returns the type of the reply, and the bytes after its header. May wait, like
-/// `getifaddrs`, while another process changes the network's configuration.
+/// Sends a request. Returns the type of the reply, and the bytes after its header. Like
+/// `getifaddrs`, may wait while another process changes the network's configuration.
 ///
 /// # Errors
 /// The kernel's error, a malformed reply, or no reply.
 pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
     socket.set_read_timeout(Some(REPLY_LIMIT))?;
-    // Without an address, messages go to the kernel.
+    // A socket without a destination sends to the kernel.
     socket.send(request)?;
     let mut reply = [0; REPLY_BYTES];
     let bytes = socket.read(&mut reply)?;

@@ -1,4 +1,4 @@
-//! Asks the kernel for routes, by [`netlink`].
+//! Queries of the kernel's routes, by [`netlink`].
 
 use super::netlink;
 use nix::errno::Errno;
@@ -8,13 +8,14 @@ use std::net::Ipv6Addr;
 /// Returns true if the kernel's tables and rules have a route from one GID to another through an
 /// interface. Both GIDs have the same IP version.
 ///
-/// The request is for the matching table entry (`RTM_F_FIB_MATCH`): without a route, the kernel
-/// takes an IPv4 address as a neighbour on the interface (`ip_route_output_key_hash_rcu` in Linux'
-/// `net/ipv4/route.c`). An IPv6 request names no source address: with one, the kernel would not
-/// bind the search to the interface. So rules by source do not count for IPv6.
+/// The request is for the matching table entry (`RTM_F_FIB_MATCH`). Otherwise the kernel would
+/// treat an IPv4 address without a route as a neighbour on the interface
+/// (`ip_route_output_key_hash_rcu` in Linux' `net/ipv4/route.c`). An IPv6 request has no source
+/// address: with one, the kernel would not limit the search to the interface. So rules by source
+/// address do not count for IPv6.
 ///
 /// # Errors
-/// As [`netlink::ask`], if the answer is neither yes nor no.
+/// The errors of [`netlink::ask`], except those that mean "no route"; a reply of another type.
 pub fn has_route(interface: u32, from: [u8; 16], to: [u8; 16]) -> Result<bool> {
     is_route(netlink::ask(&question(interface, from, to)))
 }
@@ -40,7 +41,7 @@ fn is_route(reply: Result<(u16, Vec<u8>)>) -> Result<bool> {
         Ok((libc::RTM_NEWROUTE, _)) => Ok(true),
         Ok(_) => Err(ErrorKind::InvalidData.into()),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            // No entry, or one for unreachable, prohibit or blackhole.
+            // No entry, or an entry of type unreachable, prohibit or blackhole.
             Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL) => Ok(false),
             _ => Err(error),
         },

@@ -5,7 +5,7 @@ use super::port::{ASSUMED_SPEED_MBPS, Port, ipv4_subnet};
 use super::text::{gbps, list};
 use super::{HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
 
-/// The costliest warnings come first.
+/// Returns all warnings, the costliest first.
 pub(super) fn warnings(
     seen: &[Port],
     rails: &[Rail],
@@ -45,8 +45,8 @@ impl AdviceInput<'_> {
         found.push(Warning::new(WarningKind::FilterAdmitsNothing, names, text));
     }
 
-    /// Warns of a filter that selects several functions of one link, but not a usable function of
-    /// another link. Returns the links of the warnings.
+    /// Warns of a filter that selects several functions of one link, and leaves out a usable
+    /// function of another link. Returns the links of the warnings.
     fn filter_within_one_link(&self, found: &mut Vec<Warning>) -> Vec<usize> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
@@ -80,9 +80,10 @@ impl AdviceInput<'_> {
         warned_links
     }
 
-    /// Warns of a port that is faster than its PCIe link while another link to its cable carries
-    /// nothing. Does not warn if a left-out twin would add nothing: one function may fill the
-    /// peer's port, or a cable of 100 Gb/s.
+    /// Warns of a port that is faster than its PCIe link while its twin, on another link, is not
+    /// used. Does not warn if another rail already uses the twin's link, because the twin would
+    /// then add nothing. Does not warn either if the twin is invisible and a rail uses another link
+    /// of the adapter.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
@@ -147,7 +148,7 @@ impl AdviceInput<'_> {
         }
     }
 
-    /// Warns only if the user gave the port's whole name: a port without a cable is normal.
+    /// Warns only if `NCCL_IB_HCA` has the port's whole name: a port without a cable is normal.
     fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
@@ -223,9 +224,9 @@ impl AdviceInput<'_> {
         }
     }
 
-    /// Warns of rails in one subnet, unless each interface answers only for its own addresses. Such
-    /// rails work: the kernel resolves a QP's address by the interface of the QP's own address
-    /// (`rdma_addr_find_l2_eth_by_grh` in Linux), independent of routes.
+    /// Warns of rails in one subnet, unless each interface answers ARP only for its own addresses.
+    /// With such settings the rails work: the kernel resolves a QP's address through the interface
+    /// of the QP's own address (`rdma_addr_find_l2_eth_by_grh` in Linux), independent of routes.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {

@@ -5,18 +5,18 @@
 //! kernel puts the hardware address of one answer into the QP and never changes it
 //! (`rdma_addr_find_l2_eth_by_grh`). With a wrong address, packets reach a function without the QP.
 //!
-//! Rails in one subnet cause a warning only if their ARP settings are not known to be right. The
-//! kernel resolves a QP's address by the interface of its own address, whatever the routes are, and
-//! a switch with one subnet is healthy.
+//! A switch with all rails in one subnet works: the kernel resolves a QP's address through the
+//! interface of the QP's own address, whatever the routes are. So rails in one subnet cause a
+//! warning only if their ARP settings are not known to be right.
 //!
-//! Answers measured on Linux 6.18, with two interfaces of one namespace on one bridge:
+//! Interfaces that answered, measured on Linux 6.18 (two interfaces, one namespace, one bridge):
 //!
 //! | `rp_filter` | `arp_ignore` | one subnet | a subnet for each |
 //! |---|---|---|---|
 //! | 0, 2 | 0 | both, for either address | both, for either address |
 //! | 0, 2 | 1 | the right one | the right one |
 //! | 1 | 0 | the first, for either address | the right one |
-//! | 1 | 1 | the first for its own; none for the second | the right one |
+//! | 1 | 1 | the first for its own address; none for the second | the right one |
 
 use super::port::ipv4_subnet;
 use super::text::list;
@@ -29,7 +29,8 @@ pub(super) struct Arp<'a> {
 }
 
 impl<'a> Arp<'a> {
-    /// `proc_sys` is the folder of the kernel's settings ("/proc/sys").
+    /// Reads the ARP settings of the rails. `proc_sys` is the folder of the kernel's settings
+    /// ("/proc/sys").
     pub(super) fn read(proc_sys: &Path, rails: &'a [Rail]) -> Self {
         Self { known: rails.iter().filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?))).collect() }
     }
@@ -43,7 +44,7 @@ impl<'a> Arp<'a> {
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // The larger of an interface's value and `all`'s counts: 2 replaces only 1 (strict).
+        // The larger of the interface's value and `all`'s counts: 2 for `all` replaces a strict 1.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
@@ -77,8 +78,8 @@ struct ArpSettings {
 }
 
 impl ArpSettings {
-    /// Reads the settings of a rail's interface. The larger of its own value and that of all
-    /// interfaces counts (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
+    /// Reads the settings of a rail's interface. The larger of the interface's value and that of
+    /// `all` counts (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -98,7 +99,7 @@ impl ArpSettings {
     }
 }
 
-/// Returns true if a request for an address of one rail may get the other's answer, or none.
+/// Returns true if a request for an address of rail `one` may get the other rail's answer, or none.
 fn is_mixed_up((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
     let either = |holds: fn(ArpSettings) -> bool| holds(*its) || holds(*others);
     let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();

@@ -11,7 +11,7 @@ pub struct Capacity {
     pub limit: Limit,
 }
 
-/// Limit of a capacity; for a mixture, the limit of the largest part.
+/// Limit of a capacity. If cables and links both limit it, the one that limits the larger part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// There are no rails.
@@ -24,13 +24,15 @@ pub enum Limit {
 
 /// Computes the largest flow from the PCIe links through the rails onto the cables.
 ///
-/// A rail is an edge from its link to its cable, as wide as its port is fast. Twins share a cable
-/// and functions of one slot share a link, so the sum of links, rails or cables alone is too high.
-/// By the max-flow min-cut theorem, the flow is the cheapest cut: for each set of cut cables, every
-/// link costs the lesser of its own rate and the rates of its rails to other cables. Only cables
-/// with several rails are tried, because any other cable is no wider than its rail.
+/// In the flow's graph, a rail is an edge from its link to its cable. Its capacity is the port's
+/// speed. Twins share a cable and functions of one slot share a link, so the sum of links, rails or
+/// cables alone is too high. By the max-flow min-cut theorem, the flow equals the cheapest cut. For
+/// each set of cut cables, every link costs the lesser of its own rate and the sum of the rates of
+/// its rails to other cables. The sets have only cables with several rails, because the rate of
+/// each rail is already limited by its cable.
 ///
-/// `cable_mbps` returns a cable's width from its widest port: line rate, or the rest after framing.
+/// `cable_mbps` returns the rate of a rail's cable: line rate, or payload rate after framing. The
+/// highest value among a cable's rails counts.
 pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
     let cables: Vec<CableRails> = cables(rails, &cable_mbps);
     let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
@@ -54,7 +56,7 @@ pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&
     Capacity { mbps: u32::try_from(best.total()).unwrap_or(u32::MAX), limit: best.limit() }
 }
 
-/// Largest number of cables with twins: 2^12 cuts. A Spark has two.
+/// Largest number of cables with several rails that are tried, in 2^12 cuts. A Spark has two.
 const MAX_SHARED_CABLES: usize = 12;
 
 struct CableRails {

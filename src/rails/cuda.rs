@@ -7,7 +7,7 @@ use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
-/// A GPU's attributes; `None` if this driver does not know one.
+/// Attributes of a GPU. One that this driver does not know is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaDevice {
     /// The GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
@@ -33,7 +33,7 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
 }
 
-/// Returns the name of the GPU that CUDA shows to this process; different names joined by `+`.
+/// Returns the name of the GPU that CUDA shows to this process, or different names joined by `+`.
 ///
 /// # Errors
 /// The reason as text: no libcuda, no GPU, or a failed call.
@@ -121,7 +121,7 @@ const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
 const DMA_BUF_SUPPORTED: c_int = 124;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 
-/// Functions of the driver. Results are plain numbers, so any driver's codes are understood.
+/// Functions of the driver. Results are integers, so that any code of a newer driver is valid.
 struct CudaDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,

@@ -1,8 +1,8 @@
 //! Ports from sysfs alone, for a process that lacks a verbs library or the right to open a device.
 //!
-//! The facts are those of verbs, except two. The largest message is unknown. The path MTU follows
-//! from the interface's MTU, as in the kernel (`iboe_get_mtu` in include/rdma/ib_addr.h, used by
-//! mlx5 and soft-RoCE).
+//! The facts are the same as from verbs, except two. The largest message is unknown. The path MTU
+//! follows from the interface's MTU, as in the kernel (`iboe_get_mtu` in include/rdma/ib_addr.h,
+//! used by mlx5 and soft-RoCE).
 
 use super::model::PortFacts;
 use super::sysfs;
@@ -73,7 +73,7 @@ fn rate_mbps(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(tenths * 100)
 }
 
-/// Omits empty entries, which are zero and have no kind.
+/// Reads a port's GID table. Omits empty entries, whose GID is zero and which have no kind.
 fn gid_table(sysfs: &Path, port: &Path) -> Vec<GidEntry> {
     let mut entries = Vec::new();
     for name in names(&port.join("gids")) {

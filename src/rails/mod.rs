@@ -4,9 +4,9 @@
 //!
 //! Two resources are shared; counting either twice would announce bandwidth that does not exist.
 //! Functions in one PCI slot share the slot's **link**. Functions of one adapter that name the same
-//! physical port share its **cable**. The two functions of one cable on different links are
-//! **twins**: a DGX Spark needs both to fill a cable. Device names are unused: they show none of
-//! this.
+//! physical port share its **cable**. **Twins** are the two functions of one cable on different
+//! links; a DGX Spark needs both to fill a cable. Device names are not used, because they show
+//! neither links nor cables.
 
 mod advice;
 mod arp;

@@ -23,7 +23,7 @@ pub struct PortFacts {
 /// Rails of a host, and its other ports.
 #[derive(Debug, Clone)]
 pub struct Survey {
-    /// Usable ports, twins side by side: the first n use as many PCIe links as n rails can.
+    /// Usable ports, twins side by side, so that the first n use as many PCIe links as n rails can.
     pub rails: Vec<Rail>,
     /// Other ports, each with the reason.
     pub refused: Vec<Refused>,
@@ -76,7 +76,7 @@ pub enum WarningKind {
         /// True if `rp_filter` is strict on one of the rails.
         is_strict: bool,
     },
-    /// RoCE has a priority without PFC, and PFC is on for another.
+    /// PFC is on, but not for the priority of RoCE.
     UnprotectedPriority,
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// A port that carries traffic.
+/// A port that the plugin uses.
 #[derive(Debug, Clone)]
 pub struct Rail {
     /// The RDMA device's name.
@@ -109,7 +109,7 @@ pub struct Rail {
     pub link: usize,
     /// Number of the cable, from 0. Rails on one cable share it.
     pub cable: usize,
-    /// Index in [`Survey::rails`] of the rail on the same cable by another PCIe link.
+    /// Index in [`Survey::rails`] of the rail on the same cable and another PCIe link.
     pub twin: Option<usize>,
     /// Line rate of the port in Mb/s.
     pub speed_mbps: u32,
@@ -154,7 +154,7 @@ pub struct Refused {
     pub obstacle: Obstacle,
 }
 
-/// Reason why a port is no rail, which `Display` explains.
+/// Reason why a port is no rail. `Display` gives the full text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle {
     /// `NCCL_IB_HCA` excludes the port.

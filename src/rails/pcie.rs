@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// A PCI function that an RDMA device sits on.
+/// PCI function of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciFunction {
     /// `domain:bus:device.function`, in hexadecimal as sysfs writes it.
@@ -22,8 +22,8 @@ pub struct PciFunction {
     pub current: Option<LinkRate>,
     /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Maximum payload size (MPS), for `doctor` only. `None` without root, so rates are calculated
-    /// without it.
+    /// Maximum payload size (MPS) in bytes, for `doctor` only. `None` without root, so rates are
+    /// calculated without it.
     pub max_payload_bytes: Option<u32>,
     /// Largest read request in bytes, for `doctor` only; `None` without root.
     pub max_read_request_bytes: Option<u32>,
@@ -55,7 +55,7 @@ impl LinkRate {
     ///
     /// The 8/9 were measured. On 16 Sparks, owners read a maximum payload size (MPS) of 512, and
     /// published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker). The link
-    /// carries 126.0 Gb/s after its line code; 8/9 of that are 112.0. Headers alone (24 bytes for
+    /// carries 126.0 Gb/s after its line code; 8/9 of 126.0 are 112.0. Headers alone (24 bytes for
     /// each 512: PCI Express Base Specification 5.0, 2.2 and 4.2.2) would leave 120.4.
     /// Acknowledgements, flow control and read requests also use the link, at an unpublished rate.
     ///
@@ -148,7 +148,7 @@ pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes
         return None;
     }
     let mut at = usize::from(*configuration.get(FIRST_CAPABILITY)? & !3);
-    // At most 48 entries fit into 256 bytes: more is a loop.
+    // At most 48 capabilities fit into 256 bytes, so a longer list is a loop.
     for _ in 0..48 {
         if at < 0x40 {
             return None;

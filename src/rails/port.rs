@@ -14,7 +14,7 @@ pub(super) struct Port<'a> {
     pub(super) phys_port: Option<String>,
     pub(super) pci: Option<PciFunction>,
     pub(super) addresses: Vec<RailAddress>,
-    /// The obstacle, apart from the filter.
+    /// Obstacle other than the filter `NCCL_IB_HCA`.
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
     pub(super) is_in_sysfs: bool,
@@ -64,8 +64,8 @@ impl<'a> Port<'a> {
     }
 
     /// Returns the cable in the physical port. Virtual functions and interfaces in other namespaces
-    /// show no port name. The physical function's number replaces it, because these adapters have
-    /// one function for each port.
+    /// show no port name. For them the physical function's number replaces the name, because these
+    /// adapters have one function for each port.
     pub(super) fn cable(&self) -> Cable {
         let by_function = || {
             let function = self.pci.as_ref()?.function;
@@ -82,7 +82,7 @@ impl<'a> Port<'a> {
         self.pci.as_ref().map(|pci| pci.slot.as_str())
     }
 
-    /// Returns the adapter's GUID, or else the device's.
+    /// Returns the adapter's GUID, or the device's if the adapter's is unknown.
     pub(super) fn adapter_guid(&self) -> u64 {
         self.system_image_guid.unwrap_or(self.facts.guid)
     }
@@ -105,7 +105,7 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns `None` for a rail.
+    /// Returns the port with its obstacle, or `None` for a rail.
     pub(super) fn refused(&self) -> Option<Refused> {
         let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
         Some(Refused {
@@ -162,7 +162,8 @@ fn addresses(held: &[HeldGid]) -> Vec<RailAddress> {
     found
 }
 
-/// Returns the port's interface: the one with its address, else the function's, else the kernel's.
+/// Returns the port's interface: the one with the port's address, else the first of the PCI
+/// function, else the one that the kernel names for the GID.
 fn netdev(
     sysfs: &Path,
     facts: &PortFacts,

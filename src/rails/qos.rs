@@ -1,10 +1,10 @@
 //! Quality of service of the rails' ports: the priority of RoCE packets, and the priorities with
 //! priority flow control (PFC).
 //!
-//! The kernel answers any user by netlink: `RTM_GETDCB` with `DCB_CMD_IEEE_GET`
+//! Any user may ask the kernel by netlink: `RTM_GETDCB` with `DCB_CMD_IEEE_GET`
 //! (include/uapi/linux/dcbnl.h). mlx5 lists DSCP entries only while the port trusts DSCP
-//! (`mlx5e_dcbnl_dscp_app` in en_dcbnl.c); mlnx_qos uses that, too. A port that trusts PCP uses the
-//! QP's service level (`mlx5_set_path` in qp.c: `eth_prio`).
+//! (`mlx5e_dcbnl_dscp_app` in en_dcbnl.c); mlnx_qos relies on this, too. A port that trusts PCP
+//! uses the QP's service level (`mlx5_set_path` in qp.c: `eth_prio`).
 
 use super::model::{Survey, Warning, WarningKind};
 use super::text::list;
@@ -39,7 +39,7 @@ const ROCE_DSCP: u8 = 26;
 const ROCE_PRIORITY: u8 = 3;
 
 impl PortQos {
-    /// Returns the priority of packets on this port.
+    /// Returns the priority of RoCE packets on this port.
     pub fn priority(&self, roce: Priority) -> u8 {
         match &self.dscp {
             Some(map) => map[usize::from(roce.traffic_class >> 2)],
@@ -57,7 +57,7 @@ impl PortQos {
         self.pfc != 0 && !self.has_pfc(self.priority(roce))
     }
 
-    /// Returns RoCE's priority: the lowest one with PFC, or else the usual one.
+    /// Returns the priority for RoCE: the lowest one with PFC, or the usual one if none has PFC.
     pub fn lossless(&self) -> u8 {
         if self.pfc == 0 { ROCE_PRIORITY } else { self.pfc.trailing_zeros() as u8 }
     }
@@ -119,7 +119,7 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
     found.map(|one| one.value().to_vec())
 }
 
-/// Asks the kernel for an interface's priorities. `None` if its driver has none.
+/// Asks the kernel for an interface's priorities. Returns `None` if its driver has no priorities.
 ///
 /// # Errors
 /// The interface does not exist here, or the kernel does not answer.
@@ -147,8 +147,8 @@ fn request(netdev: &str) -> Vec<u8> {
 }
 
 impl Survey {
-    /// Asks the kernel for the rails' priorities. A failure leaves out the rail and returns the
-    /// error with its interface.
+    /// Asks the kernel for the rails' priorities. If that fails for a rail, the first list leaves
+    /// it out, and the second has its interface and the error.
     pub fn qos(&self) -> (Vec<RailQos>, Vec<(String, io::Error)>) {
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         for (rail, netdev) in self.rails.iter().filter_map(|rail| Some((rail, rail.netdev.as_ref()?))) {

@@ -119,12 +119,12 @@ fn folded(indent: &str, text: &str) -> String {
     wrapped(COLUMNS, indent, text)
 }
 
-/// Wraps `text` at `columns`; `indent` starts later lines. A longer word stays whole.
+/// Wraps `text` at `columns`. Later lines begin with `indent`. Words are never cut.
 pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
-    // Keeps two spaces between words.
+    // An empty word between two spaces keeps both spaces.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
         if !is_empty && width > columns {

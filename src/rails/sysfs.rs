@@ -10,8 +10,9 @@ pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
     rdma_device(sysfs, device).exists()
 }
 
-/// Returns the system image GUID, the same for all functions of an adapter: a DGX Spark's four
-/// functions show one value, and node GUIDs of their own (`ibstat` in geerlingguy/sbc-reviews#92).
+/// Returns the system image GUID, which all functions of an adapter share. A DGX Spark's four
+/// functions have one system image GUID, and each has its own node GUID (`ibstat` in
+/// geerlingguy/sbc-reviews#92).
 pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
     let text = read(&rdma_device(sysfs, device).join("sys_image_guid"))?;
     u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
@@ -47,7 +48,7 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
 }
 
 /// Returns the visible interfaces of a device's PCI function in this network namespace, by name.
-/// The interface of `port` comes first if the interfaces number their ports.
+/// The interface of `port` comes first if the interfaces have port numbers.
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names: Vec<String> = fs::read_dir(&folder)
@@ -70,7 +71,7 @@ pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
 }
 
-/// Virtual interfaces report -1, or nothing.
+/// Returns the speed of an interface, if known. Virtual interfaces report -1, or nothing.
 pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)
 }

@@ -38,7 +38,7 @@ pub(super) struct Function {
     /// A routable address in a /64.
     pub(super) v6: Option<Ipv6Addr>,
     pub(super) gid_has_link_local: bool,
-    /// False with netplan's `link-local: []`: the GID table has the address, the interface does
+    /// False with netplan's `link-local: []`: the GID table has the address, but the interface does
     /// not.
     pub(super) interface_has_link_local: bool,
     /// Indices of the GID entries, RoCE v1 first for each address; by default 0, 1, 2, ...
@@ -131,7 +131,6 @@ impl TestHost {
 
     pub(super) fn survey(&self, filter: &str) -> Survey {
         let found = survey(self.sysfs.path(), &self.path("proc/sys"), &self.ports, &self.interfaces, &hca(filter));
-        // Every port is either a rail or refused, and the report names every port.
         assert_eq!(found.rails.len() + found.refused.len(), self.ports.len());
         let page = report(&found);
         assert!(self.ports.iter().all(|port| page.contains(&port.device)), "{page}");
@@ -256,7 +255,6 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
         let physical_folder = sysfs.join(pci_folder(physical));
         fs::create_dir_all(&physical_folder).unwrap();
         link(&physical_folder, &folder.join("physfn"));
-        // A virtual function's registers read as zero.
         write_link(folder, "0", "Unknown", "0", "Unknown");
         write_pci(sysfs, &physical_folder, physical, &Function { physical: None, ..function.clone() });
         return;

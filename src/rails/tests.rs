@@ -262,7 +262,7 @@ fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
         phys_port: None,
         ..spark_function(0, 0)
     };
-    // The second function is past function 7, so under another device number.
+    // The second function is past function 7, so it has another device number.
     let found = TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
     assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
@@ -456,7 +456,6 @@ fn a_missing_sysfs_is_an_error_and_one_without_devices_is_a_warning() {
 
 #[test]
 fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
-    // Both functions keep their IPv4 address, and stay rails.
     let mut host = TestHost::new(&spark(&[0]));
     host.remove_link_local("enp1s0f0np0");
     let found = host.survey("");
@@ -466,7 +465,6 @@ fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     assert_eq!(Ipv6Addr::from(found.rails[0].addresses[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
     assert_warned(&found, 0, &[]);
 
-    // Without another address, the port is no rail.
     let mut functions = spark(&[0]);
     functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
     let mut host = TestHost::new(&functions);
@@ -501,7 +499,7 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
 #[test]
 fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     let only_link_local = Function { v4: None, ..spark_function(0, 0) };
-    // In another namespace: no interface here has the index, or one of another name.
+    // The interface is in another namespace. Here its index is free, or another interface has it.
     let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
     assert_eq!(host.survey("").rails.len(), 1);
     host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
@@ -568,7 +566,6 @@ fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
     assert!(!is_warned());
     set((0, 0), (1, 0), (0, 0));
     assert!(is_warned());
-    // 2 for all replaces a strict 1.
     set((1, 2), (0, 1), (0, 1));
     assert!(!is_warned());
     set((1, 0), (0, 1), (0, 0));

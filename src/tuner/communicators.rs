@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 
-/// Newest ids kept. An id matters only between the start of the network and of the tuner, within
-/// one NCCL call, and fewer communicators are in between at a time.
+/// Number of ids kept, the newest ones. NCCL starts the network and then the tuner of a
+/// communicator in one call, and an id matters only between the two. Far fewer communicators are
+/// between the two at a time.
 const KEPT: usize = 4096;
 
-/// NCCL's choices of a network for its communicators. `K` identifies the calling thread.
+/// The communicators for which NCCL has chosen this network. `K` identifies the calling thread.
 ///
-/// NCCL before 2.28.7 calls a network's `init` and may then choose another network by name
-/// (`ncclNetInit`, plugin/net.cc). It has chosen this network only once it queries the device's
-/// properties, on the same thread.
+/// NCCL before 2.28.7 calls this network's `init` and may then choose another network by name
+/// (`ncclNetInit`, plugin/net.cc). The choice is certain only when the same thread queries the
+/// device's properties: NCCL does that for the chosen network alone.
 #[derive(Debug)]
 pub struct Communicators<K> {
     announced: VecDeque<(K, u64)>,

@@ -2,17 +2,18 @@
 //!
 //! NCCL's cost model does not cover a network like a Spark's. On a software twin of a Spark, its
 //! choice for 32 KB to 4 MB takes up to 3.4 times as long as the best one (docs/evidence/tuner.md).
-//! NCCL asks a tuner for each collective; this tuner answers from a table.
+//! NCCL calls the tuner for each collective; this tuner looks the collective up in a table.
 //!
 //! **Every rank must decide alike, or the job hangs**: a rank that uses LL and a peer that uses
 //! Simple wait for each other. So a decision depends only on facts that are the same everywhere:
 //! the collective, the number of ranks and nodes, the bytes, the table. Each host's own decisions
-//! (is the tuner active, with which table) are a [`Policy`]. The handshake of each connection has
-//! the policy's hash and refuses a peer with another hash (`comm/setup/negotiate.rs`).
+//! (whether the tuner is active, and with which table) are a [`Policy`]. The handshake of each
+//! connection compares the policies' hashes and refuses a peer with another hash
+//! (`comm/setup/negotiate.rs`).
 //!
-//! Guarantees: an entry that NCCL has disabled (negative) stays disabled; nothing changes if no row
-//! matches; a decision allocates nothing and takes no lock. This module does no I/O and reads
-//! neither environment nor clock. The C side is `abi/tuner_*`.
+//! Guarantees: an entry that NCCL has disabled in its cost table (a negative cost) stays disabled;
+//! nothing changes if no row matches; a decision allocates nothing and takes no lock. This module
+//! does no I/O and reads neither environment nor clock. The C side is `abi/tuner_*`.
 
 #![forbid(unsafe_code)]
 
@@ -81,7 +82,7 @@ pub enum RowSource {
     Shipped,
     /// Measured by `nccl-spark tune` and passed in a setting.
     Learned,
-    /// No rows, because they were measured for another kind of machine.
+    /// No rows: all rows are for another kind of GPU.
     None,
 }
 
@@ -89,13 +90,14 @@ pub enum RowSource {
 const GB10: &str = "GB10";
 
 impl Policy {
-    /// Decides for `host`, identified as in a learned table ([`Fingerprint::new`]). With
-    /// `ring_tcp`, some peers may be reachable only over TCP; above two nodes the tuner then offers
-    /// only Ring, which connects only neighbours. Also returns warnings for the user.
+    /// Decides for `host`. Also returns warnings for the user. With `ring_tcp`, some peers may be
+    /// reachable only over TCP; above two nodes the tuner then offers only Ring, which connects
+    /// only neighbours.
     pub fn new(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> (Self, Vec<String>) {
         let TunerConfig { mode, table, ll128, network, tuner_plugin } = config;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
-        // The user's choice; warns if messages may then take a slow path.
+        // Makes the tuner inactive by the user's choice. Warns if messages may then take a slow
+        // path.
         let inert_by_wish = |reason: String| {
             let warning = format!(
                 "NCCL_SPARK_RING_TCP=1 without this plugin's tuner ({reason}): NCCL may choose algorithms that use TCP; set NCCL_ALGO=Ring"
@@ -171,7 +173,7 @@ impl Policy {
         }
         let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
         let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
-        // The rows do not apply, so nothing is known about LL128: it is allowed.
+        // Without rows for these ranks, nothing is known against LL128, so NCCL may choose it.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
@@ -251,15 +253,15 @@ const LAST_RESORT_US: f32 = 1.0e9;
 const NOT_RING_US: f32 = 2.0e9;
 
 impl Tuner {
-    /// Changes NCCL's costs so that it makes the table's choice. Returns the number of channels if
-    /// a row matched. `collective` is NCCL's number for it, and `bytes` the size as NCCL counts it.
+    /// Changes NCCL's costs so that NCCL makes the table's choice. Returns the number of channels
+    /// if a row matched. `collective` is NCCL's number, and `bytes` the size as NCCL counts it.
     ///
     /// Rows were measured with one collective at a time. For a group, NCCL asks once, with the sum
     /// of the members' bytes. The tuner leaves a group to NCCL if `tasks_per_channel` is 2 or more,
     /// that is, if the group has more members than the communicator has channels.
     ///
-    /// If only Ring is offered, all other algorithms become a last resort for collectives that have
-    /// a Ring, and rows with other algorithms are ignored.
+    /// If only Ring is offered, all other algorithms become a last resort for each collective that
+    /// has a Ring, and rows with other algorithms are ignored.
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
@@ -286,7 +288,7 @@ impl Tuner {
 }
 
 impl Acting {
-    /// Returns true if the tuner offers NCCL only Ring, for collectives that have one.
+    /// Returns true if the tuner offers NCCL only Ring, for each collective that has a Ring.
     pub fn is_ring_only(&self) -> bool {
         self.ring_only
     }

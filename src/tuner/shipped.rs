@@ -1,21 +1,27 @@
 //! The table that ships with the plugin. All rows are for two ranks.
 //!
-//! A row is here if its choice is faster than NCCL's own on the software twin of a Spark, at three
-//! scales and all measured sizes. Up to 2 MiB: at least 1.2 times (unpaced, 0.25, 0.1). From 2 to 8
-//! MiB: at least 1.03 times (0.25, 0.1, 0.05). Above 8 MiB the wire allows no gain at 0.1 and 0.05;
-//! there a row gains 1.03 or more at 0.25 and loses at most 2 % elsewhere. No figure that owners
-//! published contradicts a row. Groups of collectives are not known to lose more by a row than
-//! single ones gain: so no row has Simple with fewer than four channels. No row has LL128, until
-//! `nccl-spark memory --litmus` has passed on a Spark. docs/evidence/tuner.md has the figures.
+//! A row is here if its choice beats NCCL's own choice at every measured size by the bounds below.
+//! A scale such as 0.25 is the speed of the software twin of a Spark, as a fraction of a Spark's
+//! speed; "unpaced" means without a limit.
+//!
+//! - Up to 2 MiB: at least 1.2 times as fast (unpaced, 0.25, 0.1).
+//! - From 2 to 8 MiB: at least 1.03 times as fast (0.25, 0.1, 0.05).
+//! - Above 8 MiB: at least 1.03 times as fast at 0.25, and at most 2 % slower at 0.1 and 0.05,
+//!   where the wire allows no gain.
+//!
+//! No figure that owners published contradicts a row. No row is known to cost a group of
+//! collectives more than it gains single ones; therefore none has Simple with fewer than four
+//! channels. No row has LL128, until `nccl-spark memory --litmus` has passed on a Spark.
+//! docs/evidence/tuner.md has the figures.
 
 use super::table::{Algorithm, Choice, Collective, Protocol, Row};
 
-/// Number of ranks in the measurements.
 const RANKS: usize = 2;
 
-/// Collective, sizes in KiB, protocol and channels. Sizes are NCCL's count, of the whole buffer:
-/// above the first, up to the second. A bound is the geometric mean of two measured sizes: powers
-/// of two, and above 2 MiB also 24 KiB times powers of two.
+/// Collective, sizes in KiB, protocol and channels. Sizes are those of the whole buffer, as NCCL
+/// counts them. A row is for sizes above the first figure, up to the second. Each figure is the
+/// geometric mean of two measured sizes. Measured were powers of two, and above 2 MiB also 24 KiB
+/// times powers of two.
 const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::AllGather, [45, 181], Protocol::Ll, 2),
     (Collective::AllGather, [362, 5016], Protocol::Simple, 4),

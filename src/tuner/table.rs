@@ -5,14 +5,14 @@
 //! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_gather@2:1-4096=ring/ll/1
 //! ```
 //!
-//! `for=` binds the table to a GPU, rails and an NCCL version (`for=*` to none). Each row names a
-//! collective, a number of ranks, the first and last size in bytes (as NCCL counts them: of the
-//! whole buffer), and the choice.
+//! `for=` binds the table to a GPU, rails and an NCCL version; a table with `for=*` is for every
+//! host. Each row names a collective, a number of ranks, the first and last size in bytes, and the
+//! choice. NCCL counts the size of the whole buffer.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// Largest number of ranks in a row: no table has been measured for more. NCCL's minimum is 2.
+/// Largest number of ranks in a row: no table has been measured for more. The smallest is 2.
 pub const MAX_RANKS: usize = 64;
 /// Largest number of channels in a row, NCCL's maximum (`MAXCHANNELS`).
 pub const MAX_CHANNELS: u32 = 64;
@@ -93,11 +93,11 @@ words! {
 words! {
     /// A protocol (`NCCL_PROTO_*`).
     Protocol {
-        /// 8 bytes: 4 of data and 4 of flag.
+        /// Units of 8 bytes: 4 of data and 4 of flag.
         Ll = 0 as "ll",
-        /// 128 bytes: 120 of data and 8 of flag.
+        /// Units of 128 bytes: 120 of data and 8 of flag.
         Ll128 = 1 as "ll128",
-        /// Whole chunks, then a counter.
+        /// Whole chunks of data, then a counter.
         Simple = 2 as "simple",
     }
 }
@@ -109,7 +109,7 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// The protocol.
     pub protocol: Protocol,
-    /// Channels, 1 to [`MAX_CHANNELS`]; NCCL limits them to the communicator's.
+    /// Channels, 1 to [`MAX_CHANNELS`]; NCCL uses no more than the communicator has.
     pub channels: u32,
 }
 
@@ -177,7 +177,7 @@ impl Table {
         Ok(Self { fingerprint, rows })
     }
 
-    /// Returns the host's fingerprint; `None` for a table for all hosts.
+    /// Returns the fingerprint of the hosts that the table is for; `None` means all hosts.
     pub fn fingerprint(&self) -> Option<&Fingerprint> {
         self.fingerprint.as_ref()
     }

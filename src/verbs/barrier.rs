@@ -4,8 +4,8 @@
 ///
 /// A GPU writes a message, then a flag. NCCL loads the flag with a plain load and calls `isend`,
 /// which copies a small message into its work request with loads of this processor. Arm may execute
-/// those loads before the load of the flag, and would then send old bytes. x86 keeps loads in
-/// order, so there the call is only a compiler barrier.
+/// the loads of the copy before the load of the flag, and would then send old bytes. x86 keeps
+/// loads in order, so there the call is only a compiler barrier.
 ///
 /// rdma-core uses the same barrier for memory that devices write (`udma_from_device_barrier`,
 /// util/udma_barrier.h). `dmb oshld` also covers observers in the outer shareable domain;

@@ -18,7 +18,7 @@ pub struct Context {
     ports: u8,
     /// Copied when the context is opened; the library never changes them later.
     pub(super) operations: Operations,
-    /// True once logged that QPs have no thread domain (index 0), or have one (index 1).
+    /// True once it was logged that QPs have no thread domain (index 0), or have one (index 1).
     pub(super) told_of_doorbells: [AtomicBool; 2],
 }
 
@@ -62,7 +62,7 @@ impl Device {
 fn cannot_open(name: &str, error: &std::io::Error) -> Error {
     let device = name.to_owned();
     let call = match error.raw_os_error() {
-        // The kernel's answer if the control group's device rules exclude the device.
+        // The kernel's error if the control group's device rules exclude the device.
         Some(libc::EPERM) => Call::OpenExcluded { device },
         _ => Call::Open { device },
     };
@@ -125,7 +125,8 @@ impl Context {
     }
 
     /// Returns the extended context around this one, if it exists and has the member at `offset`
-    /// (`verbs_get_ctx_op` in verbs.h). The struct grows at its front; `sz` is the library's size.
+    /// (`verbs_get_ctx_op` in verbs.h). The struct grows at its front, and its field `sz` is its
+    /// size in the library.
     pub(super) fn extended(&self, offset: usize) -> Option<NonNull<verbs_context>> {
         const EXTENDED: usize = usize::MAX;
         // SAFETY: the context is open.
@@ -140,7 +141,7 @@ impl Context {
     }
 }
 
-/// Function pointer `$member` of the extended context, unless the library lacks it or it is null.
+/// Evaluates to function `$member` of the extended context; `None` if it is missing or null.
 macro_rules! extended_operation {
     ($context:expr, $member:ident) => {
         $context.extended(std::mem::offset_of!(verbs_context, $member)).and_then(|extended| {
@@ -172,9 +173,6 @@ unsafe impl Sync for Pd {}
 
 impl Pd {
     /// Allocates a domain on `context`.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })

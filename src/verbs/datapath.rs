@@ -29,7 +29,7 @@ pub struct Write {
     pub lkey: u32,
     /// Destination.
     pub remote: Remote,
-    /// A word that the peer receives in a completion once the bytes have arrived.
+    /// 32 bits that the peer receives in a completion once the bytes have arrived.
     pub immediate: Option<u32>,
     /// Identifier returned in the completion.
     pub wr_id: u64,
@@ -49,7 +49,7 @@ impl Qp {
     }
 
     /// Posts a write whose bytes are copied into the work request, so `bytes` is free on return.
-    /// The copy follows all earlier reads of the caller, such as of the flag with which a GPU
+    /// The copy follows all earlier reads of the caller, such as the read of a flag by which a GPU
     /// announces the bytes.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Qp {
         self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 
-    /// Posts `count` receives without memory, for writes with immediate data. Each has `wr_id`.
+    /// Posts `count` receives without memory, for writes with immediate data, all with `wr_id`.
     ///
     /// # Errors
     /// [`Error::Argument`] if `count` exceeds the queue's size, [`Error::Os`] if the QP refuses
@@ -109,7 +109,7 @@ impl Qp {
     fn post_write(&mut self, write: &Write, flags: ibv_send_flags) -> Quick<()> {
         let Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled } = *write;
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        // Sets only the fields that differ between writes. The others were set with the QP.
+        // Set only the fields that differ between writes. `Qp::new` has set the others.
         let Prepared { request, segment } = &mut *self.prepared;
         *segment = ibv_sge { addr: local_addr, length: bytes, lkey };
         request.wr_id = wr_id;

@@ -103,7 +103,7 @@ impl Context {
         Ok(())
     }
 
-    /// Negative if a substitute library has no events.
+    /// Returns the events' descriptor; negative if a substitute library has no events.
     fn event_descriptor(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw.as_ptr()).async_fd }
@@ -111,8 +111,8 @@ impl Context {
 }
 
 /// # Safety
-/// `event` came from the library and is not acknowledged yet. Until it is, the library does not
-/// destroy the event's object.
+/// `event` came from the library and is not acknowledged yet. Until the acknowledgement, the
+/// library does not destroy the event's object.
 unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
     let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None, cq: None };
     match event.event_type {

@@ -1,4 +1,4 @@
-//! A fake provider in memory, for what soft-RoCE lacks: older libraries, mlx5's thread domains.
+//! A fake provider in memory, to test what soft-RoCE lacks: older libraries, mlx5's thread domains.
 
 #[path = "../../tests/common/captured_log.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]

@@ -1,9 +1,9 @@
 //! Detects that this process is the forked child of a process that used the network.
 //!
 //! An RDMA connection does not survive fork: the child shares the parent's queue memory and
-//! doorbells, but has none of its threads. A flag set by a fork handler takes one load for each
-//! message; comparing process ids would take a system call. A child of a raw `clone` is not
-//! detected; no program that loads NCCL is known to make one.
+//! doorbells, but has none of its threads. A fork handler sets a flag, so the check costs one load
+//! for each message. Comparing process ids would cost a system call. A child of a raw `clone` is
+//! not detected. No program that loads NCCL is known to make one.
 
 use crate::error::{Call, Error, Result};
 use std::sync::Once;

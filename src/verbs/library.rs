@@ -108,7 +108,7 @@ impl Library {
         if first.is_null() {
             let error = std::io::Error::last_os_error();
             return match error.raw_os_error() {
-                // The library's answer without the kernel's verbs module.
+                // The library's error if the kernel's verbs module is not loaded.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
                 _ => Err(Error::os(Call::ListDevices { library: self.path.clone() }, &error)),
             };
@@ -187,7 +187,7 @@ fn open(path: &str) -> Result<*mut c_void> {
     Ok(handle)
 }
 
-/// Looks up `name` in the version of the bindings, or unversioned if the library has no versions.
+/// Looks up `name` with the bindings' symbol version, or without a version if that fails.
 fn look_up(handle: *mut c_void, name: &str, version: &CStr) -> *mut c_void {
     let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
     // SAFETY: the handle is open, and both are C strings.

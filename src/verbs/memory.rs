@@ -15,18 +15,19 @@ bitflags::bitflags! {
     /// Permitted uses of registered memory (`enum ibv_access_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
-        /// This NIC may write it.
+        /// This NIC may write the memory.
         const LOCAL_WRITE = IBV_ACCESS_LOCAL_WRITE;
-        /// The peer may write it; needs `LOCAL_WRITE`.
+        /// The peer may write the memory; needs `LOCAL_WRITE`.
         const REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE;
-        /// The peer may read it.
+        /// The peer may read the memory.
         const REMOTE_READ = IBV_ACCESS_REMOTE_READ;
-        /// Writes may overtake each other on PCIe. Ignored where the device or library lacks it.
+        /// Writes may overtake each other on PCIe. A device may ignore this flag. Registering fails
+        /// if the library lacks it.
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING;
     }
 }
 
-/// Memory that the caller of the C ABI keeps valid until it deregisters it.
+/// Memory that NCCL, the caller of the C interface, keeps valid until it deregisters the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory {
     addr: usize,
@@ -64,7 +65,7 @@ impl HostMemory {
         self.len == 0
     }
 
-    /// Returns a range of the memory for this process to read, or `None` if it is not inside.
+    /// Returns a range of the memory for this process to read; `None` if the range is not inside.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         let offset = (addr as usize).checked_sub(self.addr)?;
@@ -73,7 +74,7 @@ impl HostMemory {
         inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
-    /// Returns a part with the same validity; `None` if outside. An empty part may be anywhere.
+    /// Returns a part of the memory; `None` if it is not inside. An empty part may be anywhere.
     pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
         let addr = usize::try_from(addr).ok()?;
         let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
@@ -81,18 +82,18 @@ impl HostMemory {
         is_inside.then_some(Self { addr, len: bytes })
     }
 
-    /// Returns the memory without its first `bytes` bytes; empty if there are no others.
+    /// Returns the memory without its first `bytes` bytes; empty if it has no more bytes.
     pub fn without_first(&self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
         Self { addr: self.addr + bytes, len: self.len - bytes }
     }
 
-    /// Returns the first `bytes` bytes, or all of it if it is shorter.
+    /// Returns the first `bytes` bytes, or the whole memory if it is shorter.
     pub fn first(&self, bytes: usize) -> Self {
         Self { addr: self.addr, len: bytes.min(self.len) }
     }
 
-    /// Returns an empty memory.
+    /// Returns an empty range of memory.
     pub const fn none() -> Self {
         Self { addr: 0, len: 0 }
     }
@@ -117,7 +118,7 @@ pub struct Readable<'a> {
 impl<'a> From<&'a [u8]> for Readable<'a> {
     #[inline]
     fn from(bytes: &'a [u8]) -> Self {
-        // A slice too long for the field is too long for a work request, which reports an error.
+        // A slice too long for the field is too long for a work request, and posting it fails.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { addr: bytes.as_ptr() as u64, bytes: length, memory: PhantomData }
     }
@@ -235,8 +236,8 @@ impl Region {
             return Err(Error::last_os(Call::Map(length)));
         }
         // Kernels before 5.12 give this process a new page on the next write after a fork, while
-        // the NIC keeps writing the old one. Later kernels copy the child's pages, so failure is
-        // harmless.
+        // the NIC keeps writing the old one. Later kernels copy the pages for the child, so failure
+        // is harmless.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
         let start = NonNull::new(start.cast()).ok_or(Internal::MappedAtZero)?;
@@ -244,9 +245,6 @@ impl Region {
     }
 
     /// Registers the whole region. The registration keeps the region alive.
-    ///
-    /// # Errors
-    /// As [`Mr::register`].
     pub fn register(self: &Arc<Self>, pd: &Arc<Pd>, access: Access) -> Result<Mr> {
         let memory = HostMemory { addr: self.start.as_ptr() as usize, len: self.words * size_of::<AtomicU64>() };
         Mr::register_with(pd, memory, access, Some(Arc::clone(self)))

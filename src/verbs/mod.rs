@@ -1,8 +1,9 @@
 //! The libibverbs boundary: safe types that own libibverbs' objects.
 //!
-//! The library is loaded at run time ([`Library::load`]): a host without it gets a clear error, not
-//! a plugin that NCCL silently cannot load. Each object keeps those that it depends on alive (a
-//! [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`]), so they may be dropped in any order.
+//! The library is loaded at run time ([`Library::load`]): on a host without it, the plugin gives a
+//! clear error, where NCCL would silently ignore a linked plugin. Each object keeps the objects
+//! that it depends on alive: a [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`]. So objects
+//! may be dropped in any order.
 //!
 //! Objects may move between threads. One thread at a time uses a [`Qp`] or [`Cq`], which `&mut
 //! self` enforces. Operations for each message (`datapath.rs`) neither allocate nor format.

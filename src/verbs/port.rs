@@ -71,7 +71,8 @@ pub enum GidKind {
     RoceV2,
 }
 
-/// `ibv_port_attr` of newer libraries, which get the struct's size. Older ones leave the end zero.
+/// `ibv_port_attr` as in newer libraries. The library gets the struct's size, and an older library
+/// leaves the end zero.
 #[repr(C)]
 struct PortAttributes {
     base: ibv_port_attr,
@@ -108,7 +109,7 @@ impl Context {
     /// Returns the entries in use in the GID table of port `port` (from 1), in the table's order.
     ///
     /// # Errors
-    /// [`Error::Os`] if the query fails, [`Error::Missing`] if the library cannot report types.
+    /// [`Error::Os`] if the query fails, [`Error::Missing`] if the library cannot report GID types.
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         let entries = match (self.library.query_gid_table, self.library.query_gid_ex) {
             (Some(query_table), _) => self.whole_gid_table(query_table)?,

@@ -19,7 +19,7 @@ pub struct Qp {
     pub(super) operations: Operations,
     /// Work request that `post_write` fills in.
     pub(super) prepared: Box<Prepared>,
-    /// One for each receive that the queue holds, for `post_receives` to fill in.
+    /// Work requests that `post_receives` fills in, one for each receive that fits into the queue.
     pub(super) receives: Vec<ibv_recv_wr>,
     pd: Arc<Pd>,
     // Fields drop in this order, after the QP itself.
@@ -76,23 +76,21 @@ pub struct Path {
     pub flow_label: u32,
 }
 
-/// Receiver not ready: wait 0.64 ms (12 in the InfiniBand specification), retry without limit (7).
-/// Flow control avoids it, except for shares that are resent on another rail (`flow::recovery`):
-/// there, waiting is better than a failed QP.
+/// Wait of 0.64 ms (value 12 in the InfiniBand specification) if the receiver is not ready, and
+/// retries without limit (value 7). Flow control avoids this state, except for shares that are
+/// resent on another rail (`flow::recovery`). For them, waiting is better than a failed QP.
 const MIN_RNR_TIMER: u8 = 12;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// RDMA reads and atomics in flight. The plugin posts none, but providers require at least one.
 const MAX_READS: u8 = 1;
-/// As in NCCL's transport: a routed path needs more than 1. For RoCE v2 the kernel sets the route's
-/// own limit (`ib_resolve_unicast_gid_dmac` in `drivers/infiniband/core/verbs.c`).
+/// Hop limit, as in NCCL's transport: a routed path needs more than 1. For RoCE v2 the kernel
+/// replaces it by the route's own limit (`ib_resolve_unicast_gid_dmac` in
+/// `drivers/infiniband/core/verbs.c`).
 const HOP_LIMIT: u8 = 255;
 
 impl Qp {
     /// Creates a QP in `pd` whose work queues both complete to `cq`. The inline size is the
     /// requested one, or less if the device has less room, but never more.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses.
     pub fn new(pd: &Arc<Pd>, cq: &Cq, caps: QpCaps) -> Result<Self> {
         let context = pd.context();
         let create_qp = context.library.create_qp;
@@ -135,9 +133,6 @@ impl Qp {
     }
 
     /// Moves the QP from RESET to INIT: binds it to a port and allows the peer to write.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses.
     pub fn init(&mut self, port: u8) -> Result<()> {
         let mut attributes = attributes(IBV_QPS_INIT);
         attributes.port_num = port;
@@ -196,9 +191,6 @@ impl Qp {
     }
 
     /// Moves the QP to ERR: traffic stops, and posted requests complete as flushed.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses.
     pub fn fail(&mut self) -> Result<()> {
         self.modify("ERR", attributes(IBV_QPS_ERR), 0)
     }
@@ -230,7 +222,8 @@ impl Drop for Qp {
     }
 }
 
-/// Creates a QP with the requested inline size, halved until the device accepts it. Returns both.
+/// Creates a QP with the requested inline size, halved until the device accepts it. Returns the QP
+/// and its inline size.
 fn create(
     create_qp: Pointer<fn_ibv_create_qp>,
     pd: NonNull<ibv_pd>,
@@ -258,7 +251,7 @@ fn create(
         // SAFETY: the domain and the queue are alive, and the struct lives for the call.
         if let Some(raw) = NonNull::new(unsafe { create_qp(pd.as_ptr(), &raw mut attributes) }) {
             // mlx5 rounds up (188 for 128: `mlx5_calc_sq_size` in rdma-core's
-            // providers/mlx5/verbs.c). The choice of inline sends must not depend on that.
+            // providers/mlx5/verbs.c). The choice of inline sends must not depend on the rounding.
             return Ok((raw, attributes.cap.max_inline_data.min(inline_bytes)));
         }
         if inline_bytes == 0 {

@@ -2,8 +2,8 @@
 //!
 //! A thread domain also determines the doorbell. mlx5 gives it its own BlueFlame register, in a
 //! page that the kernel maps for write combining. If the kernel has found that the machine cannot
-//! combine writes, it refuses the page, and mlx5 the thread domain (`mlx5_alloc_td` in rdma-core's
-//! providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
+//! combine writes, it refuses the page, and mlx5 then refuses the thread domain (`mlx5_alloc_td` in
+//! rdma-core's providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
 //! drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a thread domain with a plain
 //! doorbell; libibverbs does not show the difference.
 
@@ -16,9 +16,10 @@ use super::library::Pointer;
 use verbs_sys::*;
 
 /// A protection domain that promises the provider one thread at a time (mlx5: no spinlock around
-/// the queues, a separate doorbell register). Each QP has its own, and `&mut Qp` keeps the promise.
+/// the queues, a separate doorbell register). Each QP has its own domain, and `&mut Qp` keeps the
+/// promise.
 pub(super) struct ThreadDomain {
-    /// Based on `pd`: memory registered in `pd` is usable through it.
+    /// Parent domain over `pd`. Memory registered in `pd` can be used through it.
     pub(super) raw: NonNull<ibv_pd>,
     thread: NonNull<ibv_td>,
     dealloc_td: unsafe extern "C" fn(*mut ibv_td) -> i32,
@@ -88,7 +89,7 @@ impl Drop for ThreadDomain {
     fn drop(&mut self) {
         let context = self.pd.context();
         let dealloc_pd: Pointer<fn_ibv_dealloc_pd> = context.library.dealloc_pd;
-        // SAFETY: allocated by this type, and the QP in it is destroyed. The parent domain goes
+        // SAFETY: allocated by this type, and the QP in it is destroyed. The parent domain is freed
         // first, because it refers to the thread domain.
         let (parent, thread) = unsafe { (dealloc_pd(self.raw.as_ptr()), (self.dealloc_td)(self.thread.as_ptr())) };
         note_failure("ibv_dealloc_pd of a parent domain", context.name(), parent);

@@ -6,7 +6,7 @@ pub enum Malformed {
     /// The bytes end within a field.
     #[error("message is truncated")]
     Short,
-    /// Bytes are left over.
+    /// Bytes follow the last field.
     #[error("{0} extra bytes")]
     Long(usize),
     /// A count or length is above its bound.
@@ -19,7 +19,7 @@ pub enum Malformed {
         /// The largest allowed count.
         most: usize,
     },
-    /// The path MTU is not a valid one.
+    /// The path MTU is not a valid value.
     #[error("path MTU {0} is not 256, 512, 1024, 2048 or 4096")]
     PathMtu(u32),
     /// A field's value is out of range.
@@ -32,7 +32,8 @@ pub enum Malformed {
     },
 }
 
-/// Takes fields off the front of a slice.
+/// Reads fields from the front of a slice. The methods return [`Malformed::Short`] if the slice
+/// ends.
 #[derive(Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -43,9 +44,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next `count` bytes.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let (head, tail) = self.0.split_at_checked(count).ok_or(Malformed::Short)?;
         self.0 = tail;
@@ -53,9 +51,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next `N` bytes as an array.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(Malformed::Short)?;
         self.0 = tail;
@@ -63,39 +58,27 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a byte.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn u8(&mut self) -> Result<u8, Malformed> {
         self.array::<1>().map(|[byte]| byte)
     }
 
     /// Reads a 16-bit number.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn u16(&mut self) -> Result<u16, Malformed> {
         self.array().map(u16::from_le_bytes)
     }
 
     /// Reads a 32-bit number.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         self.array().map(u32::from_le_bytes)
     }
 
     /// Reads a 64-bit number.
-    ///
-    /// # Errors
-    /// [`Malformed::Short`].
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads a text with a 16-bit length in bytes, at most `most`. The text is only for display:
-    /// invalid UTF-8 and control characters become `?`, which never makes it longer.
+    /// Reads a text with a 16-bit length of at most `most` bytes. The text is only for display:
+    /// invalid UTF-8 and control characters become `?`. The result is never longer than the input.
     ///
     /// # Errors
     /// [`Malformed::Above`] or [`Malformed::Short`].
@@ -109,7 +92,7 @@ impl<'a> Reader<'a> {
         Ok(text.chars().map(shown).collect())
     }
 
-    /// Reads an 8-bit count, at most `most`, and that many items.
+    /// Reads an 8-bit count of at most `most`, and this number of items.
     ///
     /// # Errors
     /// [`Malformed::Above`], or the error of an item.
@@ -126,7 +109,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| item(self)).collect()
     }
 
-    /// Checks that nothing is left to read.
+    /// Checks that all bytes have been read.
     ///
     /// # Errors
     /// [`Malformed::Long`] if bytes are left.

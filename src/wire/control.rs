@@ -1,10 +1,11 @@
 //! Control messages between the two ends of a running connection: lost rails, returning rails,
 //! stalls, and the close.
 //!
-//! A [`ControlFrame`] carries one numbered [`ControlMessage`], which the peer confirms. So a
+//! A [`ControlFrame`] has at most one numbered [`ControlMessage`], which the peer confirms. So a
 //! message may be sent on several paths in parallel: over the bootstrap's TCP connection, and on
 //! every rail as an RDMA write to the peer's mailbox. On each path it may arrive repeatedly, late
-//! or never. A digest validates a frame in a mailbox; no order of the NIC's stores is assumed.
+//! or never. In a mailbox, a digest shows that a frame has arrived completely, so the NIC may store
+//! its words in any order.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::cts::Epoch;
@@ -23,30 +24,29 @@ const REASON_BYTES: usize = 512;
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub enum ControlMessage {
-    /// A rail is lost. This side has stopped its queue pairs on the rail, so they deliver no more
-    /// data.
+    /// A rail is lost. This side's queue pairs on it are stopped, and deliver no more data.
     Fenced {
         /// The rail's lane.
         lane: LaneId,
-        /// The data that a receiver has; empty from a sender.
+        /// The shares that a receiver has. A sender's list is empty.
         received: Received,
     },
     /// The connecting side offers new queue pairs for a lost rail.
     Join {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of this request among the side's requests for the lane; wraps around after 255.
+        /// Number of this request, counted for each lane. Wraps around after 255.
         attempt: u8,
-        /// The rail's present properties.
+        /// The rail's current properties.
         rail: RailAdvert,
         /// The connecting side's new queue pairs.
         end: LaneEnd,
     },
-    /// The accepting side has connected its queue pairs to the offered ones.
+    /// The accepting side has connected its new queue pairs to the queue pairs of the JOIN.
     Joined {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of the JOIN that this answers. The connecting side may have given it up since.
+        /// Number of the answered JOIN. The connecting side may have given up this JOIN.
         attempt: u8,
         /// Address of the connecting side.
         connector_gid: [u8; 16],
@@ -56,14 +56,14 @@ pub enum ControlMessage {
         mtu_bytes: u32,
         /// The accepting side's queue pairs.
         end: LaneEnd,
-        /// First epoch with keys for this lane. Entries of earlier epochs have no valid key for it.
+        /// First epoch of CTS entries with valid keys for this lane.
         epoch: Epoch,
     },
-    /// The rail cannot return yet.
+    /// From either side: the attempt to reconnect the rail has failed.
     NotNow {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of the JOIN that this answers.
+        /// Number of the JOIN that this message refers to.
         attempt: u8,
         /// The reason, for the peer's log.
         why: String,
@@ -73,12 +73,12 @@ pub enum ControlMessage {
         /// The rail's lane.
         lane: LaneId,
     },
-    /// Asks only for a confirmation. Sent after the bootstrap's TCP connection has closed, to test
-    /// over the rails if the peer is still alive.
+    /// Asks only for a confirmation. Sent when the bootstrap's TCP connection is lost, to find out
+    /// if the peer is still alive.
     AreYouThere,
     /// This side closes the connection.
     Bye {
-        /// Number of completely delivered receives, counted from the first; 0 from a sender.
+        /// Number of receives, counted from the first, that have all their bytes; 0 from a sender.
         delivered: u64,
     },
     /// Requests of this side make no progress. Asks for the peer's progress.
@@ -90,25 +90,25 @@ pub enum ControlMessage {
     StallReply {
         /// Number of the question.
         number: u32,
-        /// Milliseconds since this side last saw its progress change.
+        /// Milliseconds since this side's progress last changed.
         idle_ms: u64,
         /// Progress of this side.
         progress: Progress,
     },
 }
 
-/// Progress of one side of a connection. Equal values mean that nothing has moved in between.
+/// Progress of one side of a connection. Two equal samples mean no progress between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Progress {
     /// Progress of the side that sends.
     Sender {
-        /// Number of receives, counted from the first, for which all sends have begun.
+        /// Number of receives, counted from the first, for which the sends of all parts have begun.
         begun: u64,
         /// True if the CTS entry of the next receive has arrived.
         is_granted: bool,
-        /// Number of sends with shares that are not acknowledged.
+        /// Number of sends with unacknowledged shares.
         running: u16,
-        /// Lanes of these shares, by [`LaneId::bit`].
+        /// Set of the lanes of these shares, by [`LaneId::bit`].
         lanes: u8,
         /// Number of finished sends that the caller has not tested.
         untested: u16,
@@ -121,7 +121,7 @@ pub enum Progress {
         delivered: u64,
         /// Number of granted receives that wait for bytes.
         open: u16,
-        /// Number of shares of these receives that have arrived.
+        /// Number of arrived shares of these receives.
         arrived: u16,
         /// Number of receives with all their bytes that the caller has not tested.
         untested: u16,
@@ -165,7 +165,7 @@ impl Progress {
     }
 }
 
-/// A receiver's report of the data that it has.
+/// A receiver's list of the shares that have arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Received {
     /// Number of receives granted so far.
@@ -179,14 +179,14 @@ pub struct Received {
 pub struct OpenReceive {
     /// Number of the receive on the connection.
     pub sequence: u64,
-    /// For each part, a bit for each share that has arrived.
+    /// For each part, a set of the arrived shares, with one bit for each share.
     pub shares: [u8; PARTS],
 }
 
 impl Received {
-    /// Returns true if a correct receiver can have sent this report, perhaps some time ago. `begun`
-    /// is the number of receives whose sends have begun; a receiver grants at most [`SLOTS`] more.
-    /// Open receives are among its last [`SLOTS`] grants.
+    /// Returns true if a correct receiver can have sent this list, perhaps some time ago. `begun`
+    /// is the number of receives whose sends have begun. A receiver grants at most [`SLOTS`] more
+    /// than this. Open receives are among its last [`SLOTS`] grants.
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
         let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
@@ -195,7 +195,7 @@ impl Received {
             && !(0..self.open.len()).any(twice)
     }
 
-    /// Returns true if a share has arrived. A granted receive that is not open has all its shares.
+    /// Returns true if a share has arrived. A granted receive not in `open` has all its shares.
     pub fn has(&self, sequence: u64, part: u8, share: u8) -> bool {
         match self.open.iter().find(|open| open.sequence == sequence) {
             Some(open) => open.shares[usize::from(part) % PARTS] >> (share & 7) & 1 == 1,
@@ -246,9 +246,6 @@ impl ControlMessage {
     }
 
     /// Decodes a message.
-    ///
-    /// # Errors
-    /// [`Malformed`] names the field.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let r = &mut reader;
@@ -294,16 +291,16 @@ fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
     Epoch::new(number).ok_or(Malformed::Value { what: "epoch", value: u64::from(number) })
 }
 
-/// A control frame: at most one control message, and the confirmation of the peer's last message.
+/// A control frame: a control message or none, and the confirmation of the peer's last message.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct ControlFrame {
-    /// Number of the control message, from 1; 0 before the first.
+    /// Number of the writer's last control message, from 1; 0 before the first.
     pub number: u64,
     /// Number of the last control message that the writer has received.
     pub received: u64,
     /// True if the writer waits for the confirmation of its control message.
     pub asks: bool,
-    /// The control message, encoded; at most [`MAX_CONTROL_BYTES`].
+    /// The encoded control message, at most [`MAX_CONTROL_BYTES`]. Empty if `asks` is false.
     pub message: Vec<u8>,
 }
 
@@ -321,7 +318,7 @@ impl ControlFrame {
         words
     }
 
-    /// Reads the frame in an inbox, or returns `None` if the words are not one complete frame.
+    /// Decodes the frame in an inbox. Returns `None` if the words are not one complete frame.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, received, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;

@@ -1,31 +1,32 @@
-//! The clear-to-send (CTS) entry: 64 bytes that a receiver writes into the sender's ring for each
-//! sub-receive.
+//! The clear-to-send (CTS) entry: 64 bytes that grant the sender one part of a receive. The
+//! receiver writes the entry into the ring, which is in the sender's memory.
 //!
-//! The sender reads the ring while a NIC writes it. An entry is one aligned cache line. But nothing
-//! guarantees the order in which its bytes become visible, and on a weakly ordered machine even one
-//! line can be torn. So the first word identifies the receive, and the last word is a digest of the
-//! other words and of the full 64-bit sequence number. A reader that sees a mix of old and new
-//! words finds a wrong digest and tries again later.
+//! The sender may read the ring while a NIC writes it. An entry is one aligned cache line, but the
+//! order in which its bytes become visible is not guaranteed. On a weakly ordered machine, a reader
+//! can see a mix of old and new words even within one line. So the first word identifies the
+//! receive, and the last word is a digest of the other words and of the receive's 64-bit sequence
+//! number. A reader that finds a wrong digest tries again later.
 
 use super::ids::LaneId;
 use super::{MAX_RAILS, PARTS, SLOTS};
 
-/// 64-bit words of one entry.
+/// Number of 64-bit words in one entry.
 pub const ENTRY_WORDS: usize = 8;
-/// Bytes of one entry: one cache line on x86-64 and on Arm.
+/// Size of one entry in bytes: one cache line on x86-64 and on Arm.
 pub const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
-/// Words of the whole ring.
+/// Number of 64-bit words in the whole ring.
 pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
-/// Largest receive that an entry can hold: NCCL's limit (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
+/// Largest buffer of an entry: NCCL's limit for a message (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
 /// Generation of the receiver's memory keys in an entry. It wraps around.
 ///
-/// When a device of the receiver returns with other keys, the receiver advances the epoch as it
-/// answers the JOIN. It writes all open grants again with its present keys, each on the same lane
-/// as before: on another lane, the older entry could arrive last and replace the new one. JOINED
-/// states the first epoch with keys for the returning lane. For entries of earlier epochs the
-/// sender posts nothing on that lane, neither new sends nor resent shares.
+/// A device of the receiver that was removed and returns has new keys. The receiver then begins an
+/// epoch, before it answers the sender's control message JOIN. It writes the entries of all open
+/// receives again, with its current keys. Each entry is written on the same lane as before, unless
+/// this lane was lost: on another lane, the old entry could arrive last and replace the new one.
+/// The answer JOINED names the first epoch with keys for the returning lane. For entries of earlier
+/// epochs, the sender posts neither new sends nor resent shares on this lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Epoch(u8);
 
@@ -49,8 +50,9 @@ impl Epoch {
         Self((self.0 + 1) % (1 << EPOCH_BITS))
     }
 
-    /// Returns this epoch, or a later one that can be ordered relative to `newest`. The replacement
-    /// is safe because all open grants have been written again since.
+    /// Returns this epoch if it is at most 31 before `newest`, otherwise a later epoch that is. So
+    /// [`Epoch::is_since`] can compare it with the epochs of entries. The replacement is safe,
+    /// because all open grants have been written again with later epochs.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
@@ -60,14 +62,14 @@ impl Epoch {
         }
     }
 
-    /// Returns true if this epoch is not before `other`. The two must be less than 64 apart
-    /// ([`Epoch::near`]).
+    /// Returns true if this epoch is `other` or comes after it. The two must be less than 64 apart;
+    /// see [`Epoch::near`].
     pub fn is_since(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) % (1 << EPOCH_BITS) < 1 << (EPOCH_BITS - 1)
     }
 }
 
-/// Remote keys by lane, two per word, the lower lane in the lower half.
+/// Remote keys by lane, two in each word. The key of the lower lane is in the lower half.
 pub type PackedKeys = [u64; MAX_RAILS / 2];
 
 /// Contents of an entry, except its keys.
@@ -79,15 +81,15 @@ pub struct Terms {
     pub bytes: u64,
     /// NCCL's tag.
     pub tag: i32,
-    /// Sub-receives in the group: 1 to [`PARTS`].
+    /// Number of parts of the receive: 1 to [`PARTS`].
     pub parts: u8,
-    /// Index of this sub-receive in the group.
+    /// Index of this part.
     pub part: u8,
     /// Generation of the entry's keys.
     pub epoch: Epoch,
 }
 
-/// The encoded grant of one sub-receive.
+/// The encoded entry of one part of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry {
     words: [u64; ENTRY_WORDS],
@@ -96,13 +98,13 @@ pub struct Entry {
 /// Error of a complete entry with an invalid field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The group's size is out of range, or differs between its entries.
+    /// The number of parts is out of range, or differs between the entries of a receive.
     #[error("invalid group of {0} receives")]
     Parts(u8),
     /// The entry is in the place of another part.
     #[error("part {0} in place of part {1}")]
     Part(u8, u8),
-    /// The buffer is larger than any receive, or its address range wraps around.
+    /// The buffer is larger than [`MAX_RECEIVE_BYTES`], or its address range wraps around.
     #[error("invalid buffer of {bytes} bytes at {addr:#x}")]
     Buffer {
         /// Address of the buffer.
@@ -113,8 +115,8 @@ pub enum Violation {
 }
 
 impl Entry {
-    /// Creates the entry for receive number `sequence`. The sender ignores keys of lanes that the
-    /// connection does not have.
+    /// Creates the entry for receive number `sequence`. Keys of lanes that the connection does not
+    /// have may have any value.
     #[inline(always)]
     pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
         let [k0, k1, k2, k3] = *keys;
@@ -131,28 +133,28 @@ impl Entry {
         &self.words
     }
 
-    /// Returns true if `first` can be the first word of the entry for `sequence`. A cheap first
-    /// test.
+    /// Returns true if `first` can be the first word of the entry for `sequence`.
     #[inline(always)]
     pub fn may_be(first: u64, sequence: u64) -> bool {
         first as u32 == stamp(sequence)
     }
 
-    /// Returns the entry in `words`, or `None` if it has not arrived completely. [`Entry::check`]
-    /// validates its fields.
+    /// Returns the entry for `sequence` in `words`, or `None` if it has not arrived completely. The
+    /// fields are not validated; see [`Entry::check`].
     #[inline(always)]
     pub fn whole(words: [u64; ENTRY_WORDS], sequence: u64) -> Option<Entry> {
         (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
     }
 
-    /// Returns true for the most frequent entry: no group, keys of this epoch, and a valid buffer.
+    /// Returns true for the usual entry: the receive has one part, the keys have this epoch, and
+    /// the buffer is valid.
     #[inline(always)]
     pub fn is_alone(&self, epoch: Epoch) -> bool {
         // Compares epoch, parts and part together.
         self.words[2] >> EPOCH_AT == 1 << EPOCH_BITS | u64::from(epoch.0) && self.has_buffer()
     }
 
-    /// Validates the fields of an entry at this place of its group.
+    /// Validates the fields of the entry in the place of part number `place`.
     ///
     /// # Errors
     /// A [`Violation`] describes the first invalid field.
@@ -204,20 +206,20 @@ impl Entry {
         (self.words[0] >> 32) as u32 as i32
     }
 
-    /// Returns the number of sub-receives in the group.
+    /// Returns the number of parts of the receive.
     #[inline(always)]
     pub fn parts(&self) -> u8 {
         (self.words[2] >> 48) as u8
     }
 
-    /// Returns the index of this sub-receive in the group.
+    /// Returns the index of this part.
     #[inline(always)]
     pub fn part(&self) -> u8 {
         (self.words[2] >> 56) as u8
     }
 }
 
-/// Returns the index of the word that holds a lane's key, and the key's shift in it in bits.
+/// Returns the position of a lane's key in an entry: index of the word, and shift in bits.
 #[inline(always)]
 pub fn rkey_in(lane: LaneId) -> (usize, u32) {
     (3 + lane.index() / 2, lane.index() as u32 % 2 * 32)
@@ -230,7 +232,7 @@ pub fn entry_word(sequence: u64, part: usize) -> usize {
 }
 
 fn stamp(sequence: u64) -> u32 {
-    // Plus one, so that a ring of zeros does not hold the entry of receive 0.
+    // Plus one, so that a ring of zeros has no entry of receive 0.
     (sequence as u32).wrapping_add(1)
 }
 
@@ -238,9 +240,10 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
     u64::from(stamp(sequence)) | u64::from(tag as u32) << 32
 }
 
-/// Multiply-rotate digest. A mix of two entries' words passes with a probability of about 2^-64. It
-/// does not protect against an adversary, who could write whole entries anyway. Each round takes
-/// two words: a difference in the first spreads over all bits before the second is combined.
+/// Multiply-rotate digest. A mix of the words of two entries has a valid digest with a probability
+/// of about 2^-64. The digest does not protect against an adversary, who could write whole entries.
+/// Each round combines two words: a difference in the first word spreads over all bits before the
+/// second is combined.
 #[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.

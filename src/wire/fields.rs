@@ -3,7 +3,7 @@
 use super::codec::{Malformed, Reader, Writer};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Limit of queue pairs of a connection on one rail.
+/// Maximum number of queue pairs of a connection on one rail.
 pub(super) const MAX_QPS: usize = 16;
 /// Longest name of a host or rail, in bytes.
 pub(super) const NAME_BYTES: usize = 64;
@@ -11,12 +11,12 @@ pub(super) const MAX_ADDRESSES: usize = 16;
 /// Upper bound for speeds, 10 Tb/s: faster than any port.
 const MAX_MBPS: u64 = 10_000_000;
 
-/// Properties of a rail that a peer needs to pair it.
+/// Properties of a rail that the peer needs to pair it with its own rails.
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub struct RailAdvert {
-    /// RDMA device and port, for log lines.
+    /// Names of the RDMA device and port, for log lines.
     pub name: String,
-    /// `phys_port_name`; empty if the kernel does not report one.
+    /// The port's `phys_port_name` in sysfs; empty if the kernel reports none.
     pub phys_port: String,
     /// The rail's PCIe link and cable.
     pub attachment: Attachment,
@@ -30,14 +30,14 @@ pub struct RailAdvert {
     pub is_usable: bool,
 }
 
-/// PCIe link and cable of a rail, which it may share with other rails of its host.
+/// PCIe link and cable of a rail. Several rails of a host may share a link or a cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attachment {
-    /// Rails with the same number share a PCIe link.
+    /// Number of the PCIe link. Rails with the same number share the link.
     pub link: u8,
-    /// Payload bandwidth of that link, in Mb/s; 0 if unknown.
+    /// Payload bandwidth of the PCIe link, in Mb/s; 0 if unknown.
     pub link_mbps: u32,
-    /// Rails with the same number share a cable.
+    /// Number of the cable. Rails with the same number share the cable.
     pub cable: u8,
     /// Line rate of the port, in Mb/s.
     pub port_mbps: u32,
@@ -53,7 +53,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Creates an address. `prefix` counts the bits of the address itself: at most 32 for IPv4.
+    /// Creates an address. `prefix` is the prefix length of the IP address: at most 32 for IPv4.
     pub fn new(gid: [u8; 16], prefix: Option<u8>) -> Self {
         let prefix = match Ipv6Addr::from(gid).to_ipv4_mapped() {
             Some(_) => prefix.and_then(|bits| bits.checked_add(96)),
@@ -68,8 +68,8 @@ impl Address {
     }
 }
 
-/// Rank of an address in the order of preference: IPv4, then routable IPv6, then link-local. A
-/// message that cannot hold all addresses of a port carries the preferred ones.
+/// Returns the rank of an address in the order of preference: IPv4, then routable IPv6, then
+/// link-local. A message without room for all addresses of a port has the preferred ones.
 pub fn remoteness(gid: &[u8; 16]) -> u8 {
     let gid = Ipv6Addr::from(*gid);
     match gid {
@@ -79,7 +79,7 @@ pub fn remoteness(gid: &[u8; 16]) -> u8 {
     }
 }
 
-/// Priority of a connection's packets, which selects their queues in switches and NICs.
+/// Priority of a connection's packets. It selects the packets' queues in switches and NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Priority {
     /// Traffic class of the IP header: DSCP and ECN bits.
@@ -107,7 +107,7 @@ pub struct QpEnd {
     pub psn: u32,
 }
 
-/// One side's queue pairs of a lane, as described to the other side.
+/// One side's queue pairs and mailbox key on a lane, for the other side.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct LaneEnd {
     /// The queue pairs.
@@ -130,8 +130,8 @@ pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
     w.u32(qp.number).u32(qp.psn);
 }
 
-/// Reads one end's queue pairs of a rail. An empty list is refused: the rail could carry no data,
-/// so its loss would never be detected.
+/// Reads one side's queue pairs on a rail. An empty list is refused: without queue pairs, no write
+/// could fail and show the loss of the rail.
 pub(super) fn read_qps(r: &mut Reader<'_>) -> Result<Vec<QpEnd>, Malformed> {
     let qps = r.list("queue pairs", MAX_QPS, read_qp)?;
     if qps.is_empty() { Err(Malformed::Value { what: "queue pairs", value: 0 }) } else { Ok(qps) }
@@ -167,8 +167,8 @@ pub(super) fn mtu_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
 }
 
 pub(super) fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
-    // At least a page, so that a peer cannot make this side split a message into millions of
-    // writes. At most 2^30, which fits a completion's 32-bit byte count.
+    // At least 4 KiB, so that a peer cannot make this side split a message into millions of writes.
+    // At most 2^30, because a completion's byte count has 32 bits.
     let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
     if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
 }

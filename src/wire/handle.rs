@@ -1,9 +1,9 @@
-//! The 128 bytes that NCCL carries from the listening to the connecting rank.
+//! The connection handle: 128 bytes that NCCL passes from the listener to the connecting rank.
 //!
-//! NCCL does not check that both ranks use the same network, so the handle identifies this plugin.
-//! It contains an address and a random token; the lists of rails follow over TCP. The last eight
-//! bytes are the connecting side's ticket. NCCL passes the same memory to every `connect` call of
-//! one connection, so the ticket identifies the attempt.
+//! NCCL does not check that both ranks use the same network plugin, so the handle identifies this
+//! plugin and its version. It also has the listener's address and a random token. Everything else
+//! is exchanged over TCP. The last eight bytes are the connecting side's ticket. NCCL repeats
+//! `connect` with the same memory until it succeeds. The ticket identifies the attempt.
 
 use super::PROTOCOL_VERSION;
 use super::codec::{Malformed, Reader, Writer};
@@ -11,13 +11,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// `NCCL_NET_HANDLE_MAXSIZE` in NCCL's `nccl_net.h`.
 pub const HANDLE_BYTES: usize = 128;
-/// Size of the random token that identifies the peer: NCCL gives the token to that peer only.
+/// Size in bytes of the random token. It identifies the peer: NCCL gives it to no other.
 pub const TOKEN_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"spark\x0anc";
 const TICKET_AT: usize = HANDLE_BYTES - 8;
 
-/// Address of a listener and the token that it expects.
+/// Address of a listener, and the token that it expects from the connecting side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     /// The listener's address.
@@ -29,12 +29,12 @@ pub struct Handle {
 /// Error of decoding a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// Another network wrote the handle.
+    /// Another network plugin wrote the handle.
     #[error(
         "the peer rank uses another network: it must load this plugin too (NCCL_NET_PLUGIN and NCCL_NET=Spark on every node)"
     )]
     Network,
-    /// Another version of this plugin wrote it.
+    /// A version of this plugin with another protocol wrote the handle.
     #[error(
         "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same plugin version on every node"
     )]
@@ -64,7 +64,7 @@ impl Handle {
     /// Decodes a handle.
     ///
     /// # Errors
-    /// [`Foreign`] if this version of the plugin did not write the bytes.
+    /// [`Foreign`] if the bytes are not a handle of this protocol version.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Foreign> {
         let mut reader = Reader::new(bytes);
         if reader.array::<8>()? != MAGIC {
@@ -88,12 +88,12 @@ impl Handle {
         Ok(Self { address, token })
     }
 
-    /// Returns the connecting side's ticket in these bytes; 0 before the first `connect` call.
+    /// Returns the connecting side's ticket, or 0 before the first `connect` call.
     pub fn ticket(bytes: &[u8; HANDLE_BYTES]) -> u64 {
         bytes.last_chunk::<8>().map_or(0, |last| u64::from_le_bytes(*last))
     }
 
-    /// Writes the connecting side's ticket into these bytes.
+    /// Writes the connecting side's ticket.
     pub fn set_ticket(bytes: &mut [u8; HANDLE_BYTES], ticket: u64) {
         bytes[TICKET_AT..].copy_from_slice(&ticket.to_le_bytes());
     }

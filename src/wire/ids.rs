@@ -1,4 +1,6 @@
-//! Numbers of lanes, rails and slots. Each number is checked once, where it is created.
+//! Numbers of lanes, rails and slots, as types whose range is checked once, when a value is
+//! created. A rail is a port of a host, and a lane is a rail within one connection. A slot is one
+//! of the receives in flight.
 
 use super::{MAX_RAILS, SLOTS};
 use std::fmt;
@@ -7,11 +9,11 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LaneId(LaneIndex);
 
-/// An enumeration, so that indexing an array with an element per lane needs no bounds check.
+/// An enumeration, so that indexing an array with one element for each lane needs no bounds check.
 ///
-/// Over one rail, and over four with eight messages in flight, a message takes fewer instructions
-/// than with plain numbers. Over four rails with one message in flight it takes 8 of 1,206 more,
-/// for [`LaneId::next`]: the cheapest of five measured forms.
+/// Instructions for each message, compared with plain numbers: fewer over one rail, and fewer over
+/// four rails with eight messages in flight. Over four rails with one message in flight, 8 of 1,206
+/// more, which [`LaneId::next`] takes. Its present form is the cheapest of five that were measured.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
 enum LaneIndex {
@@ -37,7 +39,7 @@ const LANES: &[LaneId; MAX_RAILS] = &[
     LaneId(LaneIndex::L7),
 ];
 
-/// The lane that follows each lane.
+/// For each lane, the lane that follows it; the first lane follows the last.
 const AFTER: &[LaneId; MAX_RAILS] = &{
     let mut after = *LANES;
     let mut number = 0;
@@ -80,7 +82,7 @@ impl LaneId {
         if after.index() < count { after } else { Self(LaneIndex::L0) }
     }
 
-    /// Returns the first lane in a set, which has a bit for each lane.
+    /// Returns the first lane of a set, which has one bit for each lane.
     pub const fn first_in(set: u8) -> Option<Self> {
         Self::new(set.trailing_zeros() as usize)
     }
@@ -102,9 +104,10 @@ impl LaneId {
     }
 }
 
-/// Number of a rail on its host, from 0, the same in all connections. Lane numbers differ, because
-/// a connection may leave rails out. A peer's rail is identified by the peer's number or by its
-/// index in the peer's HELLO. No array is indexed by the peer's number, so every byte is valid.
+/// Number of a rail on its host, from 0. It is the same in all connections. The number of the
+/// rail's lane may differ between connections, because a connection may leave rails out. The number
+/// may also come from a peer, for a rail of the peer. Every byte is valid, because no array is
+/// indexed by a peer's number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RailId(u8);
 
@@ -135,8 +138,8 @@ impl RailId {
     }
 }
 
-/// Number of a receive in flight, below [`SLOTS`]; also the request number that the caller sees.
-/// Receives use the slots in round-robin order.
+/// Number of a receive in flight, below [`SLOTS`]. It is also the request number that the caller
+/// gets. Receives use the slots in round-robin order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u8);
 
@@ -149,7 +152,7 @@ impl Slot {
         if (number as usize) < SLOTS { Some(Self(number as u8)) } else { None }
     }
 
-    /// Returns the slot of a connection's receive number `sequence`.
+    /// Returns the slot of a connection's receive number `sequence`, from 0.
     #[inline(always)]
     pub const fn of(sequence: u64) -> Self {
         Self((sequence % SLOTS as u64) as u8)
@@ -166,7 +169,7 @@ impl Slot {
         (0..SLOTS as u8).map(Self)
     }
 
-    /// Returns the first slot in a set, which has a bit for each slot.
+    /// Returns the first slot of a set, which has one bit for each slot.
     #[inline(always)]
     pub const fn first_in(set: u32) -> Option<Self> {
         Self::new(set.trailing_zeros() as u16)
@@ -175,7 +178,7 @@ impl Slot {
     /// Returns the number, as an index into arrays with an element per slot.
     #[inline(always)]
     pub const fn index(self) -> usize {
-        // Already below SLOTS. The modulo lets the compiler drop bounds checks for arrays of SLOTS.
+        // Below SLOTS in any case, but with the modulo the compiler drops bounds checks.
         self.0 as usize % SLOTS
     }
 

@@ -1,10 +1,10 @@
 //! The 32 bits of immediate data in the last write of each share. A share is the part of a message
 //! that is sent on one rail.
 //!
-//! The bits name the receive and its generation. They also give the number of shares, so that the
-//! receiver knows how many completions with immediate data to expect. A share is `leads` writes of
-//! exactly the connection's chunk size, then the write with these bits. The size of that last write
-//! is the byte count of its completion, so the receiver can compute the size of the share.
+//! The bits identify the receive by its slot and generation. They also give the number of shares of
+//! the message, so that the receiver knows the number of immediates to expect. A share consists of
+//! `leads` writes of exactly the connection's chunk size, and a last write with these bits. The
+//! completion of the last write has its byte count, so the receiver can compute the share's size.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -14,17 +14,16 @@ use super::{MAX_RAILS, PARTS, SLOTS};
 pub struct Immediate {
     /// The receive's slot.
     pub slot: Slot,
-    /// Sub-receive within the slot, below [`PARTS`].
+    /// Part of the receive, below [`PARTS`].
     pub part: u8,
-    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. The receiver drops immediates of
-    /// earlier uses.
+    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. With it the receiver recognises
+    /// and drops immediates of an earlier use.
     pub generation: u8,
-    /// Number of shares of the message, each closed by one immediate: 1 to [`MAX_SHARES`].
+    /// Number of shares of the message: 1 to [`MAX_SHARES`]. Each share has one immediate.
     pub shares: u8,
-    /// Index of the share that this immediate closes. After a rail is lost, the receiver uses this
-    /// index to list the shares that it has.
+    /// Index of the share. After a loss, the receiver lists the arrived shares by this index.
     pub share: u8,
-    /// Number of full chunks before this write in its share, at most [`MAX_LEADS`].
+    /// Number of full chunks before the share's last write, at most [`MAX_LEADS`].
     pub leads: u16,
 }
 
@@ -32,7 +31,7 @@ pub struct Immediate {
 pub const GENERATIONS: u64 = 64;
 /// Largest number of shares of a message: one for each rail.
 pub const MAX_SHARES: usize = MAX_RAILS;
-/// Largest number of full chunks before the closing write of a share.
+/// Largest number of full chunks before the last write of a share.
 pub const MAX_LEADS: u64 = (1 << 12) - 1;
 
 const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
@@ -44,7 +43,7 @@ impl Immediate {
         ((sequence / SLOTS as u64) % GENERATIONS) as u8
     }
 
-    /// Packs the fields. Callers keep them in range; excess bits are cut off.
+    /// Packs the fields. Fields must be in range: excess bits are dropped.
     #[inline(always)]
     pub fn encode(self) -> u32 {
         self.slot.index() as u32

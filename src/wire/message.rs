@@ -1,21 +1,24 @@
-//! The messages of the bootstrap's TCP connection.
+//! The messages of the bootstrap: the TCP connection over which two ends set up a connection, and
+//! which then has its control messages.
 //!
 //! Handshake:
 //!
 //! 1. The connecting side sends [`Hello`] with its rails.
-//! 2. The accepting side pairs the rails with its own and sends an [`Offer`] or a refusal.
+//! 2. The accepting side pairs these rails with its own, and sends an [`Offer`] or a refusal.
 //! 3. The connecting side connects its queue pairs and sends [`Ready`].
-//! 4. The accepting side connects its queue pairs, tests every rail, and sends [`Go`] with the
-//!    rails that work: all, some or none. The running connection retries the others.
+//! 4. The accepting side connects its queue pairs, tests every pair of rails, and sends [`Go`] with
+//!    the pairs that work: all, some or none. The running connection tries the others again.
 //!
 //! Afterwards each side sends a [`ControlFrame`] for each control message. If the TCP connection is
-//! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`. A
-//! message is one frame: 8 bytes of header, then at most [`MAX_BODY_BYTES`].
+//! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`.
 //!
-//! If no rails pair, the accepting side may answer the hello with [`Streams`] instead. The
-//! connecting side then opens the stated number of TCP connections and sends [`Stream`] first on
-//! each, except on the hello's. There it receives `CARRIES` when all streams are connected.
-//! [`super::stream`] defines the data that follows.
+//! A message is one frame: a header of 8 bytes, then a body of at most [`MAX_BODY_BYTES`].
+//!
+//! If no rails can be paired, the accepting side may answer the hello with [`Streams`] instead. The
+//! data then uses a stated number of TCP connections, the streams. The first stream is the
+//! bootstrap's TCP connection. The connecting side opens the others, and sends [`Stream`] first on
+//! each. When all are connected, the accepting side sends `CARRIES` on the first stream.
+//! [`super::stream`] defines the frames that follow.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
@@ -30,29 +33,29 @@ use super::stream::MAX_STREAMS;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::num::NonZeroU16;
 
-/// Largest body of a frame. A hello with the most rails and addresses takes 14 KiB.
+/// Largest body of a frame. The largest hello, with all rails and addresses, takes 14 KiB.
 pub const MAX_BODY_BYTES: usize = 32 * 1024;
-/// Bytes before the body: magic, kind, version, body length.
+/// Size of the header: magic number, kind, version and body length.
 pub const HEADER_BYTES: usize = 8;
 
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message on the bootstrap's TCP connection, or the first on a TCP connection that replaces it
-/// or carries a stream.
+/// One message on the bootstrap's TCP connection, or the first message on a TCP connection that
+/// replaces it or is another stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// First message of the connecting side.
     Hello(Hello),
     /// The accepting side's answer.
     Offer(Offer),
-    /// Ends the handshake. Sent by either side, with the reason for the other's log.
+    /// From either side: ends the handshake. The text is the reason, for the log of the other side.
     Refuse(String),
     /// The connecting side's queue pairs are connected.
     Ready(Ready),
     /// The accepting side's queue pairs are connected, and the listed rails passed a test write.
     Go(Go),
-    /// Carries a control message of the running connection, in either direction.
+    /// From either side: a control frame of the running connection.
     Control(ControlFrame),
     /// First message of the connecting side on a TCP connection that replaces a lost one.
     Redial(Redial),
@@ -60,9 +63,9 @@ pub enum Message {
     Resumed,
     /// The accepting side's answer to a hello if no rail reaches the peer.
     Streams(Streams),
-    /// First message of the connecting side on a TCP connection that is to carry data.
+    /// First message of the connecting side on each stream except the first.
     Stream(Stream),
-    /// From the accepting side: all streams are connected and carry data from now on.
+    /// From the accepting side: all streams are connected, and data may follow.
     Carries,
 }
 
@@ -75,23 +78,24 @@ pub struct Hello {
     pub name: String,
     /// Largest write that this side can make, in bytes.
     pub chunk_bytes: u32,
-    /// Queue pairs wanted on each rail; 0 lets the accepting side choose by the rails.
+    /// Number of queue pairs wanted on each rail. If 0, the accepting side chooses the number,
+    /// based on the rails.
     pub qps_per_rail: u8,
-    /// Hash of the input of this side's tuner; 0 if NCCL keeps every choice. Sides with different
-    /// tuners would hang in a collective.
+    /// Hash of the input of this side's tuner; 0 if the tuner leaves every choice to NCCL. Two
+    /// sides with different tuners would hang in a collective.
     pub tuner_hash: u64,
-    /// Name of this side's GPU, for the log line about different tuners.
+    /// Name of this side's GPU, for the log line if the tuners differ.
     pub gpu: String,
-    /// Priority of this side's packets. The accepting side's queue pairs use it too, as in NCCL
-    /// (net_ib, `ncclIbAccept`).
+    /// Priority of this side's packets. The accepting side's queue pairs use the same priority, as
+    /// in NCCL (net_ib, `ncclIbAccept`).
     pub priority: Priority,
-    /// This side's setting for TCP connections to peers that no rail reaches.
+    /// This side's permission for data over TCP.
     pub by_tcp: ByTcp,
     /// The rails, in this side's order.
     pub rails: Vec<RailAdvert>,
 }
 
-/// A side's permission for TCP connections to peers that no rail reaches.
+/// A side's permission to send data over TCP to a peer that no rail reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ByTcp {
     /// `NCCL_SPARK_RING_TCP` is off.
@@ -108,18 +112,18 @@ pub enum ByTcp {
 pub struct Streams {
     /// Host name and process id, for log lines.
     pub name: String,
-    /// Number of streams, including the one of the hello: 1 to [`MAX_STREAMS`].
+    /// Number of streams, including the hello's TCP connection: 1 to [`MAX_STREAMS`].
     pub count: u8,
-    /// Token that the other streams must present.
+    /// Token for the first message of each other stream.
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// First message on a TCP connection that is to be a stream.
+/// First message on each stream except the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     /// The token of [`Streams`].
     pub token: [u8; TOKEN_BYTES],
-    /// Number of the stream, from 1. The one of the hello is number 0.
+    /// Number of the stream, from 1. The hello's TCP connection is stream 0.
     pub number: u8,
 }
 
@@ -128,7 +132,7 @@ pub struct Stream {
 pub struct Offer {
     /// Host name and process id, for log lines.
     pub name: String,
-    /// Size of a full chunk on this connection: the smaller of both sides' sizes.
+    /// Size of a full chunk on this connection: the smaller of the two sides' sizes.
     pub chunk_bytes: u32,
     /// The pairs. Their order defines the connection's lane numbers.
     pub pairs: Vec<PairOffer>,
@@ -139,7 +143,7 @@ pub struct Offer {
 pub struct PairOffer {
     /// Index into the hello's rails.
     pub connector_rail: u8,
-    /// The chosen address of that rail.
+    /// The chosen address of the connecting side's rail.
     pub connector_gid: [u8; 16],
     /// Number of the accepting side's rail on its host.
     pub acceptor_rail: RailId,
@@ -160,7 +164,7 @@ pub struct PairOffer {
 pub struct Ready {
     /// Address of the connecting side's mailbox.
     pub mailbox_addr: u64,
-    /// One answer for each pair of the offer.
+    /// One answer for each pair of the offer, in the same order.
     pub pairs: Vec<PairReady>,
 }
 
@@ -178,13 +182,13 @@ pub enum PairReady {
     NotYet(NotYet),
 }
 
-/// Reason why a pair of rails does not carry yet.
+/// Reason why a pair of rails does not work yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotYet {
     /// Text for log lines.
     pub why: String,
-    /// True if a later attempt may succeed: port down, unresolved address, lost packets. False for
-    /// a refused request (`EINVAL`), which stays refused.
+    /// True if a later attempt may succeed: port down, unresolved address, lost packets. False if
+    /// the kernel refused the request (`EINVAL`), because it would refuse it again.
     pub is_temporary: bool,
 }
 
@@ -193,15 +197,15 @@ pub struct NotYet {
 pub enum Offered {
     /// To be connected now, with the accepting side's queue pairs.
     Now(Vec<QpEnd>),
-    /// To be connected later, with this many queue pairs: one of the rails cannot be used now.
+    /// To be connected later, with this number of queue pairs: a rail cannot be used now.
     Later(u8),
 }
 
 impl Offered {
-    /// Returns the number of queue pairs, present or future.
+    /// Returns the number of queue pairs that the pair has or will have.
     pub fn count(&self) -> u8 {
         match self {
-            // At most 16: `read_qps` checks it.
+            // At most `MAX_QPS` (16): `read_qps` checks the count.
             Self::Now(qps) => qps.len() as u8,
             Self::Later(count) => *count,
         }
@@ -213,28 +217,27 @@ impl Offered {
 pub struct Go {
     /// Address of the accepting side's mailbox.
     pub mailbox_addr: u64,
-    /// One answer for each pair of the offer.
+    /// One answer for each pair of the offer, in the same order.
     pub pairs: Vec<PairGo>,
-    /// Access for replacing a lost TCP connection; `None` if the accepting side cannot listen.
+    /// Data for replacing a lost TCP connection; `None` if the accepting side cannot listen.
     pub redial: Option<RedialAt>,
 }
 
-/// Access for replacing the TCP connection of a running connection.
+/// Port and token for replacing the TCP connection of a running connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RedialAt {
-    /// Port on which the accepting side's process listens, at the address used so far.
+    /// Port on which the accepting side listens, at the address of the lost TCP connection.
     pub port: NonZeroU16,
-    /// Identifies the connection and authenticates the connecting side.
+    /// Token that identifies the connection and authenticates the connecting side.
     pub token: [u8; TOKEN_BYTES],
 }
 
-/// First message on a replacement TCP connection: identifies its connection.
+/// First message on a TCP connection that replaces a lost one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Redial {
     /// The token of [`RedialAt`].
     pub token: [u8; TOKEN_BYTES],
-    /// Number of the attempt for this connection, from 1. A late attempt does not replace a newer
-    /// one.
+    /// Number of the attempt, from 1. A late attempt does not replace a newer one.
     pub attempt: u64,
 }
 
@@ -274,9 +277,6 @@ pub enum NotOurs {
 
 impl Header {
     /// Decodes a header.
-    ///
-    /// # Errors
-    /// [`NotOurs`].
     pub fn decode(bytes: [u8; HEADER_BYTES]) -> Result<Self, NotOurs> {
         let [m0, m1, kind, version, l0, l1, l2, l3] = bytes;
         if u16::from_le_bytes([m0, m1]) != MAGIC {
@@ -361,9 +361,6 @@ impl Message {
     }
 
     /// Decodes the body that follows `header`.
-    ///
-    /// # Errors
-    /// [`Malformed`] names the field.
     pub fn decode(header: Header, body: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
         let r = &mut reader;

@@ -1,15 +1,15 @@
-//! Everything that travels between the two ends of a connection, as pure encodings without I/O,
-//! clock or `unsafe`.
+//! Encodings of all data between the two ends of a connection, without I/O, clock or `unsafe`.
 //!
-//! The bytes come from a peer, or from a client that has not shown its token. So every field is
-//! checked before it becomes a value, and no number in the bytes sizes an allocation.
+//! The bytes come from a peer, or from a stranger who does not know the connection's token. So
+//! every field is checked when it is read. No allocation is larger than a fixed limit, whatever
+//! lengths the bytes contain.
 //!
-//! - Set-up: `handle` (NCCL's handle), `message` (the handshake), `fields` (parts of messages),
-//!   `codec` (bounded readers).
-//! - Messages: `cts` (clear-to-send entries), `immediate` (the 32 bits of a share's last write),
-//!   `stream` (frames over TCP).
-//! - Running connections: `control` (control frames and messages), `mailbox` (the memory that the
-//!   peer writes).
+//! - Set-up: `handle` (the connection handle that NCCL passes on), `message` (the handshake),
+//!   `fields` (parts of messages), `codec` (readers and writers of fields).
+//! - Messages: `cts` (clear-to-send entries, which grant receives), `immediate` (the 32 bits of
+//!   immediate data in a share's last write), `stream` (frames over TCP).
+//! - Running connections: `control` (control frames and messages), `mailbox` (memory of one end
+//!   that the other end writes by RDMA).
 //! - `ids`: the numbers that identify lanes, rails and slots.
 
 #![forbid(unsafe_code)]
@@ -31,11 +31,12 @@ pub const PROTOCOL_VERSION: u16 = 9;
 /// Maximum number of receives in flight on a connection (NCCL's `NCCL_NET_MAX_REQUESTS`).
 pub const SLOTS: usize = 32;
 
-/// Maximum number of sub-receives in a grouped receive, as in NCCL (`NCCL_NET_IB_MAX_RECVS`).
+/// Maximum number of parts (sub-receives) of a grouped receive, as in NCCL
+/// (`NCCL_NET_IB_MAX_RECVS`).
 pub const PARTS: usize = 8;
 
-/// Maximum number of rails in one connection. More remote keys do not fit into a CTS entry.
+/// Maximum number of rails in one connection. A CTS entry has no room for the keys of more.
 pub const MAX_RAILS: usize = 8;
 
-/// Rails that one host may list in a handshake.
+/// Maximum number of rails that one host may list in a handshake.
 pub const MAX_OFFERED_RAILS: usize = 32;

@@ -1,39 +1,39 @@
-//! Frames of the TCP streams that carry a connection's data if no rail reaches the peer.
+//! Frames of a connection over TCP streams, which is used if no rail reaches the peer. A message is
+//! cut into chunks, and each chunk follows a data frame on one of the streams.
 //!
-//! Every frame is [`FRAME_BYTES`] long; the bytes of a chunk follow its data frame. Grants flow
-//! from the receiving to the sending side on the first stream, one for each part of a receive, in
-//! order. Each side ends a stream with [`StreamFrame::Bye`].
+//! Every frame is [`FRAME_BYTES`] long. The receiving side sends a grant for each part of a
+//! receive, in order, on the first stream. Each side ends each stream with [`StreamFrame::Bye`].
 
 use super::PARTS;
 use super::codec::{Malformed, Reader};
 use super::cts::MAX_RECEIVE_BYTES;
 use super::fields::ranged;
 
-/// Size of a frame, without the chunk that follows a data frame.
+/// Size of a frame in bytes, without the chunk that follows a data frame.
 pub const FRAME_BYTES: usize = 32;
-/// Largest chunk after one data frame.
+/// Largest size of a chunk.
 pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
-/// Chunks start at multiples of this in their message. So no LL128 line, whose words are ordered,
-/// is split across chunks.
+/// Offsets of chunks in their message are multiples of this. So no 128-byte line of NCCL's LL128
+/// protocol, whose words must arrive in order, is split over two chunks.
 pub const LINE_BYTES: u64 = 128;
 /// Largest number of streams of a connection.
 pub const MAX_STREAMS: usize = 8;
 
-/// Start of every frame, so that a wrong byte count is detected immediately.
+/// First bytes of every frame. They detect immediately that a byte count was wrong.
 const MARK: u16 = 0x7453;
 
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamFrame {
-    /// From the sending side: a chunk of a message follows.
+    /// From the sending side: the header of a chunk, whose bytes follow.
     Data(Data),
-    /// From the receiving side: one part of a receive may be sent.
+    /// From the receiving side: permission to send one part of a receive.
     Grant(StreamGrant),
     /// Last frame of this side on the stream.
     Bye,
 }
 
-/// A chunk of a message.
+/// Header of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Data {
     /// Number of the receive that the message is for.
@@ -42,8 +42,7 @@ pub struct Data {
     pub part: u8,
     /// Offset of the chunk in the message, a multiple of [`LINE_BYTES`].
     pub offset: u64,
-    /// Size of the chunk, at most [`MAX_CHUNK_BYTES`]; 0 only for the one chunk of an empty
-    /// message.
+    /// Size of the chunk, at most [`MAX_CHUNK_BYTES`]; 0 only if the message is empty.
     pub bytes: u32,
     /// Size of the message, at most [`MAX_RECEIVE_BYTES`].
     pub total: u64,
@@ -69,7 +68,7 @@ const GRANT: u8 = 2;
 const BYE: u8 = 3;
 
 impl StreamFrame {
-    /// Encodes the frame. Allocates nothing.
+    /// Encodes the frame, without an allocation.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let (kind, part, word, sequence, first, second) = match *self {
             Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
@@ -90,9 +89,6 @@ impl StreamFrame {
     }
 
     /// Decodes a frame.
-    ///
-    /// # Errors
-    /// [`Malformed`] names the field.
     pub fn decode(frame: &[u8; FRAME_BYTES]) -> Result<Self, Malformed> {
         let mut r = Reader::new(frame);
         let mark = r.u16()?;
@@ -123,7 +119,7 @@ impl Data {
         ranged("part of a message", u64::from(part), 0, PARTS as u64 - 1)?;
         ranged("message size", total, 0, MAX_RECEIVE_BYTES)?;
         ranged("chunk size", u64::from(bytes), u64::from(total > 0), u64::from(MAX_CHUNK_BYTES).min(total))?;
-        // A chunk is empty only if the message is, so an empty message's chunk has offset 0.
+        // Only the chunk of an empty message is empty, so its offset must be 0.
         ranged("chunk offset", offset, 0, total - u64::from(bytes))?;
         if !offset.is_multiple_of(LINE_BYTES) {
             return Err(Malformed::Value { what: "chunk offset", value: offset });
@@ -160,7 +156,7 @@ mod tests {
             prop_assert_eq!(StreamFrame::decode(&frame.encode()), Ok(frame));
         }
 
-        /// Decoding is exact: every byte of an accepted frame is significant.
+        /// Every byte of an accepted frame counts: it is encoded again as the same bytes.
         #[test]
         fn any_bytes_are_decoded_or_refused(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
             let mut changed = frame.encode();

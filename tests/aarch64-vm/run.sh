@@ -10,9 +10,9 @@
 # --tests: also 30-tests, the tests that qemu-user cannot run; builds them with cargo and
 # gcc-aarch64-linux-gnu.
 #
-# Runs on x86-64 Debian 12 or later; needs root only where packages have to be installed. Changes
-# nothing else of this machine (tests/rxe-vm/boot.sh). Logs are left in CARGO_TARGET_DIR/aarch64-vm.
-# BED_TIMEOUT_S: limit of the whole run (default 1500).
+# Runs on x86-64 Debian 12 or later. Needs root only to install packages, and changes nothing else
+# on this machine (tests/rxe-vm/boot.sh). Logs are left in CARGO_TARGET_DIR/aarch64-vm.
+# BED_TIMEOUT_S: time limit of the whole run in seconds (default 1500).
 #
 # Emulation on x86-64 keeps x86-64's order of loads and stores, so errors with a weaker order do not
 # show here. loom, Miri and the test of the machine code (docs/developing.md) cover those.
@@ -23,7 +23,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here bed=$here/../rxe-vm
 # shellcheck source=SCRIPTDIR/../rxe-vm/host.sh
 source "$bed/host.sh"
-# In addition to Debian's essential packages.
+# Packages of the guest, in addition to Debian's essential ones.
 readonly packages=(iproute2 procps kmod libibverbs1 ibverbs-providers ibverbs-utils)
 readonly triple=aarch64-unknown-linux-gnu
 
@@ -47,7 +47,7 @@ main() {
   target=$(realpath -m "${CARGO_TARGET_DIR:-$checkout/target}")
   logs=$target/aarch64-vm
   rm -rf "$logs"
-  # The guest sees the whole folder.
+  # The guest sees the whole folder $logs/deb.
   install -D "$deb" "$logs/deb/$(basename "$deb")"
   if [[ -n $tests ]]; then
     (cd "$checkout" && build_tests >"$logs/cargo.json")

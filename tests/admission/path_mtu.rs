@@ -1,4 +1,4 @@
-//! Path MTUs in HELLO and OFFER that a port does not have, or that do not exist.
+//! Path MTUs in HELLO and OFFER that a port cannot use, or that do not exist.
 
 use crate::attack::{Listener, connect_through_proxy, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;

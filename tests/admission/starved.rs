@@ -1,5 +1,5 @@
 //! A process without free descriptors, while unauthenticated clients and an honest peer wait at its
-//! listeners. It runs apart, so that other tests keep their descriptors.
+//! listeners. The test runs in a process of its own, so that other tests keep their descriptors.
 
 use crate::attack::{Between, Listener, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;
@@ -19,7 +19,7 @@ use tracing::Level;
 const LIMIT: u64 = 300;
 /// Clients without the token before the honest peer, and the same number after it.
 const UNAUTHENTICATED_CLIENTS: usize = 20;
-/// Calls of each listener while none can succeed.
+/// Number of calls to each listener while no call can succeed.
 const CALLS: usize = 1000;
 /// Maximum number of attempts in one call.
 const TRIES: usize = 64;
@@ -56,7 +56,7 @@ impl Hoard {
 #[derive(Default)]
 struct Told {
     tries: usize,
-    /// Times that an admitted peer could not be answered yet.
+    /// Number of times that an admitted peer could not be answered yet.
     waits: usize,
     warnings: Vec<String>,
 }
@@ -72,7 +72,7 @@ impl Told {
         }
     }
 
-    /// Calls the listeners while none can connect. Returns the most attempts of one call.
+    /// Calls the listeners while none can connect. Returns the most attempts in one call.
     fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (log, mut most) = (CapturedLog::default(), 0);
         for _ in 0..calls {
@@ -155,7 +155,7 @@ fn starved_process() {
 fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
     let (say, said) = mpsc::channel();
     let (mut handle, taken) = proxy(listener, move |_, frame| {
-        // The later messages are not awaited.
+        // Fails for the later messages, because the receiving end is dropped by then.
         let _ = say.send(frame.len());
         frame
     });
@@ -175,8 +175,8 @@ fn without_any(told: &mut Told, listeners: &[&Listener]) {
 }
 
 fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
-    // The clients get the one descriptor in turn until the honest peer has it. The answer to the
-    // peer needs more descriptors and waits. Later clients stay in the queue.
+    // The clients get the one free descriptor in turn until the honest peer gets it. The answer to
+    // the peer needs more descriptors, so it waits. Later clients stay in the queue.
     let before = told.tries;
     hoard.0.pop();
     assert!(told.ask(&[listener], CALLS) <= TRIES);

@@ -125,13 +125,13 @@ pub struct Taken {
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Starts a proxy for one handshake, at the returned handle. It forwards the handshake's frames as
+/// Starts a proxy for one handshake, and returns its handle. It forwards the handshake's frames as
 /// changed by `alter`, which gets each frame's index. It forwards no later frames.
 pub fn proxy(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
     proxy_after_drops(real, 0, alter)
 }
 
-/// As [`proxy`], after dropping `drops` connections without reading.
+/// Does the same as [`proxy`], but first drops `drops` connections without reading.
 pub fn proxy_after_drops(
     real: &Listener,
     drops: usize,

@@ -129,7 +129,7 @@ static void check_leaves_the_rest(void* ctx) {
   CHECK_UNTOUCHED(q);
 }
 
-/* Expects `told` warnings in total: each kind of misuse warns once in a process. */
+/* Expects `told` warnings in total, because each kind of misuse warns once in a process. */
 static void check_misuse(void* ctx, int told) {
   const int shapes[][2] = {{6, 3}, {8, 3}, {7, 2}, {7, 4}, {3, 7}, {0, 0}, {-7, -3}};
   (void)warnings();
@@ -145,7 +145,7 @@ static void check_misuse(void* ctx, int told) {
   CHECK(count == told, "%d warnings", count);
 }
 
-/* A context that init did not return: a pointer to memory of this program. */
+/* Uses a context that init did not return: a pointer to memory of this program. */
 static void check_foreign(void) {
   static uint64_t stray[8];
   (void)warnings();
@@ -192,8 +192,8 @@ static void without_network(void) {
   OK(finalize(ctx));
 }
 
-/* Starts the network as NCCL does for a communicator. Without reading the properties, NCCL has chosen
- * another network. */
+/* Starts the network as NCCL does for a communicator. If NCCL has chosen another network, it does
+ * not read the properties (`is_taken` is 0). */
 static void start_network(uint64_t id, int is_taken) {
   void* net = NULL;
   int count = 0;
@@ -211,8 +211,8 @@ static void* tuner_for(uint64_t id, size_t ranks, size_t nodes) {
   return ctx;
 }
 
-/* The child of a process that uses the network: nothing is changed. NCCL's logger is not called,
- * because its lock may have been copied while it was held. */
+/* In the child of a process that uses the network, the tuner changes nothing. It does not call
+ * NCCL's logger, because the logger's lock may have been copied while it was held. */
 static void check_fork(void* ctx) {
   fflush(NULL);
   pid_t child = fork();

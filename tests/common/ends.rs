@@ -58,7 +58,7 @@ pub struct Buffer(pub Vec<u8>);
 
 impl Buffer {
     pub fn filled(len: usize, seed: u64) -> Self {
-        // Never empty: even an empty message needs registered memory.
+        // Never empty, because even an empty message needs registered memory.
         let mut bytes = vec![0; len.max(1)];
         fill(&mut bytes, seed);
         Self(bytes)

@@ -31,7 +31,7 @@ pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Runs the C compiler (`CC`, or cc, which Rust needs anyway) with the project's headers.
+/// Runs the C compiler (`CC`, or cc, which Rust needs too) with the project's headers.
 pub fn cc(arguments: &[&str]) -> Output {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     Command::new(&compiler)
@@ -60,7 +60,7 @@ pub fn drive_program() -> PathBuf {
 
 pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Moved into place in one step, because several tests may build it at the same time.
+    // Renamed in one step, because several tests may build it at the same time.
     let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
     let sources: Vec<String> = sources.iter().map(path).collect();
@@ -85,8 +85,8 @@ pub fn test_rails() -> TestRails {
     test_rails_of("unpaced")
 }
 
-/// As [`test_rails`], with another profile of the software fabric, built in or as text. Only the
-/// program's first call chooses it.
+/// Does the same as [`test_rails`], with another profile of the software fabric, built in or as
+/// text. Only the program's first call chooses the profile.
 pub fn test_rails_of(profile: &str) -> TestRails {
     static RAILS: OnceLock<TestRails> = OnceLock::new();
     RAILS.get_or_init(|| choose_rails(profile)).clone()
@@ -153,7 +153,7 @@ fn choose_rails(profile: &str) -> TestRails {
     ([rails.clone(), rails], settings.map(|(name, value)| (name.to_owned(), value)).to_vec())
 }
 
-/// Far above the duration of any test: reaching it is a hang.
+/// Time limit far above the duration of any test. A test that reaches it hangs.
 pub const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 
 pub fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
@@ -182,7 +182,7 @@ pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }
 
-/// Returns the bytes that each rail of a host has sent, from the counters for readers.
+/// Returns the bytes that each rail of a host has sent, by the counters for other processes.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     let (process, records) = (host.process(), records(host));
     let sent = |rail: String| {
@@ -222,7 +222,7 @@ fn set_limit(limit: libc::rlimit) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// A device that does not answer counts as down.
+/// Returns true if the port is up. A device that does not answer counts as down.
 pub fn is_up(rail: &Rail) -> bool {
     let port = rail.info.port;
     rail.device.query(move |context| context.port(port)).is_ok_and(|port| port.state == PortState::Active)

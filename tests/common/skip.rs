@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Set to `all` where a missing program is a failure, as in CI. The name is not `NCCL_SPARK_*`,
-/// because the plugin refuses names that it does not know.
+/// Set to `all` if a missing program is a failure, as in CI. The name does not begin with
+/// `NCCL_SPARK_`, because the plugin refuses unknown names of that form.
 const NEEDS: &str = "SPARK_TEST_NEEDS";
 
 /// Skips this test because a program or a build is missing.

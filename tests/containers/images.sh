@@ -61,7 +61,7 @@ try_root() {
   buildah "${storage[@]}" rm --all >/dev/null
 }
 
-# Makes the root folder the image localhost/base, and prints the name of a container of it.
+# Makes the image localhost/base from the root folder, and prints the name of a container from it.
 make_base() {
   local container
   container=$(buildah "${storage[@]}" from scratch)
@@ -72,7 +72,6 @@ make_base() {
   echo "$container"
 }
 
-# in_container CONTAINER COMMAND...
 in_container() {
   local container=$1
   shift
@@ -94,14 +93,14 @@ build() {
   buildah "${storage[@]}" build --isolation chroot --file "$examples/overlay/$1.Dockerfile" --build-arg IMAGE=localhost/base --tag localhost/overlay "$2"
 }
 
-# Two ranks of the image's own nccl-spark load the plugin by NCCL's path for it.
+# Runs an all-gather of the image's own nccl-spark, which loads the plugin from NCCL's path for it.
 all_gather() {
   local text
   text=$(in_container "$1" nccl-spark all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced --plugin "$library")
   [[ $(awk '$1 ~ /^[0-9]+$/ && $NF == "0"' <<<"$text" | wc -l) == 7 ]] || die "$name: all-gather: $text"
 }
 
-# A folder without the package is an error that names the file.
+# A folder without the package causes an error that names the file.
 try_empty_folder() {
   local kind
   mkdir -p "$work/empty"
@@ -111,8 +110,8 @@ try_empty_folder() {
   done
 }
 
-# Applies the mod as launch-cluster.sh copies and runs it; then a second time, and in cases where it
-# has to refuse.
+# Applies the mod as launch-cluster.sh copies and runs it, then a second time, and then where it has
+# to refuse.
 try_mod() {
   local container=$1 settings text
   in_container "$container" mkdir -p "$mod"
@@ -123,7 +122,7 @@ try_mod() {
   refuses "NCCL_NET=IB is set" "$container" "NCCL_NET=IB "
   in_container "$container" sh -c 'printf "NCCL_NET=IB\n# kept\nNCCL_IB_USE_INLINE=1" >/etc/nccl.conf'
   settings=$'# kept\nNCCL_IB_USE_INLINE=1\nNCCL_NET_PLUGIN='$library$'\nNCCL_NET=Spark'
-  # A second time changes nothing.
+  # The second application changes nothing.
   for text in first second; do
     text=$(apply_mod "$container" "" 2>&1) || die "$name: the mod fails: $text"
     [[ $(in_container "$container" cat /etc/nccl.conf) == "$settings" ]] || die "$name: /etc/nccl.conf is $(in_container "$container" cat /etc/nccl.conf)"
@@ -138,7 +137,7 @@ apply_mod() {
   in_container "$1" bash -c "cd / && export $2 WORKSPACE_DIR=\$PWD && cd $mod && chmod +x run.sh && ./run.sh"
 }
 
-# refuses WORDS CONTAINER VARIABLES
+# refuses WORDS CONTAINER VARIABLES: checks that the mod refuses, and that its message has WORDS.
 refuses() {
   local text
   ! text=$(apply_mod "$2" "$3" 2>&1) || die "$name: the mod was applied, where it should say \"$1\": $text"

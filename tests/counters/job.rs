@@ -1,4 +1,4 @@
-//! The job's process, and readings of its counters.
+//! A process that runs a job, and readers of its counters.
 
 use crate::bed::RAILS;
 use crate::common::{self, LIMIT};
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A job, which ends with the test's process, because its standard input closes.
+/// Process of a job. It ends with the test's process, because its standard input closes then.
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
@@ -45,7 +45,7 @@ impl Job {
         wait_for_line(&self.lines, start)
     }
 
-    /// Ends the job, which must have transferred over `messages` messages. Returns its error lines.
+    /// Ends the job after more than `messages` messages. Returns its error lines.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
         self.write_line("pause");
         let done: u64 = self.wait_for_line("paused ").parse().unwrap();

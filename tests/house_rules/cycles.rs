@@ -1,4 +1,4 @@
-//! No import cycles: in a crate, no file uses a file that uses the first, directly or indirectly.
+//! The rule against import cycles: in a crate, no file may use itself through other files.
 //!
 //! File A uses file B when A's code outside tests names an item that B defines. The modules on the
 //! path to the item do not count:
@@ -10,23 +10,23 @@
 //! - `use module::*` uses the module's file, if that defines anything, and the file of each
 //!   re-exported name in use.
 //!
-//! The rule does not see methods and fields of unnamed types, or macros without a path.
+//! The rule does not see macros without a path, or methods and fields of types not named in a file.
 
 use crate::modules::{Found, Id, Modules, Want};
 use crate::reading::File;
 use crate::scopes::{Kind, Scope};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// For each file, the files that it uses, each with the first line that does.
+/// By file: the files that it uses, each with the line of the first use.
 pub type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
-/// One line for each group of files that use each other, with a shortest cycle among them.
+/// Returns a line for each group of files that use each other, with a shortest cycle of the group.
 pub fn check_cycles(files: &[File]) -> Vec<String> {
     let mut broken = Vec::new();
     for (folder, crate_modules) in crates(files) {
         let uses = uses(&crate_modules);
         let mut groups = groups(&uses);
-        // A cycle of included files alone (`#[path]`) is reported for their own crate.
+        // A cycle of files included from another crate (`#[path]`) is reported for that crate.
         groups.retain(|group| group.iter().any(|file| file.starts_with(&folder)));
         broken.extend(groups.iter().map(|group| describe(&folder, group, &uses)));
     }
@@ -83,7 +83,7 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
     used
 }
 
-/// The largest sets of two or more files in which each file reaches all others.
+/// Returns the largest sets of two or more files in which each file reaches all others.
 pub fn groups<'a>(uses: &Uses<'a>) -> Vec<BTreeSet<&'a str>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|file| (*file, reached_from(file, uses))).collect();
     let mut groups: Vec<BTreeSet<&str>> = Vec::new();
@@ -97,7 +97,7 @@ pub fn groups<'a>(uses: &Uses<'a>) -> Vec<BTreeSet<&'a str>> {
     groups
 }
 
-/// The files that `file` uses, directly or through others; also `file`, if it is in a cycle.
+/// Returns the files that `file` uses, directly or through others; in a cycle also `file`.
 fn reached_from<'a>(file: &str, uses: &Uses<'a>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut ahead = vec![file];

@@ -1,7 +1,7 @@
 //! Rules that clippy cannot check: imports of each room (`rooms.toml`), import cycles, length of
 //! files and width of comments. All others are lints in Cargo.toml and clippy.toml.
 //!
-//! The checker works on tokens: the rules are about names, and syntax trees leave macros opaque.
+//! The checker reads tokens, because a syntax tree does not show the names inside macros.
 
 mod cycles;
 mod modules;
@@ -21,7 +21,7 @@ use std::path::Path;
 const MAX_FILE_LINES: usize = 600;
 const MAX_COMMENT_COLUMNS: usize = 100;
 
-/// Written by a tool, so of any length.
+/// Files that a tool writes. They may have any length.
 const GENERATED: &[&str] = &["verbs-sys/src/bindings.rs"];
 
 #[test]
@@ -41,7 +41,7 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
     for path in entries {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            // Build folders have cargo's tag for back-up programs, whatever their name.
+            // cargo marks build folders, whatever their name, with a file for back-up programs.
             if !name.starts_with('.') && name != "target" && !path.join("CACHEDIR.TAG").exists() {
                 collect(root, &path, sources);
             }
@@ -52,7 +52,7 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
     }
 }
 
-/// Every broken rule as a line `path:line: reason`.
+/// Returns every broken rule as a line `path:line: reason`.
 fn check_all(sources: &[(String, String)], rooms: &Rooms) -> Vec<String> {
     let files: Vec<File> = sources.iter().map(|(path, text)| File::parse(path, text)).collect();
     let test_files: BTreeSet<String> = files.iter().flat_map(|file| file.test_files.iter().cloned()).collect();
@@ -80,7 +80,7 @@ fn check_file(file: &File, is_test_code: bool, rooms: &Rooms) -> Vec<String> {
     broken
 }
 
-/// Numbers of the lines whose comment is too wide. A code block in a comment may be wider.
+/// Returns the numbers of lines whose comment is too wide. Code blocks in comments may be wider.
 fn wide_comments(text: &str) -> Vec<usize> {
     let (mut wide, mut is_code_block) = (Vec::new(), false);
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with("//")) {

@@ -4,7 +4,7 @@ use crate::reading::File;
 use crate::scopes::{Declared, Kind, Scope};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A module's place in [`Modules::all`].
+/// Index of a module in [`Modules::all`].
 pub type Id = usize;
 
 /// The modules of one crate except those for tests, each after its parent.
@@ -26,14 +26,14 @@ pub enum Found {
     Item(Id),
 }
 
-/// Kind that a name means, if a module and an item share it.
+/// Meaning to prefer if a module and an item share a name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Want {
     Module,
     Item,
 }
 
-/// Names of the current search, because two `use` may refer to each other.
+/// Names that the current search has visited. Two `use` declarations may refer to each other.
 type Seen = BTreeSet<(Id, String, Want)>;
 
 impl Modules {
@@ -107,7 +107,7 @@ impl Modules {
             found = match segment.as_str() {
                 "self" => found,
                 "super" => Found::Module(self.all[inside].parent?),
-                // A name that a macro defines, or a re-export from another crate.
+                // The name is defined by a macro, or is a re-export from another crate.
                 name => self.look_up(inside, name, want_at(at), seen).unwrap_or(Found::Item(inside)),
             };
         }
@@ -147,7 +147,7 @@ fn file_of(declared: &Declared, folder: &str, below: &str, files: &BTreeMap<&str
     candidates.into_iter().find(|path| files.contains_key(path.as_str()))
 }
 
-/// `folder/path` without `..`.
+/// Returns `folder/path` without `..`.
 fn joined(folder: &str, path: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').collect();
     for part in path.split('/') {

@@ -9,7 +9,7 @@ pub struct File {
     pub lines: usize,
     pub paths: Vec<PathUse>,
     pub tokens: Vec<TokenTree>,
-    /// Possible files of the modules that this file declares only for tests.
+    /// Files that may contain the modules that this file declares only for tests.
     pub test_files: Vec<String>,
 }
 

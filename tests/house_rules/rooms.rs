@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 type Names = BTreeSet<String>;
 
 pub struct Rooms {
-    /// Per room of `src/`: the rooms that it may import.
+    /// For each room of `src/`, the rooms that it may import.
     rooms: BTreeMap<String, Names>,
-    /// Per crate: the rooms of the plugin that it may import.
+    /// For each crate, the rooms of the plugin that it may import.
     crates: BTreeMap<String, Names>,
     /// The rooms inside `comm`, the top layer first.
     layers: Vec<Names>,
@@ -40,7 +40,7 @@ impl Rooms {
         }
     }
 
-    /// A line for each name that is not a file or folder of `paths`, the paths of all sources.
+    /// Returns a line for each name that is no file or folder of `paths`, the paths of all sources.
     pub fn check_names(&self, paths: &BTreeSet<&str>) -> Vec<String> {
         let exists = |place: &str| paths.iter().any(|path| is_in(path, place));
         let inside_comm = self.layers.iter().flatten().map(|room| format!("src/comm/{room}"));
@@ -90,13 +90,14 @@ impl Rooms {
     }
 }
 
-/// Resolves a path in the module `modules` from the crate's root; `None` if it begins elsewhere.
+/// Resolves a path in the module `modules` from the crate's root if it starts with `crate` or
+/// `super`.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();
     match path.segments[0].as_str() {
         "crate" => Some(rest.collect()),
-        // `super` in an inline module first leaves that module.
+        // In an inline module, the first `super` only leaves that module.
         "super" => {
             let outer = (modules.len() + path.inline_modules).checked_sub(supers)?;
             Some(modules.iter().take(outer).map(|module| (*module).to_owned()).chain(rest).collect())

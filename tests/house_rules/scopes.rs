@@ -4,14 +4,14 @@ use crate::tokens::{is_colons, is_punct, is_test_attribute, item_end};
 use proc_macro2::{Delimiter, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The code of one module: a file's, or that of an inline module.
+/// Names in the code of one module, which is a file or an inline module.
 #[derive(Default)]
 pub struct Scope {
-    /// Names of its functions, types, constants and macros, without those that a macro defines.
+    /// Functions, types, constants and macros that it defines, except those that a macro defines.
     pub items: BTreeSet<String>,
     pub files: Vec<Declared>,
     pub inline: Vec<(String, Scope)>,
-    /// Every `use`, those inside functions too.
+    /// Every `use`, also those inside functions.
     pub imports: Vec<Import>,
     pub paths: Vec<Named>,
     /// Words that may be an imported name, with their first lines. A lower-case word counts only if
@@ -19,7 +19,7 @@ pub struct Scope {
     pub words: BTreeMap<String, usize>,
 }
 
-/// `mod name;`
+/// A module declared as `mod name;`.
 pub struct Declared {
     pub name: String,
     pub path: Option<String>,
@@ -28,7 +28,7 @@ pub struct Declared {
 pub struct Import {
     pub segments: Vec<String>,
     pub kind: Kind,
-    /// `pub`, or `pub(...)`.
+    /// True for `pub use` and `pub(...) use`.
     pub is_reexport: bool,
     pub line: usize,
 }
@@ -89,7 +89,7 @@ impl Scope {
             _ => None,
         };
         match (word, next) {
-            // Except the `use<'a>` of a type.
+            // The `use<'a>` of a type is no import.
             ("use", _) if !is_punct(tokens.get(at + 1), '<') => return self.walk_use(tokens, at),
             ("mod", Some(name)) => {
                 if let Some(TokenTree::Group(body)) = tokens.get(at + 2) {
@@ -149,7 +149,7 @@ impl Scope {
                 return;
             }
             Some(token) if is_punct(Some(token), '*') => Kind::Glob,
-            // `::name`: of another crate.
+            // `::name` is a name of another crate.
             Some(TokenTree::Punct(_)) => return,
             after => {
                 if segments.len() > 1 && segments.last().is_some_and(|last| last == "self") {
@@ -166,7 +166,8 @@ impl Scope {
 
     fn walk_path(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let before = |back: usize| at.checked_sub(back).and_then(|place| tokens.get(place));
-        // Fields, methods (two dots are a range), lifetimes, the rest of a path as in `<T>::name`.
+        // Not a path's start: a field or method (two dots are a range), a lifetime, `name` of
+        // `<T>::name`.
         let is_member = is_punct(before(1), '.') && !is_punct(before(2), '.');
         let is_other = is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
         let line = tokens[at].span().start().line;

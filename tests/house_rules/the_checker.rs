@@ -1,4 +1,4 @@
-//! The checker itself, on sources that break one rule each.
+//! Tests of the checker, on sources that break one rule each.
 
 use crate::reading::File;
 use crate::rooms::Rooms;

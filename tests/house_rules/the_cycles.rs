@@ -1,4 +1,4 @@
-//! The rule on cycles of imports, on crates of a few lines.
+//! Tests of the rule on cycles of imports, on crates of a few lines.
 
 use crate::cycles::check_cycles;
 use crate::reading::File;
@@ -101,7 +101,7 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
     // Through two re-exports.
     let y = ("src/a/y.rs", "pub use super::x::X;");
     cycle(&check_a_and_b("mod x; mod y; pub use y::X;", "use crate::a::X; pub struct B;", &[x, y]), through);
-    // All names of a facade: those in use count.
+    // With `use crate::a::*`, only the re-exported names in use count.
     let facade = "mod x; pub use x::{X, make};";
     cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X);", &[x]), through);
     cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f() { make() }", &[x]), through);
@@ -222,7 +222,7 @@ fn crates_are_checked_separately() {
     let (a, b) = ("use crate::b::B; pub struct A;", "\nuse crate::a::A; pub struct B;");
     let root = "#[path = \"../../src/a.rs\"] mod a; #[path = \"../../src/b.rs\"] mod b;";
     let both = [("src/lib.rs", "mod a; mod b;"), ("src/a.rs", a), ("src/b.rs", b), ("bed/src/lib.rs", root)];
-    // The crate that the files belong to has the cycle.
+    // Only the crate that the files belong to reports the cycle.
     cycle(&check(&both), A_AND_B);
     // A crate's own file and an included file make a cycle of that crate.
     let root = "#[path = \"../../src/a.rs\"] mod a; mod b;";

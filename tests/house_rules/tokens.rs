@@ -1,8 +1,8 @@
-//! Questions about a run of tokens.
+//! Functions that classify tokens.
 
 use proc_macro2::{Delimiter, TokenTree};
 
-/// `#[cfg(test)]`, `#[cfg(all(test, ...))]` or `#[test]`.
+/// True for `#[cfg(test)]`, `#[cfg(all(test, ...))]` and `#[test]`.
 pub fn is_test_attribute(tokens: &[TokenTree]) -> bool {
     let Some(TokenTree::Group(attribute)) = tokens.get(1) else { return false };
     if !is_punct(tokens.first(), '#') || attribute.delimiter() != Delimiter::Bracket {

@@ -1,4 +1,4 @@
-//! A peer that sends in place of writing: its messages take receives, without a write's immediate.
+//! A peer that posts sends in place of RDMA writes. Each consumes a posted receive.
 
 use super::{Stage, breaks_protocol};
 use crate::sim::fabric::ARENA;
@@ -54,7 +54,7 @@ fn is_told(error: &Error) {
 fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_nothing() {
     let mut stage = Stage::new(1);
     let right = Some(WHOLE.encode());
-    // Sizes and immediates. A write with the immediate `right` would end the receive.
+    // Sizes and immediates of sends. On a write, `right` would complete the receive.
     for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
         for is_early in [false, true] {
             let liar = stage.with_liar();
@@ -129,7 +129,7 @@ fn a_send_longer_than_its_receive_fails_at_the_sender() {
 #[test]
 fn a_key_is_valid_only_for_the_registered_memory() {
     let mut stage = Stage::new(1);
-    // In the middle of a page, like heap memory.
+    // The region starts in the middle of a page, like heap memory.
     const FIRST: usize = 1000;
     const LENGTH: usize = 77;
     let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
@@ -148,7 +148,7 @@ fn a_key_is_valid_only_for_the_registered_memory() {
             (end, 1, false),
             (end - 1, 2, false),
         ] {
-            // A queue pair ends after a refused write.
+            // A new liar each time, because a queue pair ends after a refused write.
             let liar = stage.with_liar();
             liar.post(Operation::Write, bytes, None, (addr, key));
             let ended =

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Connections under load for a long time (tests/load.rs): two processes over the software fabric, in
 # real time, while rails go down and up. Prints the traffic, and measurements of the processes
-# before, during and after; fails when a value has not returned to its old one.
+# before, during and after. Fails if a value does not return to its initial value.
 #
 #   load.sh flapping [SECONDS]           default 600; a connection each way at full rate, and a rail
 #                                        that flaps every second
@@ -11,8 +11,8 @@
 #                                        flap, then all are closed
 #   load.sh all                          the three, with their defaults
 #   load.sh brief                        the three, some seconds each
-#   load.sh leaks [NAME]...              plants each of tests/long/leaks/*.patch in a copy of the
-#                                        sources: brief has to fail
+#   load.sh leaks [NAME]...              plants each leak of tests/long/leaks/*.patch in a copy of
+#                                        the sources; `brief` has to fail with each
 #
 # SPARK_LOAD_SEED=N changes the flaps.
 set -euo pipefail
@@ -35,7 +35,7 @@ main() {
   esac
 }
 
-# The plugin in its shipped form, and the software fabric, which the processes load.
+# Builds the plugin in its shipped form, and the software fabric, which the processes load.
 build() {
   cargo build --quiet --release -p softverbs
   cargo test --quiet --release -p nccl-net-spark --test load --no-run
@@ -74,7 +74,6 @@ leaks() {
   return "$missed"
 }
 
-# Ends with the first that fails.
 load_each() {
   load flapping && load connections && load many
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs the unit tests of the rooms with `unsafe`, and of those that decode and keep a peer's
-# messages, under Miri, which looks for undefined behaviour. Needs `rustup toolchain install nightly
+# Runs unit tests under Miri, which looks for undefined behaviour: those of the rooms with `unsafe`,
+# and of the rooms that decode and keep a peer's messages. Needs `rustup toolchain install nightly
 # -c miri -c rust-src`.
 #
 #   miri.sh [TEST]...     default: every test that Miri can run
@@ -14,8 +14,8 @@ export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-i
 cargo +nightly miri --version >/dev/null 2>&1 ||
   { echo "miri: missing: rustup toolchain install nightly --profile minimal -c miri -c rust-src" >&2; exit 125; }
 
-# Miri opens no libraries, and does not know the madvise that keeps memory from a fork. Streams in
-# virtual time, and the search through every order of events, take it hours.
+# Miri cannot open libraries, and does not know the madvise that keeps memory from a fork. The tests
+# of striping in virtual time, and the search through every order of events, take it hours.
 readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::paths flow::recovery::tests::search)
 [[ $# -gt 0 ]] || set -- abi:: comm::datapath flow:: verbs:: wire::
 cargo +nightly miri test -p nccl-net-spark --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Shows that the simulation and the search through recovery's events find bugs. Plants one bug at a
-# time (tests/long/planted/*.patch) in a copy of the sources. The search has to find those named
+# time (tests/long/planted/*.patch) in a copy of the sources. The search has to find the bugs named
 # recovery-*. The simulation has to find the others, and name the seed. Takes half a minute a bug.
 #
 #   planted.sh [NAME]...     default: all
@@ -17,7 +17,7 @@ main() {
   trap 'rm -rf "$copy"' EXIT
   git -C "$checkout" archive HEAD | tar -x -C "$copy"
   cd "$copy"
-  # As `recovery-unchanged` for the search, as `unchanged` for the simulation.
+  # The unchanged sources: `recovery-unchanged` for the search, `unchanged` for the simulation.
   for name in $(printf '%s\n' "$@" | sed -E 's/^(recovery-)?.*/\1unchanged/' | sort -u); do
     compile "$name"
     found_by "$name" >/dev/null && die "a test fails on the sources as they are ($name)"
@@ -58,7 +58,7 @@ events_of() {
   local output
   output=$(mktemp)
   ! timeout 300 cargo test --quiet -p nccl-net-spark --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
-  # A search that took too long was ended too, and has found nothing.
+  # A search that reaches the time limit also fails, but has found nothing.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
     grep -oE '(Grant|LandGrant|Post|PostCut|Land|Confirm|Lose|CutOff|Stop|Report|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|HangNext|Return|BreakTcp|FindTcp|Dial|Limit|Close|Leave|Tick|Wait|Expire)\b' | wc -l) events"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The software fabric's tests and the plugin's own under AddressSanitizer (with its leak check) and
-# ThreadSanitizer.
+# Runs the software fabric's tests and the plugin's own under AddressSanitizer (with its leak check)
+# and ThreadSanitizer.
 #
 #   sanitizers.sh [address|thread]...     default: both
 #
@@ -14,9 +14,9 @@ readonly target=x86_64-unknown-linux-gnu
 readonly fabric=(-p softverbs --lib --test core --test c_surface)
 readonly plugin=(-p nccl-net-spark --lib --test connections --test failover --test quiet_data_path --test simulation)
 
-# As cargo's wrapper around rustc: `$0 RUSTC ARGUMENT...`. A sanitizer's runtime must be in the
-# program only. The fabric's library is a `bin` that the linker makes a shared object of, so rustc
-# would give it a second one.
+# Runs as cargo's wrapper around rustc: `$0 RUSTC ARGUMENT...`. Only the program may contain a
+# sanitizer's runtime. The fabric's library is a `bin` that the linker turns into a shared object,
+# so rustc would add a second runtime to it.
 compile() {
   local extra=()
   [[ " $* " != *" --crate-name softverbs_ibverbs "* ]] || extra=(-Zexternal-clangrt)

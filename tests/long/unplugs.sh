@@ -1,19 +1,19 @@
 #!/bin/bash
-# Functions that leave the bus and return, repeatedly, under a running job: two ranks over the
-# software fabric, in real time. Prints the resources of each rank before, during and after; fails
-# when a byte is wrong, a rail does not recover, or a resource is left behind.
+# Removes PCI functions from the bus and returns them, repeatedly, under a running job: two ranks
+# over the software fabric, in real time. Prints the resources of each rank before, during and
+# after. Fails if a byte is wrong, a rail does not recover, or a resource is left behind.
 #
 #   unplugs.sh [COUNT]           total number of removed functions, default 1000
 #   unplugs.sh gap [ROUNDS]      default 5: the pause of a job while one function, and while the
 #                                whole NIC, is away for a second
 #
-# By turns: a function of each node, two different ones together; sometimes the whole NIC of a node,
-# or the firmware reset of a function. Each time it waits until both ranks have logged that every
-# lost rail has recovered, for at most 60 s.
+# Most rounds remove one function of each node, two different ones together. Some rounds remove the
+# whole NIC of a node, or reset the firmware of a function. Each round waits, for at most 60 s,
+# until both ranks have logged that every lost rail has recovered.
 #
-# These must be exactly as after the first 40: descriptors, threads, registrations and queue pairs
-# of each rank, and the files of the fabric. Anonymous memory may grow by 1 MiB: a leaked lane has
-# 30 KiB or more (its queues), so 40 of 1000 would show, and smaller objects are counted one by one.
+# These must end exactly as after the first 40 removals: descriptors, threads, registrations and
+# queue pairs of each rank, and the files of the fabric. Anonymous memory may grow by 1 MiB. A
+# leaked lane has 30 KiB or more (its queues), so 40 leaks would show. Smaller objects are counted.
 # (The allocator's own variation was up to 60 KiB in load.sh connections.)
 set -euo pipefail
 
@@ -78,7 +78,7 @@ gaps() {
       "$nccl_spark" sendrecv --fabric-name "$name" --profile spark-2cable --scale 0.02 -b 4M -e 4M -n 1000 -c 1 -v --json "$file" >"$log" 2>&1 &
       job=$!
       until fabric status 2>/dev/null | grep -q '^  node 1 (process'; do sleep 0.1; done
-      # Connected and under way.
+      # Waits until the ranks are connected and send.
       sleep 2
       away_s=1
       case $what in
@@ -108,13 +108,13 @@ start_job() {
 
 end_job() {
   [[ -n $job ]] || return 0
-  # Not by SIGINT, which a shell ignores in its background jobs.
+  # Not by SIGINT, which background jobs of a shell ignore.
   kill -TERM "$job" 2>/dev/null || true
   wait "$job" 2>/dev/null || true
   job=
 }
 
-# Takes turns until this many functions were removed.
+# Runs rounds until this many functions were removed.
 take_away_until() {
   local turn node rail
   while [[ $unplugged -lt $1 ]]; do
@@ -150,8 +150,8 @@ whole_nic() {
   for rail in "${rails[@]}"; do fabric plug "$1:$rail"; done
 }
 
-# Removes functions, and waits until both ranks have logged as many losses, and as many recoveries
-# as losses.
+# take_away FUNCTIONS COMMAND...: removes FUNCTIONS functions by COMMAND. Waits until both ranks
+# have logged their losses, and as many recoveries.
 take_away() {
   local functions=$1 deadline
   shift

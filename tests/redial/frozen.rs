@@ -1,4 +1,4 @@
-//! A process with a blocked service thread, as by the kernel's address resolution or by its end.
+//! A process with a blocked service thread, as in the kernel's address resolution or at its end.
 
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::channel::Channel;
@@ -17,7 +17,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// A connection of a process, whose data path can block the service thread until it is dropped.
+/// A connection whose data path can block the service thread until the `Frozen` is dropped.
 pub struct Frozen {
     gate: Arc<Gate>,
     host: Arc<Host>,

@@ -1,4 +1,4 @@
-//! A network between the two ends of a connection's TCP, with several kinds of failure.
+//! A network between the two ends of a connection's TCP, which can fail in several ways.
 
 use crate::attack::{HEADER_BYTES, decoded, read_frame};
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
@@ -19,7 +19,7 @@ pub enum Mode {
     Silent,
 }
 
-/// Carries the frames of a handshake, of the connection after it, and of later redials.
+/// Forwards the frames of a handshake, of the connection after it, and of later redials.
 pub struct Network(Arc<Shared>);
 
 struct Shared {
@@ -61,7 +61,7 @@ impl Network {
         }
     }
 
-    /// Discards all later bytes of the present connections, without a sign at either end.
+    /// Discards all later bytes of the present connections. Neither end is notified.
     pub fn silence(&self) {
         self.0.live.lock().unwrap().iter().for_each(|carried| carried.is_silent.store(true, Ordering::Release));
     }
@@ -80,7 +80,7 @@ impl Network {
     }
 }
 
-/// Accepts connections and carries them to the address from `target`.
+/// Accepts connections and forwards them to the address from `target`.
 fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -126,7 +126,7 @@ fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
     }
 }
 
-/// Inspects a frame on its way. GO's port is replaced by one of this network.
+/// Inspects a forwarded frame. In a GO, it replaces the port by one of this network.
 fn seen(shared: &Arc<Shared>, carried: &Carried, frame: Vec<u8>) -> Vec<u8> {
     match frame[2] {
         5 => {

@@ -8,13 +8,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/rails.sh"
 readonly release=$BED_TARGET/release results=/run/bed/results
 
-# On slow wires the ranks rest a little when no data moved: they poll on the processors on which the
-# kernel runs both NICs, and would slow it down. Where the processors are the limit, both ranks
-# share one and yield to each other. A window that is queued on slow wires also takes longer than
+# On slow wires, the ranks sleep briefly when no data has moved. They poll on the processors on
+# which the kernel runs both NICs, and would slow it down. Where the processors are the limit, both
+# ranks share one and yield to each other. A window that is queued on slow wires takes longer than
 # the time after which a Spark's rail counts as lost, so both sides use NCCL's own time-out.
 readonly slow_wire=(--rest-us 200 --rank-env 0:NCCL_IB_TIMEOUT=20 --rank-env 1:NCCL_IB_TIMEOUT=20)
 
-# bench NAME RAILS SCENARIO [OPTION]...: over rails 0..RAILS-1.
+# bench NAME RAILS SCENARIO [OPTION]...: runs SCENARIO over rails 0..RAILS-1.
 bench() {
   local name=$1 count=$2 i hca_a='' hca_b='' against=() prefix=()
   shift 2
@@ -30,12 +30,13 @@ bench() {
     --json "$results/$name.json" 2>&1 | grep -v 'Could not find real path' | tee "$results/$name.txt"
 }
 
-# With this net_ib stripes large messages evenly; without it, it sends whole messages by turns.
+# With this setting, net_ib (NCCL's own transport) stripes large messages evenly. Without it, net_ib
+# sends whole messages by turns.
 striped=()
 [[ -z $BED_AGAINST ]] || striped=(--against-env NCCL_IB_SPLIT_DATA_ON_QPS=1)
 readonly striped
 
-# The processor of the ranks receives the packets of all rails.
+# Makes the ranks' processor receive the packets of all rails.
 on_one_processor() {
   local queue
   for queue in /sys/class/net/e[ab]?/queues/rx-0/rps_cpus; do echo 2 >"$queue"; done
@@ -59,7 +60,7 @@ case_slowdown() {
     --return "bash -c 'source $here/rails.sh; rail_rate 2 80mbit'"
 }
 
-# A cable is pulled and put back. Another plugin's job would end at that point.
+# A cable is pulled and put back. Only the plugin runs, because another plugin's job would end then.
 case_lost() {
   rails 4 80mbit
   BED_AGAINST='' bench lost 4 slowdown --slowdown-bytes 512K --seconds 2 --limit-mbps 320 "${slow_wire[@]}" \

@@ -25,7 +25,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 # shellcheck source=SCRIPTDIR/host.sh
 source "$here/host.sh"
-# Modules for the guest, in an order that modprobe completes with each one's dependencies.
+# Modules for the guest, in loading order. modprobe adds the modules that these need.
 readonly modules=(virtio_pci 9p 9pnet_virtio overlay crc32_generic rdma_rxe ib_uverbs rdma_ucm veth bridge
   sch_tbf sch_netem sch_htb ifb act_mirred cls_matchall sch_ingress)
 # Packages for booting a guest, and packages for a guest that runs on this machine's root
@@ -92,7 +92,7 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# A separate kernel and initrd for each version of their sources.
+# Prints the cache's key for the kernel and initrd, a hash of everything that they are made from.
 image_key() {
   { cat "$here/guest-init.sh"; declare -p modules; declare -f use_archive build_initrd unpack_packages fill_initrd; } | sha256sum | cut -c1-16
 }
@@ -194,8 +194,8 @@ boot() {
   set -e
 }
 
-# /dev/kvm can exist without the processor's support (in a container on a virtual machine): qemu
-# would then hang or die.
+# /dev/kvm can exist although the processor lacks the support (in a container on a virtual machine).
+# qemu would then hang or die.
 kvm_works() {
   grep -qwE 'vmx|svm' /proc/cpuinfo && [[ -r /dev/kvm && -w /dev/kvm ]]
 }

@@ -1,8 +1,8 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
 # The guest's process 1: loads the modules, mounts a tmpfs over the root folder, adds the shared
-# folders, runs the command from boot.sh, and writes its exit status. Any failure here writes words
-# in place of a status.
+# folders, runs the command from boot.sh, and writes its exit status. If anything fails here, it
+# writes text in place of a status.
 /bin/busybox mkdir -p /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
 
@@ -42,7 +42,7 @@ mkdir -p /newroot/dev/shm /newroot/dev/pts
 mount -t devpts devpts /newroot/dev/pts
 for folder in dev/shm tmp run; do mount -t tmpfs tmpfs "/newroot/$folder"; done
 chmod 1777 /newroot/tmp /newroot/dev/shm
-# Links that udev makes elsewhere.
+# Links that udev makes on other systems.
 ln -s /proc/self/fd /newroot/dev/fd
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${stream%:*}" "/newroot/dev/${stream#*:}"; done
 number=0

@@ -52,8 +52,8 @@ END
   apt-get update -qq
 }
 
-# list_tests FILE: the test programs in FILE, which has cargo's messages, one in each line. Prints
-# the package's folder, a tab, and the program.
+# list_tests FILE: prints each test program in FILE, which has cargo's messages, one on each line. A
+# line has the package's folder, a tab, and the program.
 list_tests() {
   grep '"profile":{[^}]*"test":true}' "$1" |
     sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo\.toml".*"executable":"\([^"]*\)".*/\1\t\2/p'

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # Sourced by every case, in the guest. A case is a file cases/NN-name.sh: it makes its rails, runs
-# commands, and checks results. It passes by reaching its end; `fail` ends it with a reason, and so
-# does any command that fails. suite.sh sets, through guest.sh: BED_CHECKOUT, BED_TARGET (cargo's
-# build folder; without it the installed nccl-spark is run), BED_TESTS (a file that lists the test
-# programs: package folder, tab, program). guest.sh sets BED_LOGS (a folder for this case's files;
-# it outlives the guest).
+# commands, and checks results. It passes by reaching its end. `fail` ends it with a reason, and so
+# does any command that fails. suite.sh sets three variables through guest.sh: BED_CHECKOUT,
+# BED_TARGET (cargo's build folder; without it the installed nccl-spark is run), and BED_TESTS (a
+# file that lists the test programs: package folder, tab, program). guest.sh sets BED_LOGS (a folder
+# for this case's files; it outlives the guest).
 set -euo pipefail
 
 # shellcheck source=SCRIPTDIR/rails.sh
 source "$(dirname "${BASH_SOURCE[0]}")/rails.sh"
 trap 'echo "REASON: line $LINENO: \"$BASH_COMMAND\" ended with status $?"' ERR
-# Also in functions and substitutions: a failing check inside them must not go unnoticed.
+# The trap also works in functions and substitutions, so that no failing check goes unnoticed.
 set -o errtrace
 shopt -s inherit_errexit
 
@@ -29,7 +29,7 @@ spark() {
   [[ $status == 0 ]] || fail "nccl-spark $2 ($1) ended with status $status: $(grep -v '^#' "$output" | tail -n 1)"
 }
 
-# spark_status: the same for a run that may fail; returns its status.
+# spark_status: does the same as `spark` for a run that may fail, and returns its status.
 spark_status() {
   local name=$1 command=$2 rails_a=$3 rails_b=$4 release=${BED_TARGET:+$BED_TARGET/release} status=0
   shift 4
@@ -44,7 +44,7 @@ spark_status() {
 }
 
 # A window that is queued on rails of 80 Mb/s takes longer than the default time-out, which is for
-# rails a thousand times as fast: everything would be sent again repeatedly.
+# rails a thousand times as fast. With the default, everything would be sent again repeatedly.
 # shellcheck disable=SC2034 # the cases use it
 readonly slow_wire=(--rank-env 0:NCCL_IB_TIMEOUT=16 --rank-env 1:NCCL_IB_TIMEOUT=16)
 
@@ -78,7 +78,7 @@ check_says() {
 }
 
 # check_lost I..., check_back I...: checks that each of these rails was lost in the last run, or
-# returned.
+# that each returned.
 check_lost() {
   local i
   for i in "$@"; do check_says "rail a$i:1 to [^ ]* lost: .*peer rail b$i:1" "that rail $i was lost"; done
@@ -119,10 +119,10 @@ sent_packets() {
 }
 
 # check_carried SIDE I [BYTES]: checks that rail I carried at least BYTES from SIDE since `mark`.
-# The default is 64 KiB: a new connection does not know its rails' rates and divides its first large
-# message evenly, so each carries that. Later amounts are not checked here: where the emulated
-# machine's processors are the limit and not the wires, no rail needs to carry its part. The tests
-# of src/flow/striping.rs check the division of messages, by their own clock.
+# The default is 64 KiB. A new connection does not know its rails' rates, so it divides its first
+# large message evenly, and each rail carries that much. Later amounts are not checked here: where
+# the emulated machine's processors are the limit and not the wires, no rail needs to carry its
+# part. The tests of src/flow/striping.rs check the division of messages, by their own clock.
 check_carried() {
   local bytes least=${3:-65536}
   bytes=$(sent_bytes "$1" "$2")

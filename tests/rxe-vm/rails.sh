@@ -36,9 +36,9 @@ rails_begin() {
 
 # bridged_rails COUNT [MTU]: makes rails 0..COUNT-1 with all their ends on one bridge and all
 # addresses in one subnet. The bridge's ports silently drop packets longer than MTU (default 9000,
-# as at the rails' ends); TCP's segments fit. A bridge hands a broadcast first to the port that
-# joined it last, and here one processor receives all packets, so the end of a later rail answers
-# first. No end answers for addresses of the other node.
+# as at the rails' ends), except TCP's segments, which fit. A bridge sends a broadcast first to the
+# port that joined it last, and one processor receives all packets here, so the end of a later rail
+# answers first. No end answers for addresses of the other node.
 bridged_rails() {
   local count=$1 mtu=${2:-9000} i j side device
   rails_begin
@@ -107,8 +107,8 @@ rail_mac() {
   cat "/sys/class/net/e$1$2/address"
 }
 
-# A veth's packets wait on the processor that sent them, so packets of one rail from two processors
-# overtake each other, as on no cable. Therefore one processor receives all packets of a rail.
+# A veth's packets wait on the processor that sent them. Packets from two processors would overtake
+# each other, which never happens on a cable. So one processor receives all packets of a rail.
 rail_in_order() {
   local device
   for device in "ea$1" "eb$1"; do
@@ -141,8 +141,8 @@ rail_address() {
 }
 
 # rail_readdress SIDE I HOST: gives rail I's end on SIDE another address of its subnet, with HOST as
-# its last number. For a rail that is down: `rail_up` sets its routes again. The new address is
-# added before the old one is removed, so that its GID has another index.
+# its last number. The rail must be down, because `rail_up` sets its routes again. The new address
+# is added before the old one is removed, so that its GID has another index.
 rail_readdress() {
   local side=$1 i=$2 new=192.168.$((100 + $2)).$3 device=e$1$2 old pref=$((50 + 2 * $2))
   old=$(rail_address "$side" "$i")
@@ -156,7 +156,7 @@ rail_readdress() {
   ip rule add pref "$pref" to "$new" lookup $((pref + 150))
 }
 
-# rail_gid_index DEVICE ADDRESS: prints the index of an IPv4 address's GID; fails while it has none.
+# rail_gid_index DEVICE ADDRESS: prints the index of an IPv4 address's GID. Fails if there is none.
 rail_gid_index() {
   local numbers gid file
   IFS=. read -ra numbers <<<"$2"
@@ -165,8 +165,8 @@ rail_gid_index() {
   [[ -n $file ]] && basename "$file"
 }
 
-# rail_gid_wait DEVICE ADDRESS: waits until there is one (the RDMA core notices a new address a
-# little later).
+# rail_gid_wait DEVICE ADDRESS: waits until the address has a GID (the RDMA core notices a new
+# address a little later).
 rail_gid_wait() {
   local tries
   for ((tries = 0; tries < 200; tries++)); do
@@ -191,8 +191,8 @@ rail_wait() {
   done
 }
 
-# rail_rate I RATE: limits both directions of rail I to RATE; the queue is long enough that nothing
-# is dropped.
+# rail_rate I RATE: limits both directions of rail I to RATE. The queue is long enough to drop
+# nothing.
 rail_rate() {
   tc qdisc replace dev "ea$1" root tbf rate "$2" burst 64k latency 4s
   tc qdisc replace dev "eb$1" root tbf rate "$2" burst 64k latency 4s
@@ -222,8 +222,8 @@ rail_black_hole() {
   tc qdisc replace dev "eb$1" root netem loss 100%
 }
 
-# rail_down I, rail_up I: pulls rail I's cable, and puts it back (a link that goes down loses its
-# routes).
+# rail_down I, rail_up I: pulls rail I's cable, or puts it back. A link that goes down loses its
+# routes.
 rail_down() {
   ip link set "ea$1" down
   rail_wait "$1" DOWN
@@ -243,7 +243,7 @@ rails_remove() {
     rdma link del "a$i"
     rdma link del "b$i"
     ip link del "ea$i"
-    # Its other end is removed with it, unless a bridge joined the two.
+    # The other end is removed too, unless a bridge joined the two ends.
     ip link del "eb$i" 2>/dev/null || true
     ip rule del pref $((10 + 2 * i))
     ip rule del pref $((11 + 2 * i))

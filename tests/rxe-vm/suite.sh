@@ -1,6 +1,6 @@
 #!/bin/bash
-# The plugin on the kernel's own RDMA stack: builds the release files and the test programs, boots
-# the bed (boot.sh) and runs the cases there.
+# Tests the plugin on the kernel's own RDMA stack: builds the release files and the test programs,
+# boots the bed (boot.sh) and runs the cases there.
 #
 #   suite.sh [--no-build] [CASE]...     CASE: a name in cases/, with or without number and .sh;
 #                                       default: all

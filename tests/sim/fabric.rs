@@ -41,9 +41,9 @@ use std::time::{Duration, Instant};
 pub const RAILS: usize = 3;
 /// Bytes for the messages of one run, on each side.
 pub const ARENA: usize = 512 * 1024;
-/// Longest time without a first rail: longer than any run.
+/// Time limit without a first rail, longer than any run.
 const FIRST_RAIL: Duration = Duration::from_secs(3600);
-/// Largest write: larger messages take several.
+/// Bytes of the largest single write. Larger messages take several.
 pub const CHUNK: u32 = 256;
 
 const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
@@ -77,10 +77,10 @@ pub struct Fabric {
 pub struct Pair {
     pub send: Arc<TryCell<SendPath>>,
     pub recv: Arc<TryCell<RecvPath>>,
-    /// The sender's, then the receiver's, as in the next two fields.
+    /// The sender's context, then the receiver's. The next two fields have the same order.
     pub contexts: [Arc<PathContext>; 2],
     pub drivers: [Driver; 2],
-    /// Written by the peer.
+    /// Memory that the peer writes.
     pub mailboxes: [Arc<Region>; 2],
     /// Number of queue pairs of the rails that did not carry during the connect.
     pub missing_queue_pairs: usize,
@@ -90,7 +90,7 @@ pub struct Pair {
 
 #[derive(Default)]
 pub struct Start {
-    /// Lanes, by bits, that do not carry yet.
+    /// Bit mask of the lanes that do not carry at first.
     pub not_yet: u8,
     pub bound: Option<Arc<Bound>>,
 }
@@ -208,7 +208,7 @@ impl Fabric {
         self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
     }
 
-    /// True while a rail carries, and no fault waits for its next request or post.
+    /// True while a rail carries, and no injected fault is pending for its next request or post.
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
@@ -263,7 +263,7 @@ impl Fabric {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
     }
 
-    /// Number of faults of [`Fabric::silence`] that are left.
+    /// Number of faults injected by [`Fabric::silence`] that have not hit a queue pair yet.
     pub fn silence_left(&self, rail: usize) -> u32 {
         self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
     }
@@ -274,12 +274,12 @@ impl Fabric {
         }
     }
 
-    /// Makes registrations on a rail require local write access, or ends that.
+    /// Starts or stops requiring local write access for registrations on a rail.
     pub fn need_local_write(&self, rail: usize, is_needed: bool) {
         self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
     }
 
-    /// Registers memory while a rail refuses it, then the same memory without the fault.
+    /// Registers memory while a rail refuses it, and again without the fault.
     pub fn fail_to_register(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
@@ -304,7 +304,7 @@ impl Fabric {
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
-    /// Bytes of a connection's messages that are posted and not done: NICs may still read them.
+    /// Bytes of a connection's messages that are posted and not done. NICs may still read them.
     pub fn posted_bytes(&self, pair: &Pair) -> u64 {
         let from = self.to.as_ptr() as u64;
         let to = from..from + ARENA as u64;
@@ -313,7 +313,7 @@ impl Fabric {
         ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
     }
 
-    /// True even if the queue pair's owner has not polled the error yet.
+    /// True if the queue pair is in the error state, even if its owner has not polled yet.
     pub fn is_in_error(&self, number: u32) -> bool {
         self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
     }
@@ -331,7 +331,7 @@ impl Fabric {
         self.connect_over(&rails, queue_count, start)
     }
 
-    /// Connects over these rails; the lanes have the same order.
+    /// Connects over these rails. The lanes have the order of `rails`.
     pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         self.join(self.lanes(rails, queue_count), mailboxes, None, start)

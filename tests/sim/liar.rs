@@ -1,5 +1,5 @@
-//! A sending end that is not the plugin. It has a queue pair, and can send everything that verbs
-//! allow, including what the plugin never sends.
+//! A sending end that is not the plugin. It has its own queue pair, and can send everything that
+//! verbs allow, including what the plugin never sends.
 
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::fields::QpEnd;

@@ -18,7 +18,7 @@ pub struct Part {
     pub is_sent: bool,
 }
 
-/// A grouped receive, and the sends for it.
+/// A receive of one or more parts, and the sends for it.
 pub struct Group {
     pub receive: u16,
     /// Each part has its index as its tag.
@@ -72,9 +72,9 @@ impl Model {
         }
     }
 
-    /// Hands a group's buffers back once the caller may reuse them: when the receive was reported
-    /// done or, if it is optional, all its sends were. The bytes have to be right then, and must
-    /// not change later.
+    /// Hands a group's buffers back once the caller may reuse them. For an optional receive, this
+    /// is when all its sends are done; for others, when the receive was reported done. The bytes
+    /// have to be right then, and must not change later.
     pub fn hand_back(&mut self, index: usize, seed: u64, to: &mut [u8]) {
         let group = &mut self.groups[index];
         let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_told };
@@ -106,8 +106,8 @@ impl Model {
         }
     }
 
-    /// Overwrites unfinished sends' bytes: the connection's end was reported to the sender's
-    /// caller.
+    /// Overwrites the bytes of unfinished sends, because the connection's end was reported to the
+    /// sender's caller.
     pub fn spoil(&self, from: &mut [u8]) {
         let parts = self.groups.iter().flat_map(|group| &group.parts);
         for part in parts.filter(|part| part.send.is_some() && !part.is_sent) {

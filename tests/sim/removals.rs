@@ -14,18 +14,18 @@ pub struct Removals {
     is_used: bool,
     /// Future steps: time, rail, step.
     plan: Vec<(u64, usize, Step)>,
-    /// By side and rail: generation of the function that was opened last.
+    /// By side and rail: generation of the function that the side has opened.
     opened: [[u32; RAILS]; 2],
     /// By side and rail: true while the event of a failed function has not been read.
     unread: [[bool; RAILS]; 2],
-    /// Each side looks once in this many rounds.
+    /// By side: it looks for changes in one of this many rounds, at random.
     seldom: [u64; 2],
     hangs: Hangs,
 }
 
 /// Calls that hang while they make or connect queue pairs.
 struct Hangs {
-    /// Dice of their own, so that they do not change the runs of older seeds.
+    /// Separate dice, so that hangs do not change the runs of older seeds.
     dice: Dice,
     left: u64,
     until_ns: u64,
@@ -57,7 +57,7 @@ impl Hangs {
 enum Step {
     To(Phase),
     Show(bool),
-    /// The port was down when programs were cut off, and comes up. Packets on their way arrive now.
+    /// The port comes up, which was down when programs were cut off. Delayed packets arrive now.
     PortUp,
 }
 
@@ -118,7 +118,7 @@ impl Removals {
         is_to_go
     }
 
-    /// Puts every function on the bus, where it stays. A call that hangs returns in its time.
+    /// Puts every function back on the bus permanently. Hanging calls return in their time.
     pub fn end(&mut self, fabric: &Fabric) {
         (self.left, self.hangs.left) = (0, 0);
         threads::hang_no_more();
@@ -147,7 +147,7 @@ impl Removals {
         }
         for (at, rail) in process.rails.iter().enumerate() {
             let was_there = rail.device.presence() == DevicePresence::Here;
-            // The event of the function's failure, which both sides get, possibly late.
+            // The event of the function's failure. Both sides get it, possibly late.
             if self.unread[side][at] && dice.one_in(2) {
                 self.unread[side][at] = false;
                 rail.device.fatal();
@@ -155,7 +155,7 @@ impl Removals {
             if rail.device.query_presence(rail.info.port) == DevicePresence::Here {
                 continue;
             }
-            // The kernel's event. (The plugin decides by the entry in sysfs.)
+            // The kernel's event of the removal. (The plugin decides by the entry in sysfs.)
             let there = fabric.presence(at);
             let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
             if is_gone && dice.one_in(2) {

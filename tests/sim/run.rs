@@ -1,4 +1,4 @@
-//! One run: its events, drawn by the dice.
+//! One run of the simulation. Dice, which are seeded random numbers, draw its events.
 
 use super::fabric::{Fabric, Pair, RAILS, Start};
 use super::model::Model;
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Virtual time after which a wait counts as a hang.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Time for which a rail is kept up after TCP was closed: one side may notice the close a second
+/// Time for which a rail is kept up after TCP was closed. One side may notice the close a second
 /// later, and needs an answer within two seconds.
 const HELD_NS: u64 = 3_500_000_000;
 
@@ -31,12 +31,12 @@ pub struct Run<'f> {
     model: Model,
     /// Total number of receives (groups of one or more parts) to be granted.
     goal: usize,
-    /// The bootstrap's TCP. Where it breaks permanently, rail 0 stays up.
+    /// The bootstrap's TCP. If it breaks permanently, rail 0 stays up.
     tcp: Tcp,
     /// Port events: time, side, rail, and true for up.
     events: Vec<(u64, usize, usize, bool)>,
     pulls_left: u64,
-    /// Refusals left: at most as many as a connection tolerates during one message.
+    /// Refusals left, at most as many as a connection tolerates during one message.
     refusals_left: u64,
     failures_left: u64,
     ending: Ending,
@@ -44,8 +44,8 @@ pub struct Run<'f> {
     /// Dice for later additions, so that they do not change the runs of older seeds.
     own: Dice,
     removals: Removals,
-    /// A rail that must stay up, and until when: after TCP was closed, a peer that no rail reaches
-    /// is considered dead after two seconds.
+    /// A rail that must stay up, and the end of that time. After TCP was closed, a peer that no
+    /// rail reaches is considered dead after two seconds.
     held: Option<(usize, u64)>,
     tally: Tally,
 }
@@ -53,7 +53,7 @@ pub struct Run<'f> {
 enum Ending {
     /// All messages arrive.
     Whole,
-    /// After `after` groups one side's connection fails, or is closed in the middle of a message.
+    /// After `after` groups, one side's connection fails, or is closed in the middle of a message.
     BrokenOff { after: usize },
     /// Ends like `BrokenOff`, but not before a rail is under test.
     BrokenOffOnTrial { after: usize },
@@ -114,8 +114,8 @@ impl<'f> Run<'f> {
             3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
-        // Only for runs that complete: a side that closes while a function is cut off cannot know
-        // if its NIC is idle.
+        // Only for runs that complete. A side that closes while a function is cut off cannot know
+        // whether its NIC is idle.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
         let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, seed, fabric, &mut own);
         let (model, events, held, tally) = Default::default();
@@ -164,7 +164,7 @@ impl<'f> Run<'f> {
         (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
-            // A pending fault would cost a rail later, when the run no longer waits for its return.
+            // A pending fault would cost a rail later, when the run no longer waits for a return.
             self.fabric.refuse(rail, 0);
             self.fabric.fail_posts(rail, 0);
             self.fabric.silence(rail, 0);
@@ -190,7 +190,7 @@ impl<'f> Run<'f> {
         self.tally
     }
 
-    /// Lets time pass: mostly little, sometimes a time-out's, rarely enough for a rail's return.
+    /// Lets time pass: mostly little, sometimes a time-out, rarely enough for a rail to return.
     fn wait(&mut self, limit: u64, what: &str) {
         let most = match self.dice.below(64) {
             0 => 200_000_000,
@@ -372,7 +372,7 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// True if a rail is up on both sides, and no pending fault would cost it.
+    /// True if a rail is up on both sides, and no pending fault would cost the rail.
     fn is_sure(&self, rail: usize) -> bool {
         let is_open = |path: &dyn SharedPath| {
             path.borrow().is_some_and(|mut path| {
@@ -537,8 +537,8 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// Receives although the sender has left. Done receives have the right bytes. Returns false
-    /// once an error was reported.
+    /// Receives although the sender has left. Completed receives must have the right bytes. Returns
+    /// false once an error was reported.
     fn take_what_comes(&mut self) -> bool {
         for at in 0..self.model.groups.len() {
             let group = &mut self.model.groups[at];

@@ -72,7 +72,7 @@ pub struct Tcp {
     packets: [VecDeque<Packet>; 2],
     states: [TcpState; 2],
     notices: [Option<Notice>; 2],
-    /// The first attempt whose connection may be alive; older ones are dead.
+    /// First attempt whose connection may be alive. Connections of older attempts are dead.
     first_alive: u64,
     attempts: Attempts,
     last_attempt: u64,
@@ -240,7 +240,7 @@ impl Tcp {
                     }
                 }
             }
-            // Closes the dialled connection, and with it the other side's end.
+            // Closes the dialled connection, and so the other side's end.
             Some(Step::Abandon) => {
                 self.packets[0].retain(|packet| packet.attempt != self.last_attempt);
                 if self.states[1].attempt() == Some(self.last_attempt) {

@@ -1,11 +1,11 @@
-//! Threads that connect queue pairs: they work in place, or hang until the simulation lets them go.
+//! Threads that connect queue pairs. They work in place, or hang until the simulation frees them.
 
 use nccl_net_spark::comm::threads::{self, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct Threads {
-    /// Number of threads that work before one hangs, if one is to hang.
+    /// Number of threads that still work before one hangs; `None` if none is to hang.
     until_one_hangs: Option<usize>,
     hung: Vec<Work>,
     /// Number of threads that have hung so far.
@@ -18,7 +18,7 @@ fn lock() -> MutexGuard<'static, Threads> {
     THREADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes this process work without threads, so that each run repeats exactly.
+/// Makes this process work without real threads, so that each run repeats exactly.
 pub fn replace() {
     threads::replace(|name, work| {
         let mut threads = lock();
@@ -38,7 +38,7 @@ pub fn replace() {
     });
 }
 
-/// Lets one thread hang, after this number of others.
+/// Lets one thread hang, after `others` more threads have worked.
 pub fn hang_after(others: usize) {
     lock().until_one_hangs = Some(others);
 }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 /// Two cables, four functions, without a limit on the rate.
 const PROFILE: &str = "spark-2cable";
-/// Longest time until closed connections are gone: six times the wait for a peer's close.
+/// Time limit until closed connections are gone: six times the wait for a peer's close.
 const GONE: Duration = Duration::from_secs(60);
-/// Longest time of an answer that ends a long job: ten thousand connections.
+/// Time limit for the answer after a long job of ten thousand connections.
 const LONG: Duration = Duration::from_secs(7200);
 
 pub struct Bed {
@@ -50,7 +50,7 @@ impl Bed {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the fabric's file");
         let memory = shm::map(&file).unwrap();
         let bed = Self { switches, processes, memory, begun: Instant::now() };
-        // The kernel takes half a second for the first read of so large a file.
+        // The kernel takes half a second for the first read of such a large file.
         assert_eq!(bed.queue_pairs(), 0);
         bed
     }
@@ -82,7 +82,8 @@ impl Bed {
         u64::from(self.memory.generations.load(Ordering::Relaxed))
     }
 
-    /// Waits until closed connections' queue pairs and service threads are gone. Returns the rest.
+    /// Waits until closed connections' queue pairs and service threads are gone. Describes the
+    /// rest.
     pub fn settle(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -113,7 +114,7 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // The process ends when its input closes, and a failed one has ended already.
+            // The process ends when its input closes. A failed one has ended already.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }

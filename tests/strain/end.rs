@@ -1,4 +1,4 @@
-//! One of the two processes. It takes orders from standard input, one per line:
+//! One of the two processes of the bed. It takes orders from standard input, one on each line:
 //!
 //! - `open FIRST COUNT PLACES`: opens `COUNT` connections, numbered from `FIRST`, and streams on
 //!   them; the process's memory is divided into `PLACES` parts;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Messages of a connection in flight together, each in its own place.
 const WINDOW: usize = 8;
-/// Bytes of a process to send from, and to receive into.
+/// Bytes of the memory to send from, and of the memory to receive into.
 const MEMORY: usize = 16 << 20;
 const MOST: usize = 1 << 20;
 /// Size of the message of a connection that carries only one.
@@ -69,7 +69,7 @@ impl Process {
         let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
         let (tell, lines) = channel();
         std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        // Touched here, so that it counts from the beginning.
+        // Written here, so that its pages count from the beginning.
         let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
         let (received, orders) = Default::default();
         Self { side, host, from, to, lines, received, orders, messages: 0, bytes: 0 }
@@ -184,7 +184,7 @@ impl Process {
         connections
     }
 
-    /// Ends the streams: senders report their number of messages, and receivers confirm them.
+    /// Ends the streams. Senders report their number of messages, and receivers confirm these.
     fn finish(&mut self, mut connections: Vec<Connection>) {
         for each in &mut connections {
             if matches!(each.end, End::Sends(_)) {

@@ -24,7 +24,7 @@ pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "registrations", may_grow: 0, may_rise_during_load: 2 },
 ];
 
-/// With fewer samples than this, the slope is not judged.
+/// Minimum number of samples for a judgement of the slope.
 const MIN_SLOPE_SAMPLES: usize = 30;
 const ANY: u64 = u64::MAX;
 
@@ -83,7 +83,7 @@ fn read(pid: u32, name: &str) -> String {
 
 pub fn threads(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process's threads");
-    // A thread that ends meanwhile has no name.
+    // A thread that ends meanwhile has no name any longer.
     tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 

@@ -1,5 +1,5 @@
 //! Tests TCP streams over the C interface. The test starts a process of its own, which loads two
-//! copies of the library. Each copy acts as a host. The rails of one host do not reach the other.
+//! copies of the library. Each copy acts as a host. The hosts' rails do not reach each other.
 
 use crate::bed::{FAR, NEAR};
 use crate::common::{self, fill, is_filled, until};
@@ -52,8 +52,8 @@ fn bytes_move_over_the_c_interface() {
         });
         assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
-        // Even a receive with optional completion is done only when its bytes have arrived. If it
-        // were done earlier, no later call would read the sockets.
+        // Even an optional receive is done only when its bytes have arrived. If it were done
+        // earlier, no later call would read the sockets.
         let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
         let request = until(|| a.isend(send, &mut from, bytes, out));

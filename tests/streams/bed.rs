@@ -15,7 +15,7 @@ pub const NEAR: &str = "rocep1s0f0";
 pub const FAR: &str = "roceP2p1s0f0";
 pub const RING_TCP: (&str, &str) = ("NCCL_SPARK_RING_TCP", "1");
 
-/// Lock for tests whose connections have rails, because one of them takes a port down.
+/// Lock for tests whose connections have rails, because one of these tests takes a port down.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -189,7 +189,7 @@ fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
         let mut message = vec![0; total];
         fill(&mut message, 4);
         let sequence = u64::from(is_watched);
-        // Sends the last chunk first, and each byte in a write of its own.
+        // Sends the last chunk first, and writes each byte separately.
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
             let (bytes, offset) = (chunk.len() as u32, from as u64);

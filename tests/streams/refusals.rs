@@ -1,4 +1,4 @@
-//! Hosts that are not connected by TCP, and the messages of both sides.
+//! Hosts that do not connect by TCP, and the messages that both sides log.
 
 use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp, turn};
 use crate::common::captured_log::CapturedLog;
@@ -35,7 +35,7 @@ fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let ends = connect(&a, &b).unwrap();
     assert!(!is_by_tcp(&ends));
     ends.check(1);
-    // The pair can be formed, but nothing gets through.
+    // The rails pair, but their path carries nothing.
     let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
     let set = |action| control(Path::new(&dir), &fabric, None, NEAR, action).unwrap();
     let quick = [RING_TCP, ("NCCL_SPARK_PROBE_TIMEOUT_MS", "200"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "2")];
@@ -69,7 +69,7 @@ fn wifi_is_a_warning() {
     log.capture(|| (connect(&a, &b).unwrap(), connect(&a, &b).unwrap()));
     let said = log.take();
     let warnings: Vec<_> = said.iter().filter(|(_, line)| line.contains("over lo, which is Wi-Fi")).collect();
-    // Both ends are in this process: each logs it once.
+    // Both ends are in this process, and each logs the warning once.
     assert!(warnings.len() == 2 && warnings.iter().all(|(level, _)| *level == tracing::Level::WARN), "{said:?}");
 }
 
@@ -82,7 +82,7 @@ fn streams_connect_under_load_and_only_for_their_peer() {
         let is_over = AtomicBool::new(false);
         let ends = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Silent clients crowd out others that have not been read yet.
+                // Silent clients push out other clients that have not been read yet.
                 let mut crowd = std::collections::VecDeque::new();
                 while !is_over.load(Ordering::Relaxed) {
                     crowd.extend(TcpStream::connect(address));

@@ -1,25 +1,26 @@
 /* Input of bindgen for bindings.rs: build.rs runs it with the feature `regenerate-bindings`. */
 #include <infiniband/verbs.h>
 
-/* Inline wrappers in verbs.h hide the exported functions of these names. */
+/* Inline wrappers in verbs.h hide the exported functions with these names. */
 #undef ibv_query_port
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
 
-/* Their enum has no name, and bindgen would number it. */
+/* The enum of these constants has no name, so bindgen would give it a numbered one. */
 static const uint8_t LINK_LAYER_INFINIBAND = IBV_LINK_LAYER_INFINIBAND;
 static const uint8_t LINK_LAYER_ETHERNET = IBV_LINK_LAYER_ETHERNET;
 
-/* The first access flag that a device may ignore, and all of them. */
+/* Mask of the access flags that a device may ignore. */
 static const uint32_t ACCESS_OPTIONAL_RANGE = IBV_ACCESS_OPTIONAL_RANGE;
 
-/* Functions that newer or private headers declare. */
+/* Functions that only newer or private headers declare. */
 int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
 int ibv_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port_num, unsigned int index, int *type);
 
-/* A type for each function that the plugin looks up or softverbs exports, so that no signature is written by hand. */
+/* A type for each function that the plugin looks up or softverbs exports: no signature is written
+ * by hand. */
 #define FUNCTION(name) typedef __typeof__(name) fn_##name
 FUNCTION(ibv_get_device_list);
 FUNCTION(ibv_free_device_list);

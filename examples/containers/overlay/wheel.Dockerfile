@@ -1,12 +1,14 @@
-# An image with NCCL and Python (vLLM, SGLang, NGC PyTorch, spark-vllm-docker's), and nccl-net-spark from its wheel.
+# An image with NCCL and Python (vLLM, SGLang, NGC PyTorch, spark-vllm-docker's), and nccl-net-spark
+# from its wheel.
 #
 #   docker build -f wheel.Dockerfile --build-arg IMAGE=lmsysorg/sglang:latest -t sglang-spark FOLDER
 #
 # FOLDER has one nccl_net_spark-*.whl of the image's architecture.
 ARG IMAGE
 FROM ${IMAGE}
-# apt takes the versions of the verbs libraries that go with the image. PIP_BREAK_SYSTEM_PACKAGES is for the Python of Ubuntu 24.04; older
-# versions of pip ignore it. The wheel is a file of the folder, whose version you chose.
+# No version is pinned: apt takes the versions of the verbs libraries that fit the image, and the
+# wheel is the one in the folder. The Python of Ubuntu 24.04 needs PIP_BREAK_SYSTEM_PACKAGES; older
+# versions of pip ignore it.
 # hadolint ignore=DL3008,DL3013
 RUN --mount=type=bind,target=/packages \
     set -eu; \
@@ -18,6 +20,6 @@ RUN --mount=type=bind,target=/packages \
     PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-index --no-deps "$1"; \
     ln -sf "$(python3 -c 'import nccl_net_spark; print(nccl_net_spark.path())')" /usr/local/lib/libnccl-net-spark.so; \
     python3 -c 'from ctypes import CDLL; CDLL("/usr/local/lib/libnccl-net-spark.so"); CDLL("libibverbs.so.1")'
-# The file's path, so that no other libnccl-net.so of the image is found first. NCCL_NET=Spark is left to the job: with it, a container without
-# rails cannot use NCCL at all.
+# A full path, so that NCCL does not find another libnccl-net.so of the image first. NCCL_NET=Spark
+# is left to the job: with that setting, a container without rails cannot use NCCL at all.
 ENV NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so

@@ -1,5 +1,5 @@
-//! `spark-lab as-spark`: runs a command in which NCCL sees a DGX Spark. NCCL's own variable names a
-//! graph file ([`topology`]) with this machine's GPUs and the software fabric's rails at a Spark's
+//! `spark-lab as-spark`: runs a command in which NCCL sees a DGX Spark. `NCCL_TOPO_FILE` names a
+//! graph ([`topology`]) with this machine's GPUs and the software fabric's rails at a Spark's
 //! speeds. The command is `nccl-spark nccl-tests`, `nccl-spark tune collectives` or `spark-lab
 //! communicators`.
 
@@ -30,8 +30,8 @@ pub struct Options {
     command: Vec<String>,
 }
 
-/// Scales of a Spark's profile whose results can be compared with each other. NCCL plans by the
-/// unscaled speeds, so each scale moves the sizes at which NCCL's choices are right.
+/// Scales of a Spark's profile whose results can be compared with each other. NCCL plans with the
+/// unscaled speeds, so the sizes at which its choices are right change with the scale.
 const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 /// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one
 /// cable (200,000 Mb/s), 18 with two (224,054 Mb/s).
@@ -94,7 +94,7 @@ fn profile(words: &[String]) -> Result<Profile> {
     Profile::load(&name, factor).map_err(|error| anyhow!("--profile: {error}"))
 }
 
-/// Returns the machine of a profile, at full speed at any scale. A profile without rates of its own
+/// Returns the machine of a profile, with the unscaled speeds. A profile without rates of its own
 /// counts as a Spark.
 fn machine(profile: &Profile) -> Machine {
     let mut profile = profile.clone();
@@ -179,8 +179,9 @@ mod tests {
         profile(&words(text))
     }
 
-    /// By hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000. A triangle and a
-    /// ring have four functions; two of them lead to the next node, but NCCL plans by all.
+    /// Computed by hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000. A machine
+    /// of a triangle or a ring has four functions. Two of them lead to the next node, but NCCL
+    /// plans with all four.
     #[test]
     fn a_machine_announces_a_sparks_speed_at_any_scale() {
         let speeds = |name: &str, scale| {

@@ -9,7 +9,7 @@
 //!   to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`).
 //! - Attributes of a `net` are kept, and the network adds what is missing (graph/topo.cc,
 //!   `ncclTopoPopulateNics`). So NCCL plans by the speeds here, at any real speed of the fabric.
-//! - A `net` that the network of the run does not name is dropped (graph/xml.cc,
+//! - NCCL drops a `net` that the network of the run does not name (graph/xml.cc,
 //!   `ncclTopoTrimXml`), so one graph serves all networks.
 
 use anyhow::{Context, Result, ensure};
@@ -27,7 +27,6 @@ pub struct Machine {
     pub merged_mbps: u32,
 }
 
-/// A PCIe function of the fabric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
     pub device: String,
@@ -35,9 +34,7 @@ pub struct Function {
     pub slot: String,
     /// Number within the slot.
     pub number: u32,
-    /// Rate of the link in GT/s.
     pub gts: f64,
-    /// Width of the link in lanes.
     pub width: u32,
     /// Speed that the port announces.
     pub speed_mbps: u32,
@@ -66,8 +63,8 @@ pub fn xml(gpus: &[String], machine: &Machine) -> String {
     for bus in gpus {
         // Each rank is a host of its own, whose only GPU has the number 0. NCCL rotates the order
         // of NICs by this number (graph/topo.cc, ncclTopoGetLocalNet), so with other numbers the
-        // ranks would pair NICs of different subnets. The 2.5 GT/s are the dump's; NCCL plans by
-        // the C2C link. No GPU has the nvlink's target.
+        // ranks would pair NICs of different subnets. The 2.5 GT/s are from the published dump;
+        // NCCL plans with the C2C link instead. No GPU has the bus id that the nvlink names.
         let _ = writeln!(
             text,
             "  <pci busid=\"{bus}\" class=\"0x030200\" link_speed=\"2.5 GT/s PCIe\" link_width=\"16\">\n   \
@@ -142,7 +139,6 @@ mod tests {
     fn the_merged_device_is_attached_to_the_cpu() {
         let text = xml(&["0000:41:00.0".to_owned()], &machine());
         let net = text.find("<nic><net name=\"spark-rails\" speed=\"224054\"/></nic>").unwrap();
-        // Outside of every PCI device.
         assert_eq!(text[..net].matches("<pci").count(), text[..net].matches("</pci>").count());
         assert!(text.rfind("</pci>").unwrap() < net && net < text.find("</cpu>").unwrap(), "{text}");
     }

@@ -24,7 +24,6 @@ pub enum Metric {
     /// Shortest half round trip.
     #[serde(rename = "latency_min_us")]
     Least,
-    /// Time to connect one connection.
     #[serde(rename = "connect_ms")]
     Connect,
     /// Resident memory of one connection in the rank that sends.
@@ -64,7 +63,7 @@ pub struct Point {
     pub limit: Option<f64>,
     /// Series of each library, ours first. All libraries have the same metrics.
     pub sides: Vec<Vec<Series>>,
-    /// Wrong bytes of each library; none if this place was not checked.
+    /// Wrong bytes of each library; `None` if this place was not checked.
     pub wrong: Option<Vec<WrongBytes>>,
 }
 
@@ -72,7 +71,8 @@ pub struct Point {
 pub struct Comparison {
     /// Our median divided by the other library's.
     pub ratio: f64,
-    /// True if the ranges of the rounds overlap; none if they do not, but the rounds are too few.
+    /// True if the ranges of the rounds overlap. `None` if they do not, but the rounds are too few
+    /// to tell.
     pub no_difference: Option<bool>,
 }
 

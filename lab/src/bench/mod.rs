@@ -1,9 +1,9 @@
 //! `spark-lab bench`: measures a plugin with single messages between two ranks, in turns with
 //! another plugin if there is one.
 //!
-//! Each library has a pair of rank processes (`pair`), with new processes in each round. The pair
-//! that is not measured waits on the socket to the command. `scenario` and `slowdown` measure round
-//! by round, `figures` sums the rounds up and compares them, `show` prints the results.
+//! Each library has a pair of rank processes (`pair`), with new processes in each round. While one
+//! pair is measured, the other waits for orders on its socket. `scenario` and `slowdown` measure
+//! round by round, `figures` sums the rounds up and compares them, `show` prints the results.
 
 pub mod figures;
 pub mod options;

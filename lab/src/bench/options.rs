@@ -22,8 +22,8 @@ pub const CONNECTION_BYTES: usize = 64 << 10;
 /// Largest number of connections of scenario connections, unless `--channels` is given.
 const MAX_CONNECTIONS: usize = 64;
 
-/// A scenario. The order is the order of a run: connections come first, because the memory that
-/// other scenarios leave behind would be counted as theirs.
+/// A scenario. Scenarios run in this order. Connections come first, because memory that other
+/// scenarios leave behind would be counted as memory of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
@@ -183,7 +183,8 @@ impl Settings {
             Scenario::Rate => return vec![8, 512, 4096],
             _ => (4 << 10, 16 << 20, 4),
         };
-        // If only one end is given, the other moves only as far as it must.
+        // If only one bound is given, the other bound keeps its default unless the two contradict
+        // each other.
         let (least, most) = match (self.min_bytes, self.max_bytes) {
             (Some(least), Some(most)) => (least, most),
             (Some(given), None) => (given, most.max(given)),

@@ -1,10 +1,11 @@
-//! The scenarios: at each place the libraries take turns, round by round.
+//! The scenarios. At each place (a size, or a number of connections) the libraries take turns,
+//! round by round.
 //!
 //! Every byte of some messages is checked first. Pilot runs, which also warm up, find the number of
-//! messages that fills the time of a run ([`calibrate`]). The pilot runs, and with them the runs,
-//! become longer until two in a row agree, up to four times the time asked for. Each round is one
-//! run in new processes ([`Side::renew`]). The median of the rounds counts, shown with their
-//! min..max.
+//! messages that fills the time of a run ([`calibrate`]). Pilot runs become longer until two in a
+//! row agree. A run is as long as the last pilot run, up to four times the time that the user asked
+//! for. Each round is one run in new processes ([`Side::renew`]). The median of the rounds counts,
+//! shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::options::{CONNECTION_BYTES, Plan, Scenario};
@@ -16,7 +17,7 @@ use nccl_tests_harness::fabric::limit::Limit;
 /// Memory of one rank for all messages, unless one message per connection needs more.
 const BUFFER_BYTES: usize = 128 << 20;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// A run's new processes first send the run's messages divided by this.
+/// Divisor of a run's messages: a run's new processes first send this part of them, to warm up.
 const WARM_UP: u64 = 10;
 const MIN_MESSAGES: u64 = 3;
 /// Minimum length of a pilot run that counts, as a fraction of a run's time.
@@ -174,7 +175,8 @@ impl Pilot {
     fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
         let rate = self.messages as f64 / seconds.max(1e-9);
         if seconds < wanted * ENOUGH {
-            // A very short run says little about the rate: the next has at most 64 times as many.
+            // A very short run says little about the rate: the next has at most 64 times as many
+            // messages.
             let more = (rate * wanted * ENOUGH * 1.5) as u64;
             self.messages = more.clamp(self.messages * 2, self.messages * 64);
             return None;
@@ -185,7 +187,8 @@ impl Pilot {
             // The run gets the length at which the pilot runs agreed.
             return Some(((rate * seconds.clamp(wanted, longest)) as u64).max(MIN_MESSAGES));
         }
-        // The second is as long as the first; each further one is twice as long.
+        // The second long enough pilot run is as long as the first. Each later one is twice as long
+        // as the one before.
         if self.earlier_rate.replace(rate).is_some() {
             self.messages *= 2;
         }

@@ -121,7 +121,8 @@ fn width(metric: Metric) -> usize {
     metric.head().iter().map(|text| text.len()).fold(VALUE, usize::max)
 }
 
-/// Returns the limit, and our library's part: a rate in percent of it, a time as a multiple of it.
+/// Returns the limit, and our library's figure as a part of it: a rate in percent, a time as a
+/// multiple.
 fn limit(point: &Point) -> [String; 2] {
     let first = point.sides.first().and_then(|ours| ours.first());
     let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {
@@ -183,7 +184,6 @@ mod tests {
         assert!(text.ends_with("\n      64K    1.00       1.00..1.00    2.50   40.0\n"), "{text}");
     }
 
-    /// Tests the widest row of each scenario.
     #[test]
     fn every_table_fits_80_columns() {
         for scenario in Scenario::value_variants() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Length of each of a run's three parts, in multiples of `--seconds`: all rails at full rate, one
 /// rail slowed, all at full rate again.
 const PART: f64 = 3.0;
-/// Windows of counted bytes per `--seconds`.
+/// Number of windows, for each of which bytes are counted, in the time of `--seconds`.
 const WINDOWS: f64 = 10.0;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]

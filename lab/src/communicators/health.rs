@@ -5,7 +5,6 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// Resources in use by a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// Anonymous and shared memory in use, without files.
@@ -17,7 +16,7 @@ pub struct Health {
 impl Health {
     pub fn now() -> Result<Self> {
         let entries = fs::read_dir("/proc/self/fd").context("list /proc/self/fd")?;
-        // Without the descriptor that lists them.
+        // Does not count the descriptor that lists the others.
         let descriptors = (entries.count() as u64).saturating_sub(1);
         Ok(Self { memory_kib: field("RssAnon")? + field("RssShmem")?, descriptors, threads: field("Threads")? })
     }

@@ -22,9 +22,9 @@ pub struct Report {
     /// Number of all-reduces whose every value was checked.
     pub checked: u64,
     pub wrong: u64,
-    /// Text that the command prints.
     pub words: String,
-    /// Resources after a tenth of the communicators and after all, and their number between.
+    /// Resources after a tenth of the communicators and after all of them, and the number of
+    /// communicators in between.
     pub held: Option<(Health, Health, u32)>,
 }
 

@@ -3,8 +3,8 @@
 //! that dies, and over two networks in one job.
 //!
 //! Every rank is a process that uses NCCL as any program does. Every value of every all-reduce is
-//! checked, NCCL's own log shows which network was used, and no scenario exceeds its time. The
-//! command knows nothing of the plugin but its file.
+//! checked, NCCL's own log shows which network was used, and no scenario exceeds its time. Of the
+//! plugin, the command needs only the file.
 
 mod health;
 mod judge;
@@ -161,7 +161,7 @@ impl RankLogs {
 
 /// Returns the variables of all ranks over `network`. When the last communicator is destroyed, NCCL
 /// 2.28.3 forgets the name in `NCCL_NET_PLUGIN` and then looks for libnccl-net.so
-/// (github.com/NVIDIA/nccl issue 1978). So the plugin is there by that name too.
+/// (github.com/NVIDIA/nccl issue 1978). So the plugin's file exists under that name too.
 fn environment(
     plan: &Plan,
     scene: &Scene,

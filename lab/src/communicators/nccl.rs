@@ -48,7 +48,7 @@ pub struct Nccl {
 /// A communicator, aborted when dropped.
 pub struct Communicator {
     nccl: Rc<Nccl>,
-    /// From NCCL, neither destroyed nor aborted: both consume this owner.
+    /// A live communicator of NCCL's: `destroy` and `abort` consume this owner.
     raw: NonNull<c_void>,
 }
 
@@ -120,8 +120,8 @@ impl Nccl {
 }
 
 impl Communicator {
-    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`; none
-    /// without a colour. Returns when all ranks have called it.
+    /// Makes a communicator of the ranks with the same `colour`, in order of their `key`. Returns
+    /// `None` without a colour. Returns when all ranks have called it.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);

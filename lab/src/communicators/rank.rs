@@ -43,8 +43,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Runs the scenario and writes the report to [`report_file`]. Standard output has NCCL's log,
-    /// whose lines may be cut.
+    /// Runs the scenario and writes the report to [`report_file`], not to standard output. Standard
+    /// output has NCCL's log, whose lines may be cut.
     pub fn run(self) -> Result<()> {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;
@@ -70,9 +70,9 @@ struct Rank {
     nccl: Rc<Nccl>,
     gpu: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// Number of ids taken so far.
     ids: u32,
-    /// Number of checks so far. Checks without this rank count too, so that salts agree.
+    /// Number of checks so far. Checks without this rank count too, so that all ranks use the same
+    /// salts.
     steps: u32,
     checked: u64,
     wrong: u64,
@@ -178,7 +178,8 @@ impl Rank {
             let communicator = self.join()?;
             self.check(&communicator, rank, ranks, LARGE)?;
             let stream = self.occupy(&communicator)?;
-            // At different moments: the later ranks lose their peers first.
+            // The ranks abort at different moments: when the later ranks abort, their peers are
+            // gone.
             std::thread::sleep(MIDST * (rank as u32 + 1));
             self.ensure_busy(&stream)?;
             let start = Instant::now();
@@ -353,7 +354,7 @@ impl Rank {
     }
 }
 
-/// Small whole numbers, whose sums over ranks are exact.
+/// Returns a small whole number. Sums of such numbers over ranks are exact.
 fn value(at: usize, salt: u32) -> f32 {
     ((at as u32).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503)) >> 22) as f32
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between reads of a mark, or of the number of queue pairs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Time that devices are away, long enough for the plugin, which looks twice a second.
+/// Time that devices are away, long enough for the plugin, which checks its devices twice a second.
 const AWAY: Duration = Duration::from_secs(1);
 const NODE: usize = 0;
 
@@ -72,7 +72,7 @@ pub struct Director<'a> {
 
 impl Director<'_> {
     /// Lets one device of rank 0, then all of them, leave and return. Returns the result in words,
-    /// or none if the ranks end first: their errors have the reason.
+    /// or `None` if the ranks end first: their errors have the reason.
     ///
     /// # Errors
     /// A rail does not return, or the next communicator does not use all rails. The ranks then end.
@@ -117,7 +117,7 @@ impl Director<'_> {
     }
 
     /// Lets devices leave and return. Returns the time until each rank has the queue pairs of
-    /// `before` again, or none if the ranks end first.
+    /// `before` again, or `None` if the ranks end first.
     fn away(&self, leaving: &[&str], before: &[usize]) -> Result<Option<Duration>> {
         for rail in leaving {
             self.fabric.plug(NODE, rail, false)?;

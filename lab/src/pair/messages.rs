@@ -4,7 +4,7 @@ use nccl_tests_harness::ranks::device::Network;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Size of messages, and how they are driven.
+/// Size of messages, and how ranks post and test them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Bytes of each message (1 or more).
@@ -15,17 +15,16 @@ pub struct Layout {
     pub rest_us: u32,
 }
 
-/// From the command to a rank.
+/// A message from the command to a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
     /// Starts the plugin; the first order.
     Setup {
-        /// 0 or 1.
         rank: usize,
         plugin: PathBuf,
         /// Version of the plugin interface to use; none: the library's newest.
         abi: Option<u32>,
-        /// In place of NCCL's communicator: the same number in both ranks.
+        /// Number of the job, the same in both ranks; takes the place of NCCL's communicator id.
         job: u64,
     },
     Listen {
@@ -45,12 +44,12 @@ pub enum Order {
     /// Sends, or receives, messages on each connection.
     Stream {
         layout: Layout,
-        /// On each connection.
+        /// Number of messages on each connection.
         messages: u64,
     },
     PingPong {
         layout: Layout,
-        /// Each way.
+        /// Number of messages each way.
         messages: u64,
     },
     /// Sends, or receives, until ordered to stop.
@@ -63,7 +62,8 @@ pub enum Order {
     Mark,
     /// In a flow: starts no more messages.
     Stop,
-    /// In a flow: ends it after this many messages since its start, or after those started if more.
+    /// In a flow: ends the flow after this many messages since its start. If more messages have
+    /// been started, ends the flow after those.
     Until {
         messages: u64,
     },
@@ -100,7 +100,6 @@ pub struct Opened {
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Flowed {
-    /// Bytes completed in each window.
     pub windows_bytes: Vec<u64>,
     /// Times of each [`Order::Mark`] since the start.
     pub marks_s: Vec<f64>,

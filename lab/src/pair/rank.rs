@@ -35,7 +35,8 @@ impl Work for Pair {
             match rank.obey(order, orders, answer) {
                 Ok(told) => answer(told)?,
                 Err(error) => {
-                    // Nothing is closed, or the other rank would fail too and hide this error.
+                    // Closes nothing. Otherwise the other rank would fail too, and its error would
+                    // hide this one.
                     std::mem::forget(rank);
                     return Err(error);
                 }

@@ -22,13 +22,12 @@ pub struct About {
     /// `ours` or `theirs`.
     pub name: &'static str,
     pub library: PathBuf,
-    /// Version of the plugin interface: first the requested one. Once the ranks run, the one in
-    /// use.
+    /// Version of the plugin interface: the requested version, and once the ranks run the version
+    /// in use.
     #[serde(rename = "plugin_interface")]
     pub abi: Option<u32>,
     /// Network of each rank, as NCCL would see it.
     pub networks: Vec<Network>,
-    /// PIDs of the ranks.
     #[serde(skip)]
     pub pids: Vec<String>,
     /// The plugin's log lines about its connections, by rank, each line once.

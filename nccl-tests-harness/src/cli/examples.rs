@@ -1,4 +1,4 @@
-//! Examples below the help of each command, and in its manual page. Lines fit 80 columns.
+//! Examples for the help and the manual page of each command. Lines fit 80 columns.
 
 pub const ALL: &str = "\
 Examples:
@@ -15,7 +15,7 @@ Exit status:
   2    the command line is wrong
   130  interrupted by Ctrl-C; in general 128 and the signal's number";
 
-/// Examples of a collective: its own ones, and one across hosts.
+/// Makes the examples of a collective: its own, and a common one across hosts.
 macro_rules! collective {
     ($name:literal, $($example:literal),*) => {
         concat!(

@@ -13,8 +13,9 @@ use anyhow::Result;
 use clap::CommandFactory;
 use std::path::Path;
 
-/// Exit statuses of the doctor: the plugin works with restrictions here, or does not work.
+/// Exit status of the doctor if the plugin works here, but is slow or fragile.
 const IMPAIRED: u8 = 1;
+/// Exit status of the doctor if the plugin does not work here.
 const BROKEN: u8 = 3;
 
 impl Command {
@@ -67,7 +68,8 @@ impl Command {
         }
     }
 
-    /// True for a command that starts processes or makes files that must not outlive it.
+    /// Returns true for a command that starts processes or makes files that must not outlive the
+    /// command.
     fn starts_processes(&self) -> bool {
         match self {
             Self::AllGather(_)

@@ -33,7 +33,7 @@ pub enum Reader {
 
 /// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses a device that the host does not have.
 const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
-/// Name of the network. If `NCCL_NET` has this name, NCCL fails if the plugin does not start.
+/// Name of the plugin's network. With it in `NCCL_NET`, NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
 
 impl Options {
@@ -75,7 +75,8 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
     })
 }
 
-/// Makes a unit that gives all rails the first rail's current priority, or the usual priority.
+/// Returns a systemd unit that puts all rails on the first rail's lossless priority, or on the
+/// usual priority if the rail has none.
 fn unit(rails: &[RailQos]) -> Result<String> {
     /// DSCP and priority of congestion notifications, by convention.
     const NOTIFICATIONS: &str = "48:6";

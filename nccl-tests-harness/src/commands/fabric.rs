@@ -165,7 +165,7 @@ fn status(dir: &Path, name: Option<&str>, json: Option<Target>) -> Result<bool> 
                     write!(out, "{}", text(&status))?;
                     running.fabrics.push(as_json(&status));
                 }
-                // A fabric that the command line does not name may have ended since.
+                // A fabric in the list may have ended in the meantime.
                 Err(_) if name.is_none() => {}
                 Err(error) => bail!(error),
             }
@@ -223,8 +223,9 @@ fn rate(mbps: f64) -> String {
     if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
 }
 
-/// Rates are null without a limit. `sent_bytes` counts since the fabric was made: payload, and
-/// control data that the ends of connections write to each other.
+/// Returns the status as JSON. Rates are null if the rail has no rate limit. `sent_bytes` counts
+/// from the start of the fabric: payload, and control data that the ends of connections write to
+/// each other.
 fn as_json(status: &Status) -> Value {
     let rail = |rail: &RailStatus| {
         json!({

@@ -1,12 +1,14 @@
-//! `nccl-spark install` and `uninstall`: this program, the plugin, the software fabric, shell
-//! completions and manual pages below one prefix, where they find each other (`places`).
+//! `nccl-spark install` and `uninstall`. `install` puts this program, the plugin, the software
+//! fabric, shell completions and manual pages below one prefix. The program finds the other files
+//! there (`places`).
 //!
 //! Promises:
-//! - Nothing is replaced unless every file could be written.
-//! - `install` replaces no foreign file. `uninstall` removes no foreign file and no changed file.
-//! - Each file gets its name in one step, with its full content.
-//! - `lib/nccl-spark/manifest` lists the installed files, so `uninstall` needs nothing else.
-//! - Files of a Debian or Python package are left to the package's tool.
+//! - All new files are written under temporary names before any file but the manifest is replaced.
+//! - `install` replaces, and `uninstall` removes, only files that `install` wrote and that have not
+//!   changed since.
+//! - Each file appears under its name with its full content.
+//! - `lib/nccl-spark/manifest` lists the installed files, and `uninstall` needs only this list.
+//! - Files of a Debian or Python package are neither replaced nor removed.
 
 mod files;
 mod manifest;
@@ -50,8 +52,8 @@ pub struct Uninstall {
 const PREFIX: &str = "/usr/local";
 
 impl Install {
-    /// Installs, and prints how to use the plugin. Completions and manual pages are made from
-    /// `command_line`. `path` is the environment's PATH.
+    /// Installs the files, and prints how to use the plugin. Completions and manual pages are made
+    /// from `command_line`. `path` is the environment's PATH.
     ///
     /// # Errors
     /// A file to install is missing, a file is in the way, the prefix cannot be written, or a
@@ -110,7 +112,8 @@ impl Uninstall {
     /// Removes the files listed by [`Install::run`].
     ///
     /// # Errors
-    /// Nothing is installed there, it cannot be removed, or it is a package's (without a folder).
+    /// Nothing is installed below the prefix, or a file cannot be removed. Without `--prefix`, also
+    /// if a package installed this program.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
             let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");

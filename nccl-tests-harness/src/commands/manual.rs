@@ -1,5 +1,5 @@
-//! Shell completions and manual pages, made from the command line's own definitions. In this file,
-//! `all` is the whole command line.
+//! Shell completions and manual pages, made from clap's definition of the command line. In this
+//! file, `all` is that definition.
 
 use super::settings::default_text;
 use anyhow::{Context, Result};
@@ -74,20 +74,21 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     command.build();
     shell.generate(&command, &mut text);
     if shell == Shell::Bash {
-        // clap_complete 4.6.11 writes the program's hyphen in two ways, so bash found no options.
+        // clap_complete 4.6.11 encodes the hyphen of the program's name in two ways. Without this
+        // correction, bash finds no options.
         text = String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
     }
     text
 }
 
-/// Returns the completions for all shells and the manual pages, each with its path below a prefix.
+/// Returns the completions for all shells and the manual pages, with paths below the prefix.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
     let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
     Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
 }
 
-/// Returns file name and text of the manual pages. The program's own page is the last.
+/// Returns the file name and the text of each manual page. The program's own page is the last.
 fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
     command.build();
@@ -120,7 +121,7 @@ fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result
     Ok(())
 }
 
-/// Converts the text below the help: examples, and exit status if any. Lines are not filled.
+/// Converts the end of the help (examples, exit status) to roff, and keeps its line breaks.
 fn sections(after_help: &str) -> String {
     let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
     for line in after_help.lines().filter(|line| line.trim() != "Examples:") {
@@ -229,7 +230,7 @@ mod tests {
         {
             assert!(main.contains(part) && !page.contains(part), "{part}: {main}");
         }
-        // The text must not change from one build to the next.
+        // A page has no date, so that it is the same in every build.
         assert!(!page.contains("202"), "{page}");
     }
 }

@@ -102,7 +102,8 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
     Ok(u8::from(!is_usable))
 }
 
-/// Runs this command again, because a process cannot put a fabric into its own environment.
+/// Runs this command again as a child process, because a process cannot put the fabric's variables
+/// into its own environment.
 fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(String, String)>) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(["rails", "--fabric", "verbs"]).args(short.then_some("--short")).envs(environment);

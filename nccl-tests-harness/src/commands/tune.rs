@@ -2,7 +2,7 @@
 //!
 //! Every figure comes from its own run (`collectives::lead`): the ranks start with the settings in
 //! their environment, connect, and time an all-gather of each size. Each round measures all
-//! settings once, so that a change of the machine affects all of them.
+//! settings once, so that a change of the machine's speed affects all of them.
 
 pub mod collectives;
 mod follow;
@@ -101,7 +101,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures the candidates in turn. Each round begins with another. `None` means the defaults.
+    /// Measures the candidates (`None`: the defaults) in turn. Each round begins with another one.
     fn measure(
         &mut self,
         candidates: impl Iterator<Item = Option<Candidate>>,
@@ -136,7 +136,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Returns the bus bandwidth in GB/s by size.
+    /// Measures once. Returns the bus bandwidth in GB/s by size.
     fn run(&mut self, candidate: Option<Candidate>) -> Result<Vec<f64>> {
         self.runs += 1;
         let mut plan = Plan { rank_env: self.tune.rank_env(candidate), ..self.tune.plan.clone() };

@@ -1,4 +1,5 @@
-//! The limit that results are compared with: the highest payload rate of the links.
+//! Computes the limit that results are compared with: the highest payload rate that rails, cables
+//! and PCIe links allow.
 //!
 //! The rates in a software fabric's profile are payload rates. A port's speed includes headers, so
 //! its limit is the part of the speed that RoCE v2 leaves for payload.
@@ -20,7 +21,7 @@ pub fn payload_of_port(mbps: f64) -> f64 {
 /// Highest payload rate and lowest latency of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limit {
-    /// Payload in each direction in Mb/s; none if no limit is known.
+    /// Payload rate in each direction in Mb/s; `None` if no limit is known.
     pub payload_mbps: Option<f64>,
     /// One-way latency in microseconds.
     pub latency_us: f64,
@@ -57,9 +58,9 @@ pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
 }
 
-/// Returns the capacity of a cut. Each bit of `cut` stands for a link or a cable: first the links,
-/// then the cables. A set bit cuts it. A rail is cut if neither its link nor
-/// its cable is cut.
+/// Returns the capacity of a cut in Mb/s. Each bit of `cut` is for a link or a cable, the links
+/// first. A set bit means that this link or cable is cut. A rail is cut if its link and its cable
+/// are not.
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
         let all = |factor| [(0, factor), (1, 1.0), (2, 1.0), (3, 1.0)];
         assert_eq!(payload(&two, &all(1.0)), Some(224.0));
-        // The link's other rail carries the rest.
+        // The other rail on the same link carries the rest.
         assert_eq!(payload(&two, &all(0.25)), Some(224.0));
         assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
         assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));
@@ -125,13 +126,13 @@ mod tests {
         assert_eq!((open, open.gb_s()), (Limit { payload_mbps: None, latency_us: 1.4 }, None));
     }
 
-    /// By hand: 4096 of 4178 bytes.
+    /// Computed by hand: 4096 of 4178 bytes are payload.
     #[test]
     fn payload_of_port_excludes_headers() {
         assert!((payload_of_port(200_000.0) - 196_074.7).abs() < 0.1);
     }
 
-    /// By hand: 8000 Mb/s are a byte a nanosecond.
+    /// 8000 Mb/s are one byte per nanosecond.
     #[test]
     fn a_limit_converts_to_gb_s_latency_and_message_rate() {
         let limit = Limit { payload_mbps: Some(8_000.0), latency_us: 2.0 };

@@ -12,7 +12,7 @@ pub(crate) enum Kind {
     HostAlloc,
     /// Memory of the allocator that CUDA pins afterwards (`cudaHostRegister`).
     HostRegister,
-    /// Memory that processor and GPU share, moved on use (`cudaMallocManaged`).
+    /// Memory that CPU and GPU share; it moves to the one that uses it (`cudaMallocManaged`).
     Managed,
     /// Memory of the GPU (`cudaMalloc`), registered as if it were the host's.
     Device,
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// True for the kinds of NCCL's own buffers, without which NCCL cannot work.
+    /// Returns true for the kinds of NCCL's own buffers, without which NCCL cannot work.
     pub fn must_register(self) -> bool {
         matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
     }

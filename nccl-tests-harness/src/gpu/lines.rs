@@ -1,4 +1,5 @@
-//! LL128 lines, which the litmus test writes and the processor reads, as in `kernels.ptx`.
+//! LL128 lines: the words that the litmus test writes, and how the CPU reads them. `kernels.ptx`
+//! does the same on a GPU.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -8,7 +9,7 @@ pub const LINE_BYTES: usize = 128;
 /// 8-byte words of a line; the last one is its flag.
 pub const WORDS: usize = LINE_BYTES / size_of::<u64>();
 pub const FLAG: usize = WORDS - 1;
-/// Words that one lane of a warp stores and loads together: a piece of 16 bytes.
+/// Words that one thread of a warp stores and loads together: a piece of 16 bytes.
 pub const PIECE_WORDS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct Tally {
     pub missing: u64,
     /// Bit i: piece i was old in some torn line.
     pub pieces: u64,
-    /// The same for the second load.
+    /// Bit i: piece i was old in the second load of some line.
     pub pieces_again: u64,
 }
 
@@ -59,13 +60,13 @@ pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     }
 }
 
-/// Reads a line as NCCL's proxy does. Returns none until its flag arrives, then a bit for each old
-/// piece.
+/// Reads a line as NCCL's proxy does. Returns `None` until its flag arrives, then a bit for each
+/// old piece.
 ///
 /// The flag is loaded with acquire, so the data words are loaded after it, on Arm too (x86-64 never
-/// reorders loads). A word that is old then was not yet visible when the flag was. The writer is a
-/// GPU or a NIC, and no release of its pairs with this acquire: the test asks whether the writer's
-/// stores to one line become visible together.
+/// reorders loads). A word that is still old then was not yet visible when the flag was. The writer
+/// is a GPU or a NIC and makes no release that pairs with this acquire: the test examines whether
+/// the writer's stores to one line become visible together.
 pub fn read_line(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Option<u8> {
     (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
 }

@@ -1,9 +1,9 @@
 //! GPUs that write and check memory of every kind, through CUDA's driver without CUDA's toolkit.
 //!
-//! A machine without libcuda or without a GPU is an answer, not an error. Every error names the
-//! driver's call. A GPU's work is done when the call returns. Memory is freed before its context is
-//! released. This module does not know the plugin: memory becomes a `net::Buffer`, which only one
-//! of GPU, processor and network uses at a time.
+//! A missing libcuda or GPU is a result, not an error. Every error names the driver's call. Except
+//! in `lines`, the GPU's work is done when a call returns. Memory is freed before its context is
+//! released. This module does not use the plugin: its memory becomes a `net::Buffer`. Only one of
+//! GPU, CPU and network uses a buffer at a time, unless it is shared as `net::Words`.
 
 #[allow(unsafe_code)]
 mod cuda;
@@ -24,8 +24,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Checks that this GPU writes the bytes that the processor computes, and counts the bytes that the
-/// processor changes. A check that never finds anything would pass with any network.
+/// Checks that this GPU writes the bytes that the CPU computes, and that it counts the bytes that
+/// the CPU changes. A check that never finds anything would pass with any network.
 pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -50,11 +50,12 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
 
 /// Checks the kernels of the litmus test: they store all words of a line and no others, and count a
 /// line with an old word and a line that does not arrive. Also makes the driver load both kernels
-/// one after the other. A kernel that is loaded at its first launch may wait for all running
-/// kernels, and in the test one kernel runs until the other has stored its lines.
+/// one after the other. Otherwise the first launch of a kernel may load it, and wait for all
+/// running kernels. In the test one kernel runs until the other has stored its lines, so they would
+/// wait for each other.
 pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
-    // Not a multiple of a warp's four lines, and not from the start.
+    // Starts inside the buffer, with a number of lines that is not a multiple of a warp's four.
     const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
     const WAIT: Duration = Duration::from_millis(100);
     let name = gpu.name();
@@ -83,7 +84,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
     }
     let round = Round { sequence: 10, ..ROUND };
     let whole = Tally { lines: 133, ..Tally::default() };
-    // The changes add up, like the tally.
+    // Each change also counts in the next load, and the tally adds up the loads.
     let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
     let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
     let old = |line: u32, index: usize| {
@@ -105,7 +106,7 @@ pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// With a GPU, this runs the kernels; without one, it checks the answer.
+    /// With a GPU, runs the kernels. Without a GPU, checks the reason.
     #[test]
     fn every_gpu_is_tested_and_every_kind_of_memory_is_freed() {
         let driver = match Driver::load() {

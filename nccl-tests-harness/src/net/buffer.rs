@@ -29,14 +29,14 @@ pub unsafe trait Memory {
 pub struct Buffer {
     memory: Box<dyn Memory>,
     active: RefCell<Vec<Stretch>>,
-    /// True while [`Buffer::alone`] runs, and once the buffer has [`Words`].
+    /// True while [`Buffer::alone`] or [`Buffer::combine`] runs, and after [`Words::share`].
     borrowed: Cell<bool>,
-    /// True once the buffer has [`Words`].
+    /// True after [`Words::share`].
     shared: Cell<bool>,
 }
 
-/// A buffer that the processor, GPUs and the network use at the same time, until the buffer ends.
-/// The processor accesses it only by 8-byte atomics.
+/// A buffer that the CPU, GPUs and the network use at the same time, until the buffer is dropped.
+/// The CPU accesses it only by 8-byte atomics.
 pub(crate) struct Words(Rc<Buffer>);
 
 /// Part of a buffer that the network reads or writes.
@@ -119,14 +119,14 @@ impl Buffer {
         ensure!(self.memory.is_host(), "the processor cannot reach this memory");
         self.alone(|start| {
             // SAFETY: `Memory` promises this many initialised bytes while it lives, and `self`
-            // holds it. No request is in flight in them. Until `alone` returns, no request starts
-            // and no second call reaches them, so this is the only access.
+            // owns it. No request is in flight in these bytes. Until `alone` returns, no request
+            // starts and no second call reaches the bytes, so this is the only access.
             Ok(work(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), self.bytes()) }))
         })
     }
 
-    /// Lets `work` change a range of this buffer by the same range of `other`. Fails when the range
-    /// lies outside of either buffer, or the network uses it.
+    /// Lets `work` change a range of this buffer with the bytes of the same range of `other`. Fails
+    /// when the range lies outside of either buffer, or the network uses it.
     pub(crate) fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
         ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
         ensure!(self.memory.is_host() && other.memory.is_host(), "the processor cannot reach this memory");
@@ -158,8 +158,8 @@ impl Buffer {
 }
 
 impl Words {
-    /// Shares a buffer. Fails while requests use it, and if it is no host memory or not whole
-    /// words.
+    /// Shares a buffer. Fails while requests use it, and if it is not host memory or not made of
+    /// whole words.
     pub fn share(buffer: &Rc<Buffer>) -> Result<Rc<Self>> {
         ensure!(buffer.memory.is_host(), "the processor cannot reach this memory");
         let whole = buffer.start().cast::<AtomicU64>().is_aligned() && buffer.bytes().is_multiple_of(size_of::<u64>());
@@ -193,8 +193,8 @@ impl Words {
     }
 }
 
-/// Zeroed memory of the allocator, as from `malloc`, alone on its pages: CUDA pins whole pages, and
-/// two of its pins on one page are an error.
+/// Zeroed memory of the allocator, as from `malloc`. Nothing else is on its pages, because CUDA
+/// pins whole pages and fails to pin a page twice.
 pub(crate) struct Heap {
     start: NonNull<c_void>,
     bytes: usize,
@@ -217,7 +217,7 @@ impl Heap {
     }
 }
 
-// SAFETY: a zeroed allocation of at least this length, which ends on drop. No other owner has a
+// SAFETY: a zeroed allocation of at least this length, which is freed on drop. No other owner has a
 // pointer to it.
 unsafe impl Memory for Heap {
     fn start(&self) -> NonNull<c_void> {

@@ -7,12 +7,12 @@ use std::ffi::{CStr, c_char, c_int, c_ulong};
 type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
 
 pub(super) fn logger() -> DebugLogger {
-    // SAFETY: NCCL's logger is variadic after `fmt`, which Rust cannot define. Plugins for NCCL
-    // call it with "%s" and one string. A caller may pass nothing or other types, but then `fmt` is
-    // not "%s" and `on_log` does not read `arg`. On both supported machines a first variadic
-    // argument that is a pointer travels in the register of the sixth fixed one: System V x86-64
-    // passes both in r9 (a function that is not variadic ignores the count of vector registers in
-    // al), and AAPCS64 on Linux passes both in x5.
+    // SAFETY: NCCL's logger is variadic after `fmt`, and Rust cannot define such a function.
+    // Plugins for NCCL call the logger with "%s" and one string. A caller may pass nothing or other
+    // types, but then `fmt` is not "%s" and `on_log` does not read `arg`. On both supported
+    // machines, a pointer is in the same register as first variadic argument and as sixth fixed
+    // argument: in r9 with System V x86-64 (a function that is not variadic ignores the count of
+    // vector registers in al), and in x5 with AAPCS64 on Linux.
     unsafe { std::mem::transmute::<FixedLogger, DebugLogger>(on_log) }
 }
 

@@ -33,7 +33,7 @@ const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
 /// The handle that `listen` fills and `connect` takes.
 pub(crate) type Handle = [u8; HANDLE_BYTES];
 
-/// A library that exports a table of one of [`abi::VERSIONS`].
+/// A loaded library that exports a table of one of [`abi::VERSIONS`].
 pub struct Plugin {
     /// Functions in the library, valid while the library is loaded.
     table: Functions,
@@ -50,7 +50,7 @@ pub struct Context {
 pub(crate) struct Properties {
     pub name: String,
     pub speed_mbps: i32,
-    /// True if the device takes host memory.
+    /// True if the device accepts host memory.
     pub host_memory: bool,
 }
 
@@ -75,7 +75,7 @@ struct Comm {
     sends: bool,
 }
 
-/// Kind of memory that regMr gets for a pointer.
+/// Kind of memory that is passed to regMr with an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
     Host,
@@ -91,7 +91,7 @@ pub struct Registration {
 
 /// A send or a receive in flight.
 pub struct Request {
-    /// None once the request is done: NCCL never tests a request again after that.
+    /// `None` after the request is done, because NCCL never tests such a request again.
     raw: Option<NonNull<c_void>>,
     registration: Rc<Registration>,
     stretch: Stretch,
@@ -119,8 +119,8 @@ fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
 }
 
 impl Plugin {
-    /// Loads a plugin by `version` of its interface, or by the newest that it exports, as NCCL
-    /// does.
+    /// Loads a plugin with this version of the interface or, if `None`, with the newest version
+    /// that the library exports, as NCCL does.
     ///
     /// # Errors
     /// Fails when the library cannot be loaded, or has no such interface.
@@ -165,7 +165,7 @@ impl Plugin {
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 
-    /// Returns a size as version 8 takes it; 0 for later versions, which do not use it.
+    /// Returns a size as version 8 takes it, or 0 for later versions, which do not use this number.
     fn short(&self, bytes: usize) -> Result<c_int> {
         match self.table.version {
             8 => c_int::try_from(bytes)
@@ -241,7 +241,7 @@ impl Context {
         Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
     }
 
-    /// Listens on device `dev`.
+    /// Listens on device `dev`. Returns the listening comm, and the handle for its peer.
     pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
         let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
         let place = handle.as_mut_ptr().cast();
@@ -257,7 +257,8 @@ impl Context {
         Ok((Listener { context: Rc::clone(self), raw }, handle))
     }
 
-    /// Continues to connect to `handle`, the same memory in each call. None until connected.
+    /// Starts or continues to connect to `handle`. A connection needs the same memory for `handle`
+    /// in each call. Returns `None` until connected.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         let handle = handle.as_mut_ptr().cast();
@@ -279,14 +280,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is from `init` and ends here. Every object made from it held it and
-        // has ended.
+        // SAFETY: the context is from `init` and ends here. Every object made from it held `self`
+        // and has been dropped.
         self.plugin.close("finalize", self.plugin.table.finalize, |finalize| unsafe { finalize(self.raw) });
     }
 }
 
 impl Listener {
-    /// Continues to accept. Returns none until a peer has connected.
+    /// Starts or continues to accept a connection. Returns `None` until a peer has connected.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
@@ -342,7 +343,8 @@ impl<const SENDS: bool> Direction<SENDS> {
 }
 
 impl SendComm {
-    /// Starts to send `bytes` from `offset` on; none if the plugin cannot take the message yet.
+    /// Starts to send `bytes` from `offset` on. Returns `None` if the plugin cannot take the
+    /// message yet.
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
@@ -367,7 +369,8 @@ impl SendComm {
 }
 
 impl RecvComm {
-    /// Starts to receive up to `bytes` to `offset`; none if the plugin cannot take the receive yet.
+    /// Starts to receive up to `bytes` to `offset`. Returns `None` if the plugin cannot take the
+    /// receive yet.
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
@@ -447,7 +450,7 @@ impl Request {
         Self { raw: Some(raw), registration: Rc::clone(registration), stretch }
     }
 
-    /// Tests the request. Returns the number of bytes moved, or none until the request is done.
+    /// Tests the request. Returns the number of bytes moved, or `None` until the request is done.
     ///
     /// # Errors
     /// Fails for a request that was done before, and for a size that the request cannot have.

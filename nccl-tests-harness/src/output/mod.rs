@@ -17,12 +17,12 @@ use std::sync::OnceLock;
 pub(crate) enum Verbosity {
     /// Results and errors.
     Quiet,
-    /// Remarks and progress too.
+    /// Results, errors, remarks and progress.
     #[default]
     Normal,
-    /// The plugin's log at level INFO, and everything that a command read.
+    /// Also the plugin's log at level INFO, and everything that a command read.
     Verbose,
-    /// The same at level TRACE.
+    /// Like [`Self::Verbose`], but with the log at level TRACE.
     Trace,
 }
 
@@ -53,12 +53,12 @@ pub(crate) fn nccl_debug() -> Option<&'static str> {
     }
 }
 
-/// True if progress is shown: on a terminal, without --quiet.
+/// Returns true if progress is shown: on a terminal, without --quiet.
 pub(crate) fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
 
-/// Takes the value of the variable `COLUMNS`. Only the first call has an effect.
+/// Sets the width from the variable `COLUMNS`. Only the first valid value has an effect.
 pub(crate) fn set_columns(variable: Option<&str>) {
     if let Some(columns) = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0) {
         let _ = COLUMNS.set(columns);
@@ -84,8 +84,8 @@ pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// True if `error` is only that the reader of this program's output closed it. Other broken pipes,
-/// such as a rank's control connection, are errors.
+/// Returns true if the only cause of `error` is that the reader of this program's output closed it.
+/// Other broken pipes, such as a rank's control connection, are errors.
 pub fn is_output_closed(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -97,7 +97,7 @@ pub fn is_output_closed(error: &anyhow::Error) -> bool {
 struct Output<W: Write> {
     to: W,
     name: &'static str,
-    /// The unfinished line, if remarks are left out.
+    /// The unfinished line. `None` if remarks are shown.
     line: Option<Vec<u8>>,
 }
 
@@ -120,7 +120,7 @@ impl<W: Write> Output<W> {
     fn named(name: &'static str) -> impl Fn(io::Error) -> io::Error {
         move |error| match error.kind() {
             ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Unread),
-            // Callers retry the call.
+            // The caller repeats an interrupted call.
             ErrorKind::Interrupted => error,
             kind => io::Error::new(kind, format!("{name}: {error}")),
         }
@@ -156,7 +156,7 @@ impl<W: Write> Drop for Output<W> {
     }
 }
 
-/// True for a line that starts with `#`, unless it reports a failure, which is a result.
+/// Returns true for a line that starts with `#`, unless it reports a failure, which is a result.
 fn is_remark(line: &[u8]) -> bool {
     let tells_failure = |word: &[u8]| line.windows(word.len()).any(|part| part == word);
     line.starts_with(b"#") && !tells_failure(b"FAILED") && !tells_failure(b"WRONG")

@@ -1,7 +1,7 @@
 //! Charts of a quantity by message size as SVG, drawn by plotters.
 //!
-//! A chart names the measured fabric, the host, the date, and the meaning of its points and bars.
-//! It may be shown without its page, and results of the software fabric are not those of a DGX
+//! A chart names the measured fabric, the host, the date, and the meaning of its points and bars,
+//! because it may be shown without its page. Results of the software fabric are not those of a DGX
 //! Spark.
 
 use crate::date;
@@ -31,7 +31,7 @@ const SIZE: (u32, u32) = (960, 604);
 const LEFT: i32 = 84;
 const MARGIN: i32 = 84;
 const LINE_HEIGHT: i32 = 20;
-/// Characters in a line of a caption.
+/// Maximum number of characters in a line of a caption.
 const LINE_LETTERS: usize = 112;
 /// Radius of a point, and half the width of a bar.
 const RADIUS: i32 = 4;
@@ -141,14 +141,14 @@ impl Chart {
     }
 }
 
-/// Returns a range of powers of 2 that contains all sizes: the axis has its labels at powers.
+/// Returns the range of powers of 2 around all sizes. The axis has its labels at powers.
 fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
     let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
     let (from, to) = (least.min(most).max(1).ilog2(), most.next_power_of_two().ilog2());
     2_f64.powi(from as i32)..2_f64.powi(to.max(from + 1) as i32)
 }
 
-/// plotters divides the size by 1.24.
+/// Returns the font's family and size. plotters divides the size by 1.24.
 fn font() -> (&'static str, i32) {
     ("sans-serif", 16)
 }

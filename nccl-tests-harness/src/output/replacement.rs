@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use tempfile::{Builder, NamedTempFile};
 
-/// Creates an empty temporary file beside `path`. Errors do not name it: its name is random.
+/// Creates an empty temporary file beside `path`. Errors do not have its name, which is random.
 pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let make = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);

@@ -1,4 +1,4 @@
-//! Results as JSON, for programs: the option, the destination, and the common end of reports.
+//! Results as JSON, for programs: the option, the destination, and the last fields of every report.
 
 use crate::output;
 use crate::usage::{self, wrong};
@@ -61,7 +61,7 @@ pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
 }
 
 /// Runs `lead`, which prints to the output that [`beside`] returns and fills in `report`. Then
-/// writes the report to `json`, with the end of the run.
+/// writes the report to `json`, with the outcome of the run.
 ///
 /// # Errors
 /// Fails when `lead` fails, or the report cannot be written.
@@ -81,8 +81,8 @@ pub fn of_run<R: Serialize>(
 }
 
 impl Sink {
-    /// Checks before the run that a report can be written. Leaves no file: a run may end without a
-    /// report. An unusable file is a mistake on the command line.
+    /// Checks before the run that a report can be written. Leaves no new file, because a run may
+    /// end without a report. An unusable file is a mistake on the command line.
     pub fn open(target: &Target) -> Result<Self, clap::Error> {
         let Target::File(path) = target else { return Ok(Self::Output) };
         let file = match OpenOptions::new().write(true).open(path) {
@@ -103,7 +103,7 @@ impl Sink {
                 return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
             }
             Self::Existing(mut file, path) => {
-                // A pipe has no length.
+                // A pipe cannot be truncated.
                 let is_regular = file.metadata().map(|metadata| metadata.is_file());
                 let cut = is_regular.and_then(|is_regular| if is_regular { file.set_len(0) } else { Ok(()) });
                 (cut.and_then(|()| file.write_all(text.as_bytes())), path)

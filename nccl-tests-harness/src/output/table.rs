@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-/// A column of a table. A wider cell moves the rest of its line.
+/// A column of a table. A cell that is wider than the column moves the rest of its line.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     width: usize,
@@ -28,7 +28,8 @@ pub struct Table<W> {
 }
 
 impl<W: Write> Table<W> {
-    /// Makes a table with `gap` between columns. The first has room for the `#` before its name.
+    /// Makes a table with `gap` between columns. The first column needs room for the `#` before its
+    /// name.
     pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
         Self { out, gap, columns: columns.into() }
     }

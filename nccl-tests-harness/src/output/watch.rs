@@ -1,9 +1,9 @@
 //! A progress line on standard error. It is shown only on a terminal, without --quiet, and for work
 //! of over two seconds.
 //!
-//! Meanwhile, all output must go through [`Watch::over`], which removes the line, prints, and draws
-//! the line again below. Standard output may be the same terminal, where the line would otherwise
-//! stay inside a table.
+//! While the line is shown, all output must go through [`Watch::over`], which removes the line,
+//! prints, and draws the line again below. Standard output may be the same terminal, where the line
+//! would otherwise stay inside a table.
 
 use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};

@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// The plugin's functions by NCCL's names. The data path's come first: [`enter`] searches in order.
+/// Names of the plugin's functions, as in NCCL. Those of the data path come first, because
+/// [`enter`] searches in order.
 const FUNCTIONS: [&str; 15] = [
     "test",
     "isend",
@@ -27,8 +28,9 @@ static TICKS: AtomicU64 = AtomicU64::new(0);
 /// Number of the call, shifted left by 8 bits. The low 8 bits are 1 + the index of the function, or
 /// 0 between calls.
 static CALL: AtomicU64 = AtomicU64::new(0);
-/// The number of messages of the current collective, and the ticks at its start.
+/// Number of messages of the current collective, or 0.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
+/// Ticks at the start of the current collective.
 static TICKS_BEFORE: AtomicU64 = AtomicU64::new(0);
 static STAGE: Mutex<String> = Mutex::new(String::new());
 
@@ -37,7 +39,7 @@ pub fn tick() {
     TICKS.store(TICKS.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
-/// Sets the rank's stage until the next call.
+/// Sets the rank's stage until the next call of this function.
 pub fn stage(text: impl Into<String>) {
     *STAGE.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
     MESSAGES.store(0, Relaxed);
@@ -50,7 +52,7 @@ pub fn start_messages(messages: usize) {
     MESSAGES.store(messages as u64, Relaxed);
 }
 
-/// Notes that the rank's one working thread calls a function of the plugin.
+/// Notes that the rank's only working thread calls a function of the plugin.
 pub(crate) fn enter(function: &'static str) {
     let index = FUNCTIONS.iter().position(|name| *name == function).map_or(0, |at| at as u64 + 1);
     CALL.store(((CALL.load(Relaxed) >> 8) + 1) << 8 | index, Relaxed);
@@ -67,8 +69,8 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Returns the ticks and the rank's activity. Names a function of the plugin only if the same
-    /// call was already running at the previous look.
+    /// Returns the ticks (a count of completed work) and the rank's activity. The activity names a
+    /// function of the plugin only if the same call was already running at the previous look.
     pub fn look(&mut self) -> (u64, String) {
         let call = CALL.load(Relaxed);
         let stuck = call == self.last_call;

@@ -21,7 +21,7 @@ pub trait Work {
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
     /// Does the work in a rank's process until the orders end. `library` is the plugin's path on
-    /// this machine; without it, the command's path is used.
+    /// this machine. If it is `None`, the work uses the path from the command.
     ///
     /// # Errors
     /// Fails on errors of the plugin, and on unexpected orders.
@@ -66,7 +66,7 @@ macro_rules! answer {
 }
 pub use answer;
 
-/// Maximum length of a message: the other host must not be able to fill this host's memory.
+/// Maximum length of a message, so that the other host cannot fill this host's memory.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
 pub(crate) struct Sender(Mutex<File>);
@@ -89,7 +89,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Returns the next message; none at the end.
+    /// Returns the next message, or `None` at the end of the stream.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         match self.0.by_ref().take(LINE_MAX_BYTES).read_line(&mut line) {

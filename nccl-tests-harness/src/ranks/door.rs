@@ -12,11 +12,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Version of the messages on a door's connections, raised when they change. [`Opening`] and its
-/// answer never change, so that each side can report a difference.
+/// answer never change, so that each side can report another version.
 pub const PROTOCOL: u32 = 2;
-/// Maximum number of connections that have not shown a token. Further ones are closed.
+/// Maximum number of connections that have not shown a token. Further connections are closed.
 const MAX_UNAUTHENTICATED: usize = 64;
-/// Time to connect and to be admitted.
+/// Time limit for a client to connect and to be admitted.
 pub const OPENING: Duration = Duration::from_secs(10);
 
 pub struct Door {
@@ -54,7 +54,7 @@ impl Door {
                 line.send(&Answer::Welcome { environment: Vec::new() })?;
                 return line.settle();
             };
-            // The other end may have closed.
+            // The other end may have closed, so errors are ignored.
             let _ = line.send(&Answer::Refused { reason });
         }
     }
@@ -74,8 +74,8 @@ impl Door {
     }
 }
 
-/// Connects to the first of a door's addresses that answers. `name` is the door's, for errors.
-/// Fails when no address answers by `end`, or the door refuses the token.
+/// Connects to the first of a door's addresses that answers. Errors name the door by `name`. Fails
+/// when no address answers by `end`, or the door refuses the token.
 pub fn enter(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
     let stream =
         line::connect(addresses, end.min(Instant::now() + OPENING)).with_context(|| format!("connect to {name}"))?;

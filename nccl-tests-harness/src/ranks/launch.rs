@@ -1,4 +1,4 @@
-//! The job for which a launcher (mpirun, torchrun, srun) started this process, by its environment.
+//! Finds this process's job of a launcher (mpirun, torchrun, srun) in the environment.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -32,12 +32,14 @@ pub enum Launcher {
     Pmix,
 }
 
-/// Below Linux's range of ports for outgoing connections, which begins at 32768.
+/// Ports that are derived from a job's name. They are below Linux's range of ports for outgoing
+/// connections, which begins at 32768.
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 
-/// Returns this process's place in a launcher's job; none without a launcher or with one rank.
-/// `lookup` returns an environment variable. `parent`, the parent's PID, distinguishes the jobs of
-/// one machine if the launcher has no name for them. Fails when variables contradict each other.
+/// Returns this process's place in a launcher's job, or `None` without a launcher or with one rank.
+/// `lookup` returns an environment variable. `parent` is the parent's PID. It distinguishes the
+/// jobs of one machine if the launcher has no name for them. Fails when variables contradict each
+/// other.
 pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Option<World>> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
     // mpirun and torchrun may themselves run inside a Slurm job, so they come first.
@@ -50,7 +52,7 @@ pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Re
     ];
     for (launcher, rank_name, size_names) in candidates {
         let Some(rank) = lookup(rank_name) else { continue };
-        // RANK alone does not show torchrun: many scripts have a variable of that name.
+        // RANK alone is no sign of torchrun, because many scripts have a variable of that name.
         if launcher == Launcher::Torchrun && (lookup("WORLD_SIZE").is_none() || lookup("MASTER_ADDR").is_none()) {
             continue;
         }
@@ -93,7 +95,8 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
     }
 }
 
-/// Returns host and port where rank 0 listens, unless the command line names another place.
+/// Returns host and port where rank 0 listens, unless the command line names another place. Returns
+/// `None` if the launcher does not pass a host.
 fn place(
     launcher: Launcher,
     lookup: &impl Fn(&str) -> Option<String>,
@@ -101,7 +104,7 @@ fn place(
     job: &str,
 ) -> Result<Option<(String, u16)>> {
     if launcher == Launcher::Torchrun {
-        // torchrun's own store uses MASTER_PORT itself.
+        // torchrun's own store uses MASTER_PORT, so rank 0 takes the next port.
         let Some(host) = lookup("MASTER_ADDR") else { return Ok(None) };
         let Some(port) = lookup("MASTER_PORT") else { return Ok(None) };
         let next = port.parse::<u16>().ok().and_then(|port| port.checked_add(1));
@@ -139,7 +142,7 @@ fn first_host(nodes: &str) -> Option<String> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-/// Returns a port that all ranks of a job compute alike (FNV-1a over the job's name).
+/// Returns a port that is the same on all ranks of a job (FNV-1a over the job's name).
 fn derived_port(job: &str) -> u16 {
     let hash = job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     DERIVED_PORTS.start + (hash % u32::from(DERIVED_PORTS.end - DERIVED_PORTS.start)) as u16

@@ -1,7 +1,8 @@
 //! A connection on which two processes greet each other, one JSON object per line. Reads and writes
 //! have time limits, and a line has a size limit.
 //!
-//! No byte after a message is read: the socket may become a control connection (`control`).
+//! Bytes after a message are not read, because the socket may become a control connection
+//! (`control`).
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -27,7 +28,7 @@ pub struct Line {
 }
 
 /// Connects to the first of `addresses` that answers by `end`, and tries each for at least 20 ms.
-/// The error is that of the last address.
+/// Fails with the error of the last address.
 pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
     let mut last = anyhow!("no address");
     for address in addresses {
@@ -59,13 +60,13 @@ impl Line {
         self.stream.write_all(&text).with_context(|| format!("{} is gone", self.whom))
     }
 
-    /// Returns the next message. Fails when none comes within `limit`, or it is too long or
-    /// malformed.
+    /// Returns the next message. Fails when no message comes within `limit`, or the message is too
+    /// long or malformed.
     pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
         self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
     }
 
-    /// Works like [`Line::on_line`]; none once the other end closes between two messages.
+    /// Works like [`Line::receive`]. Returns `None` if the other end closes between two messages.
     pub fn receive_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
         let begin = Instant::now();
         let until = (begin + limit).min(self.end);
@@ -88,8 +89,8 @@ impl Line {
         }
     }
 
-    /// Returns the socket as a control connection: reads may take any time. The connection to a
-    /// dead machine fails when sent data is not acknowledged for 30 s.
+    /// Returns the socket as a control connection, on which reads may take any time. The connection
+    /// to a dead machine fails when sent data is not acknowledged for 30 s.
     pub fn settle(self) -> Result<TcpStream> {
         let set = || -> std::io::Result<()> {
             self.stream.set_read_timeout(None)?;

@@ -25,9 +25,11 @@ struct Kept {
     held: Option<(String, Instant)>,
 }
 
-/// Maximum number of kept lines. The plugin logs few; a faulty one must not fill the memory.
+/// Maximum number of kept lines. The plugin logs few lines, but a faulty plugin must not fill the
+/// memory.
 const KEPT_LINES: usize = 256;
-/// Time to hold back a warning. If `init` still waits then, the warning names the reason.
+/// Time for which a warning is held back. If `init` still runs then, the warning is shown, because
+/// it names the reason.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
@@ -82,7 +84,7 @@ pub(crate) fn record(code: i32, text: &str) {
     }
 }
 
-/// Holds back the last warning from now on: if `init` fails, its error has the text.
+/// Holds back the last warning from now on. If `init` fails, its error has the warning's text.
 pub(crate) fn hold_warnings() {
     kept().is_holding = true;
 }
@@ -121,7 +123,7 @@ impl Kept {
 
 /// Writes a line with one call, so that lines of several ranks do not mix.
 fn show(line: &str) {
-    // A rank also works without standard error.
+    // A rank also works without standard error, so an error is ignored.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -139,7 +141,7 @@ pub fn take_rail_lines() -> Vec<String> {
     kept
 }
 
-/// True for a line with "merged N rails" or "merged 1 rail".
+/// Returns true for a line with "merged N rails" or "merged 1 rail".
 fn is_merged(line: &str) -> bool {
     let Some((_, rest)) = line.split_once("merged ") else { return false };
     rest.split_once(" rail").is_some_and(|(number, _)| number.parse::<u32>().is_ok())

@@ -9,10 +9,11 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// Added to every byte. It is the iteration's low byte for rank 0 and odd ranks, and its
-    /// negative for other ranks. Two iterations less than 256 apart thus differ in every byte of a
-    /// rank's data. Two less than 128 apart differ in every byte of the sum over any number of
-    /// ranks from 0 on. So even a stale slice of one byte is always found.
+    /// Added to every byte of the data. For rank 0 and odd ranks, it is the iteration's low byte;
+    /// for other ranks, it is the negative of that byte. Two iterations that differ only in the low
+    /// byte thus differ in every byte of a rank's data. If they are also less than 128 apart, they
+    /// differ in every byte of the sum over any number of ranks from 0 on. So even a stale slice of
+    /// one byte is found.
     shift: u64,
 }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
-/// Time that a launched rank outlives the command. Launchers end a job when a rank dies, and the
-/// rank with the error should die first.
+/// Time for which a launcher's rank outlives the command. Launchers end a job when a rank dies, and
+/// the rank with the error should die first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The arguments of a hidden command that starts a rank.

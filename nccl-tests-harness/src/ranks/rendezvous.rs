@@ -25,7 +25,7 @@ pub struct Meeting {
     pub job: String,
     /// Number of ranks.
     pub ranks: usize,
-    /// Time that rank 0 waits for the others, and they for rank 0.
+    /// Time limit for rank 0 to wait for the other ranks, and for them to wait for rank 0.
     pub timeout: Duration,
 }
 
@@ -40,7 +40,7 @@ pub struct Hello {
     pub rank: usize,
     /// Number of ranks that this rank expects.
     pub ranks: usize,
-    /// Process number.
+    /// Process id of the rank.
     pub pid: u32,
     /// Name of the machine, for people.
     pub host: String,
@@ -66,9 +66,10 @@ pub struct Guest {
 const HELLO: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect, and between two polls of rank 0.
 const RETRY: Duration = Duration::from_millis(20);
-/// Time after which a waiting rank prints what it waits for.
+/// Time after which a waiting rank prints a remark about its wait.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum number of connections without a hello. All ranks of a large job may connect together.
+/// Maximum number of connections without a first message. All ranks of a large job may connect at
+/// the same time.
 const MAX_UNAUTHENTICATED: usize = 4096;
 
 pub(crate) struct Rendezvous {
@@ -84,7 +85,7 @@ pub(super) struct Arrivals<T> {
     said: mpsc::Receiver<(T, Line, SocketAddr)>,
     /// Number of connections that have not sent their first message.
     strangers: Arc<AtomicUsize>,
-    /// Maximum number of strangers. Further connections are closed.
+    /// Maximum number of `strangers`. Further connections are closed.
     most: usize,
 }
 
@@ -99,9 +100,9 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
         self.listener.local_addr().context("ask for the port")
     }
 
-    /// Returns the next connection whose first message has arrived, if any. Waits 20 ms at most.
+    /// Returns the next connection whose first message has arrived, if any. Waits at most 20 ms.
     pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
-        // An error concerns one connection or is temporary. The caller has a time limit.
+        // An error concerns one connection or is temporary, and the caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
         if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
@@ -122,11 +123,11 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 }
 
 impl Rendezvous {
-    /// Listens, on rank 0. Fails when the host has no such name, or the port is taken.
+    /// Makes rank 0 listen. Fails when the host has no such name, or the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // The name may mean another address on other machines: rank 0 listens on all addresses.
+        // The name may mean another address on other machines, so rank 0 listens on all addresses.
         let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             true => TcpListener::bind((host.as_str(), *port)),
             false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
@@ -143,7 +144,7 @@ impl Rendezvous {
     }
 
     /// Waits until all other ranks have connected. Returns them in rank order. `environment`
-    /// returns the variables for a rank, or the reason why it cannot take part.
+    /// returns the variables for a rank, or the reason why the rank cannot take part.
     ///
     /// # Errors
     /// Fails when a rank does not connect in time, or cannot take part.
@@ -164,7 +165,7 @@ impl Rendezvous {
             };
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(format!("{address} was refused: {reason}"));
-                // The other end may have closed.
+                // The other end may have closed, so errors are ignored.
                 let _ = line.send(&Answer::Refused { reason });
                 continue;
             }
@@ -265,11 +266,11 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     }
 }
 
-/// Prints what a rank waits for after [`PATIENCE`], unless it is dropped before. It has its own
-/// thread, because the look-up of a name and the attempt to connect may each take longer.
+/// Prints a remark about a rank's wait, unless it is dropped within [`PATIENCE`]. A thread prints
+/// it, because the look-up of a name and the attempt to connect may each take longer.
 struct Waiting {
     error: Arc<Mutex<String>>,
-    /// Dropping it ends the thread.
+    /// Dropping this sender ends the thread.
     _end: mpsc::Sender<()>,
 }
 
@@ -291,9 +292,9 @@ impl Waiting {
     }
 }
 
-/// Prints a line to standard error, which --quiet leaves out.
+/// Prints a remark to standard error. --quiet leaves it out.
 fn remark(text: &str) {
-    // A rank also works without standard error.
+    // A rank also works without standard error, so an error is ignored.
     let _ = writeln!(output::error(), "# {text}");
 }
 
@@ -305,7 +306,7 @@ fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 /// Parses `HOST:PORT`.
 ///
 /// # Errors
-/// Names the allowed form.
+/// The text has another form. The error names the allowed one.
 pub fn parse_place(text: &str) -> Result<(String, u16), String> {
     let parts =
         text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));

@@ -93,7 +93,7 @@ pub(crate) fn hello(world: &World) -> Result<Hello> {
 /// Replaces this process by `command`, which ends when its control connection closes.
 ///
 /// # Errors
-/// Always: a process that was replaced does not return.
+/// Always fails if it returns, because a process that was replaced does not return.
 pub fn become_rank<T>(mut command: Command) -> Result<T> {
     let error = command.exec();
     Err(error).with_context(|| format!("start {}", command.get_program().display()))

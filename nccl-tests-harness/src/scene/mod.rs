@@ -87,7 +87,7 @@ impl Scene {
         self.folder.path()
     }
 
-    /// Writes a line of output into the log, after `who`, the process that printed it.
+    /// Writes a line of output into the log file, after `who`, the process that printed the line.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -134,7 +134,7 @@ impl Scene {
             && let Some(folder) = self.fabric.verbs_names()?
         {
             set("LD_LIBRARY_PATH", loader_path(&folder, lookup));
-            // Without an index NCCL looks up each address's kind in /sys/class/infiniband.
+            // Without this index, NCCL looks up the type of each GID in /sys/class/infiniband.
             if lookup("NCCL_IB_GID_INDEX").is_none() {
                 set("NCCL_IB_GID_INDEX", "1".to_owned());
             }
@@ -147,8 +147,8 @@ impl Scene {
 }
 
 /// Returns the subsystems of NCCL's log (`NCCL_DEBUG_SUBSYS`): the user's choice and those that
-/// this program reads. It reads INIT (networks, channels), one of NCCL's defaults, and NET. A list
-/// after `^` names excluded subsystems.
+/// this program reads. This program reads INIT (networks, channels), which is one of NCCL's
+/// defaults, and NET. A list after `^` names excluded subsystems.
 fn subsystems(chosen: &str) -> String {
     const READ: [&str; 2] = ["INIT", "NET"];
     let Some(left_out) = chosen.strip_prefix('^') else {

@@ -40,7 +40,7 @@ impl Network {
         }
     }
 
-    /// True for this plugin.
+    /// Returns true for this plugin, with its tuner or without.
     pub fn is_plugin(self) -> bool {
         matches!(self, Self::Spark | Self::SparkUntuned)
     }
@@ -75,7 +75,8 @@ impl Channels {
         Some(Self { collective: number.parse().ok()?, text })
     }
 
-    /// Returns the numbers by kind. Kinds have NCCL's own words, as in `p2p_per_peer`.
+    /// Returns the number of channels by kind. The names of the kinds are NCCL's, as in
+    /// `p2p_per_peer`.
     pub fn counts(&self) -> BTreeMap<String, u32> {
         let count = |part: &str| {
             let (number, name) = part.split_once(' ')?;
@@ -85,7 +86,7 @@ impl Channels {
     }
 }
 
-/// The network in NCCL's log.
+/// Facts from NCCL's log about the network that it used.
 #[derive(Debug, Default)]
 pub struct Used {
     /// Number of channel ends, by network.
@@ -128,7 +129,7 @@ impl Used {
         if let Some(at) = cause {
             let text = line[at..].trim().trim_start_matches("NCCL WARN ").to_owned();
             if !self.complaints.contains(&text) {
-                // The last one is usually the error that ended the run.
+                // The last line is usually the error that ended the run.
                 self.complaints.truncate(COMPLAINTS - 1);
                 self.complaints.push(text);
             }

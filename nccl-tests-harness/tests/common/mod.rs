@@ -13,7 +13,7 @@ use std::process::Command;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_nccl-spark");
 
 impl Fakes {
-    /// Runs memory with `arguments` and `environment`, in the form "FAKE_GPUS=2".
+    /// Runs `nccl-spark memory` with `arguments` and `environment`, in the form "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> Said {
         let mut command = nccl_spark();
         command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
@@ -42,7 +42,7 @@ pub fn is_built() -> bool {
     built().is_some()
 }
 
-/// True if mpirun is installed; otherwise prints that the test is skipped.
+/// Returns true if mpirun is installed; otherwise prints that the test is skipped.
 #[track_caller]
 pub fn has_mpirun() -> bool {
     let is_there = Command::new("mpirun").arg("--version").output().is_ok();

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, inde
     })
 }
 
-/// Always answers RoCE v2. rdma-core keeps this function for its own tools.
+/// Always reports RoCE v2. rdma-core keeps this function for its own tools.
 ///
 /// # Safety
 /// `context` must be open, and `kind` must be valid for writes.
@@ -271,7 +271,8 @@ fn mtu(bytes: u32) -> ibv_mtu {
 }
 
 /// Returns the codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) of the highest rate up
-/// to `mbps`, or else of the slowest. An owner's Spark reports 200 Gb/s as two lanes of NDR.
+/// to `mbps`, or of the slowest rate if all are higher. An owner's Spark reports 200 Gb/s as two
+/// lanes of NDR.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const SPARK_PORT: (u32, (u8, u8)) = (200_000, (16, 128));
     if mbps == SPARK_PORT.0 {

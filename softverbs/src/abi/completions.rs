@@ -52,7 +52,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// Sets `cqe` to the number of completions that the queue holds.
+/// Sets `cqe` to the number of completions that fit in the queue.
 ///
 /// # Safety
 /// `context` must be open, and `channel` null or alive.
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let handle = unsafe { handles::cq(cq) }?;
         handle.users.check_unused()?;
         if !handle.c.channel.is_null() {
-            // SAFETY: it is alive, because this queue holds it.
+            // SAFETY: the channel is alive, because this queue has a hold on it.
             let channel = unsafe { handles::channel(handle.c.channel) }?;
             lock(&channel.queues).remove(&u64::from(handle.c.handle));
             let none = std::ptr::null_mut();
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         lock(&handle.device.cqs).remove(&handle.core.number());
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: the context is open as long as an object is made on it.
+        // SAFETY: a context stays open while it has objects.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<CqHandle, _>(cq) };
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// Waits, unless the channel's descriptor is non-blocking.
+/// Waits for an event, unless the channel's descriptor is non-blocking.
 ///
 /// # Safety
 /// `channel` must be alive, and both pointers must be valid for writes.
@@ -140,7 +140,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let channel = unsafe { handles::channel(channel) }?;
         let found = loop {
             let number = announced(channel.c.fd)?;
-            // `ibv_destroy_cq` takes the queue out under this lock, then waits for counted events.
+            // `ibv_destroy_cq` removes the queue from the table under this lock. It then waits
+            // until the events counted here are acknowledged.
             let queues = lock(&channel.queues);
             let Some(subject) = queues.get(&number) else { continue };
             let address = subject.address.load(Ordering::Acquire);
@@ -236,7 +237,8 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// Adds the queue's descriptor to the channel's epoll, as non-blocking: two threads may wait there.
+/// Adds the queue's descriptor to the channel's epoll. Makes the descriptor non-blocking, because
+/// two threads may wait for the channel.
 fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
     let fd = core.notify_fd();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// Waits, unless the context's `async_fd` is non-blocking. If a device is open more than once, the
-/// first caller gets the event.
+/// Waits for an event, unless the context's `async_fd` is non-blocking. If a device is open more
+/// than once, the first caller gets the event.
 ///
 /// # Safety
 /// `context` must be open, and `event` must be valid for writes.
@@ -68,7 +68,8 @@ fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
 }
 
 /// Counts an event about a live object, and returns the object's address. Destroying the object
-/// takes it out of the table under this lock, and then waits for the events counted here.
+/// removes it from the table under this lock, and then waits until the counted events are
+/// acknowledged.
 fn got(table: &Mutex<HashMap<u32, Arc<Subject>>>, number: u32) -> Option<usize> {
     let table = lock(table);
     let subject = table.get(&number)?;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// For functions that return 0 or an `errno`.
+/// Runs the body of a function that returns 0 or an `errno`.
 pub(super) fn status(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     match caught(body) {
         Ok(()) => 0,
@@ -11,7 +11,7 @@ pub(super) fn status(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     }
 }
 
-/// For functions that return 0, or -1 and set `errno`.
+/// Runs the body of a function that returns 0, or -1 and sets `errno`.
 pub(super) fn zero_or_minus_one(body: impl FnOnce() -> Result<(), i32>) -> c_int {
     match caught(body) {
         Ok(()) => 0,
@@ -22,7 +22,7 @@ pub(super) fn zero_or_minus_one(body: impl FnOnce() -> Result<(), i32>) -> c_int
     }
 }
 
-/// For functions that return a pointer, or NULL and set `errno`.
+/// Runs the body of a function that returns a pointer, or NULL and sets `errno`.
 pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     caught(body).unwrap_or_else(|errno| {
         set_errno(errno);

@@ -1,7 +1,8 @@
 //! The objects behind C's pointers, and every conversion between the two.
 //!
-//! An object begins with the struct that `verbs.h` shows, so a pointer to one is a pointer to the
-//! other. Only a context is not at the beginning: `verbs_context` ends with `ibv_context`.
+//! An object begins with the struct that `verbs.h` shows, so a pointer to the struct is also a
+//! pointer to the object. A context is the exception: its object begins with a `verbs_context`,
+//! whose last member is the `ibv_context` that programs see.
 
 use crate::completion_queue::CompletionQueue;
 use crate::fabric::{Node, lock};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use verbs_sys::*;
 
-/// Lives as long as the process.
+/// A device. Lives as long as the process.
 #[repr(C)]
 pub(super) struct DeviceHandle {
     pub(super) c: ibv_device,
@@ -88,7 +89,7 @@ pub(super) struct QpHandle {
     pub(super) holds: Vec<Hold>,
 }
 
-/// Number of objects that use this one. It can be destroyed only when there are none.
+/// Number of objects that use an object. An object with users cannot be destroyed.
 #[derive(Default)]
 pub(super) struct Users(Arc<AtomicUsize>);
 
@@ -112,9 +113,9 @@ impl Drop for Hold {
 }
 
 /// Address of a C object that has events, and the number of events that the program got and has not
-/// acknowledged. Destroying the object waits for them.
+/// acknowledged. Destroying the object waits until they are acknowledged.
 pub(super) struct Subject {
-    /// Null until the object has its address.
+    /// 0 until the object is at its final address.
     pub(super) address: AtomicUsize,
     unacknowledged: Mutex<u64>,
     acknowledged: Condvar,
@@ -163,8 +164,8 @@ behind!(channel, ibv_comp_channel, ChannelHandle);
 behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
-/// Returns the object behind a context, for a call that a kernel passes to the device. Fails with
-/// `EIO` if the function was removed, with `ENOLINK` if its firmware has failed.
+/// Returns the object behind a context, for a call that a kernel would pass to the device. Fails
+/// with `EIO` if the device's PCI function was removed, with `ENOLINK` if its firmware has failed.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -175,7 +176,8 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     handle.device.node.presence(handle.device.index).check_generation(handle.generation).map(|()| handle)
 }
 
-/// Returns a kernel's answer to destroying an object of a context: `EIO` after a removal.
+/// Returns a kernel's result of destroying an object of a context: `EIO` after the PCI function was
+/// removed.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -202,8 +204,8 @@ pub(super) fn into_raw<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
-/// Returns C's pointer to an object that C or this library owns. By Rust's rules, a pointer to the
-/// first field would not lead back to the object.
+/// Returns C's pointer to an object that C or this library owns. By Rust's rules, C could not use a
+/// pointer that is made from the first field to reach the whole object.
 pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
     std::ptr::from_ref(object).cast_mut().cast()
 }

@@ -6,7 +6,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
-/// Accepted access flags. The core enforces the first three. Nothing uses atomics or windows.
+/// Accepted access flags. The core enforces the first three. Nothing here uses atomics or memory
+/// windows.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
         handle.users.check_unused()?;
-        // SAFETY: the context is open as long as an object is made on it.
+        // SAFETY: a context stays open while it has objects.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<PdHandle, _>(pd) };
@@ -47,7 +48,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// Promises that one thread at a time uses the domain's objects, which changes nothing here.
+/// Makes a thread domain, in which a program promises to use objects from one thread at a time. The
+/// promise changes nothing here.
 ///
 /// # Safety
 /// `context` must be open, and `attributes` valid for reads.
@@ -74,7 +76,8 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// Stacks a protection domain on another one. Nothing here needs the program's own allocator.
+/// Makes a protection domain on top of another one. Ignores the program's own allocator, because
+/// nothing here would use it.
 ///
 /// # Safety
 /// `context` must be open, and the domains in `attributes` alive.
@@ -137,7 +140,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::pd(pd) }?;
-        // SAFETY: the context is open as long as the domain exists.
+        // SAFETY: a context stays open while it has objects.
         unsafe { handles::context(handle.c.context) }?;
         let access = access & !ACCESS_OPTIONAL_RANGE;
         if access & !GRANTABLE != 0 || iova != addr as u64 {
@@ -190,7 +193,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::mr(mr) }?;
         handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
-        // SAFETY: the context is open as long as an object is made on it.
+        // SAFETY: a context stays open while it has objects.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<MrHandle, _>(mr) };
@@ -198,7 +201,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// Does nothing: bytes move by process and address, so pages that a fork shares stay the parent's.
+/// Does nothing: the fabric addresses memory by process and virtual address, so it still finds the
+/// parent's pages after a fork.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_fork_init() -> c_int {
     0

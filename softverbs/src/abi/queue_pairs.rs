@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// Makes only reliable connections without a shared receive queue. Writes the real sizes to
-/// `wanted`.
+/// Makes a queue pair. Supports only reliable connections, without a shared receive queue. Writes
+/// the real sizes to `wanted`.
 ///
 /// # Safety
 /// `pd` and the queues in `wanted` must be alive, and `wanted` readable and writable.
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr,
         let mut attributes = lock(&handle.attributes);
         let after = modified(handle, &attributes, given, mask as u32)?;
         *attributes = after;
-        // SAFETY: under the lock, so that one thread writes it.
+        // SAFETY: the lock is held, so only one thread writes the state.
         unsafe { (*handle.c.get()).state = handle.core.state() as ibv_qp_state };
         Ok(())
     })
@@ -98,7 +98,8 @@ pub unsafe extern "C" fn ibv_query_qp(
         now.qp_state = handle.core.state() as ibv_qp_state;
         now.cur_qp_state = now.qp_state;
         let c = handle.c.get();
-        // SAFETY: under the lock, so that one thread writes it; the other members do not change.
+        // SAFETY: the lock is held, so only one thread writes the state; the other members do not
+        // change.
         let (qp_context, send_cq, recv_cq) = unsafe {
             (*c).state = now.qp_state;
             ((*c).qp_context, (*c).send_cq, (*c).recv_cq)
@@ -121,7 +122,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Returns 0, no promise: the order is a NIC's for callers that did not ask for one.
+/// Returns 0, which promises no order. The fabric still stores bytes in a NIC's order, for programs
+/// that rely on that order without a promise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: ibv_wr_opcode, _flags: u32) -> c_int {
     0
@@ -139,7 +141,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         lock(&handle.device.qps).remove(&handle.core.number());
         handle.core.give_up();
         handle.subject.wait_for_acknowledgements();
-        // SAFETY: the queue pair is alive; its context is open as long as an object is made on it.
+        // SAFETY: the queue pair is alive, and its context stays open while it has objects.
         let answer = unsafe { handles::destroyed((*qp).context) };
         // SAFETY: made by `into_raw`, and no object uses it.
         unsafe { handles::free::<QpHandle, _>(qp) };
@@ -177,7 +179,7 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 .priority
                 .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
         }
-        // The peer's access and its waiting time are fixed once the queue pair receives.
+        // The access flags and the RNR timer are fixed once the queue pair is ready to receive.
         _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),
         (IBV_QPS_RTR, IBV_QPS_RTS) => handle.core.change(Change::ReadyToSend {
             timeout: after.timeout,

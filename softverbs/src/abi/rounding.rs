@@ -3,10 +3,11 @@
 //!
 //! mlx5 fills whole blocks: `mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` (for a
 //! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c. Soft-RoCE rounds a
-//! queue up to a power of two less one. Its pieces and inline bytes share their room, and both get
-//! the larger of the two (`rxe_init_sq` and `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c,
-//! `rxe_queue_init` in rxe_queue.c). Older kernels have the same queues, but report the requested
-//! sizes. Both devices round completion queues alike.
+//! queue up to a power of two less one. In its requests, scatter/gather entries and inline bytes
+//! share one room, which is as large as the larger of the two needs (`rxe_init_sq` and
+//! `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older
+//! kernels have the same queues, but report the requested sizes. Both devices round completion
+//! queues alike.
 
 use crate::nic::Nic;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};

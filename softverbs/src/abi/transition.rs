@@ -68,7 +68,8 @@ const RULES: [Rule; 7] = [
     Rule { from: IBV_QPS_ERR, to: IBV_QPS_ERR, required: 0, optional: 0 },
 ];
 
-/// Fails with `EINVAL` if there is no such change, or an attribute is missing or not allowed.
+/// Fails with `EINVAL` if that state change does not exist, or if an attribute is missing or not
+/// allowed.
 pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Result<(), i32> {
     let mask = mask & !IBV_QP_STATE;
     // Every state can change to reset or error without attributes, except reset to error: in reset

@@ -66,7 +66,7 @@ pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: 
     whole(moved, bytes)
 }
 
-/// Stores the inline bytes of a work request, at most as many as `words` has.
+/// Stores `bytes` bytes of `words` at `to`, at most as many as `words` has.
 ///
 /// # Safety
 /// The same as for [`pull`].

@@ -119,8 +119,9 @@ pub fn block_signals() {
     }
 }
 
-/// True if the first and last byte of a range can be read; `ibv_reg_mr` checks this by pinning. A
-/// mapping is not enough: the processor cannot read all of a GPU's mapped memory.
+/// True if the first and last byte of a range can be read. The real `ibv_reg_mr` checks this when
+/// it pins the pages. A mapped address is not enough: the processor cannot read all of a GPU's
+/// mapped memory.
 pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
         let mut byte = 0u8;

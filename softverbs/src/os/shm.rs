@@ -29,7 +29,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 /// One bit for each rail of each machine.
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
-/// Changes with the layout below.
+/// Version of the layout below. Raise it when the layout changes.
 pub(crate) const LAYOUT: u64 = 0x5356_000d;
 
 /// Layout of the complete file.
@@ -75,7 +75,8 @@ pub struct RailMemory {
     /// Number of next registrations that fail with `ENOMEM`.
     pub failing_registrations: AtomicU32,
     /// 1: registrations without local write access fail with `EFAULT`. Under Linux this depends on
-    /// the memory's driver, whose pages may be pinned for writing alone (`ib_umem_get`).
+    /// the driver of the memory, which may let its pages be pinned only for writing
+    /// (`ib_umem_get`).
     pub needs_local_write: AtomicU32,
     /// Number of next connecting queue pairs that fail with `ETIMEDOUT`, as if the peer's address
     /// did not answer: after a second, as under Linux, or without delay in virtual time.
@@ -131,9 +132,9 @@ impl RailMemory {
         }
     }
 
-    /// Marks the link as up. The kernel cleared the neighbour table when it lost the carrier
-    /// (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in net/ipv6/ndisc.c call
-    /// `neigh_carrier_down`).
+    /// Marks the link as up, and clears the neighbour table. The kernel clears that table when the
+    /// carrier is lost (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in
+    /// net/ipv6/ndisc.c call `neigh_carrier_down`).
     pub(crate) fn link_up(&self, now_ns: u64) {
         self.neighbours.iter().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
         self.up_since_ns.store(now_ns, Ordering::Release);
@@ -172,8 +173,8 @@ impl RailMemory {
         self.counters[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts packets as sent, up to the first that is lost if one in `loss` is (0: none). Returns
-    /// their number, and true if the last one is lost.
+    /// Counts packets as sent, up to and including the first lost one: one packet in `loss` is lost
+    /// (0: none). Returns the number of packets sent, and true if the last one is lost.
     pub(crate) fn send(&self, packets: u64, loss: u64) -> (u64, bool) {
         let until_lost = |sent: u64| sent.checked_rem(loss).map_or(u64::MAX, |since| loss - since);
         let sent = &self.counters[Counter::Sent as usize];
@@ -297,7 +298,8 @@ impl QpMemory {
         let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Unfinished bytes to these addresses of the peer; exact while no process posts or serves.
+    /// Returns the bytes of unfinished requests to these addresses of the peer. Exact only while no
+    /// process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
         let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
         let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));

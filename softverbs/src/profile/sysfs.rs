@@ -1,11 +1,12 @@
-//! A profile's machine as a tree like sysfs.
+//! A folder tree like sysfs for a machine of a profile.
 
 use super::{MOST_MTU_BYTES, Profile};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Profile {
-    /// Writes what programs read of `/sys`: interfaces with ports, devices with PCIe links.
+    /// Writes the files that programs read in `/sys`: interfaces with ports, devices with PCIe
+    /// links.
     pub fn write_sysfs(&self, root: &Path) -> Result<(), String> {
         for (index, rail) in self.rails.iter().enumerate() {
             let link = &self.links[rail.link];

@@ -19,16 +19,16 @@ pub enum State {
 /// A change of state.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
-    /// Any state to reset.
+    /// To reset, from any state.
     Reset,
-    /// Reset or init to init.
+    /// To init, from reset or init.
     Init {
         /// `ibv_access_flags` that the peer may use.
         access: u32,
         /// The port: 1.
         port: u8,
     },
-    /// Init to ready-to-receive.
+    /// To ready-to-receive, from init.
     ReadyToReceive {
         /// Path MTU.
         mtu_bytes: u32,
@@ -40,12 +40,12 @@ pub enum Change {
         remote_gid: [u8; 16],
         /// Index of this side's GID.
         own_gid_index: u8,
-        /// Code of the time that a peer waits when there is no receive.
+        /// Code of the time for which the peer waits if there is no receive.
         min_rnr_timer: u8,
     },
-    /// Ready-to-receive to ready-to-send.
+    /// To ready-to-send, from ready-to-receive.
     ReadyToSend {
-        /// Time between two tries is 4.096 us x 2^timeout; 0: no limit.
+        /// Code of the time between two tries: 4.096 us x 2^timeout; 0: no limit.
         timeout: u8,
         /// Tries after the first.
         retry_count: u8,
@@ -54,6 +54,6 @@ pub enum Change {
         /// This side's first packet sequence number.
         send_psn: u32,
     },
-    /// Any state but reset to error.
+    /// To error, from any state but reset.
     Error,
 }

@@ -1,4 +1,5 @@
-//! The built library, loaded and looked up as programs do, and two connected ends on it.
+//! Loads the built library and looks functions up in it, as programs do. [`End`] is one end of a
+//! connection on it.
 
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
@@ -14,14 +15,14 @@ pub fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
 
-/// Keeps the library's symbols local. Null if the file does not exist.
+/// Loads a library and keeps its symbols local. Returns null if the file does not exist.
 pub fn open(path: &str) -> *mut c_void {
     let path = CString::new(path).unwrap();
     // SAFETY: a C string. The library's initialisers have no conditions for callers.
     unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }
 }
 
-/// Null if the library does not have the symbol in exactly this version.
+/// Looks a symbol up. Returns null if the library does not have it in exactly this version.
 pub fn look_up(library: *mut c_void, name: &str, version: &str) -> *mut c_void {
     let (name, version) = (CString::new(name).unwrap(), CString::new(version).unwrap());
     // SAFETY: the library is open, and both are C strings.
@@ -34,7 +35,8 @@ pub fn has(library: *mut c_void, name: &str) -> bool {
     !unsafe { libc::dlsym(library, name.as_ptr()) }.is_null()
 }
 
-/// The library under test, with the environment that it reads on its first call.
+/// Returns the library under test. The first call sets the environment variables that the library
+/// reads.
 pub fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
@@ -184,7 +186,8 @@ pub fn open_device(index: usize) -> *mut ibv_context {
     context
 }
 
-/// One end: a queue pair with its own queue and 4096 bytes of registered memory.
+/// One end of a connection: a queue pair with its own completion queue and 4096 bytes of registered
+/// memory.
 pub struct End {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
@@ -268,7 +271,7 @@ impl End {
         self.post_chain(&mut request).0
     }
 
-    /// Returns the result, and the request at fault.
+    /// Posts a chain of sends. Returns the result, and the request that failed.
     pub fn post_chain(&self, first: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = std::ptr::null_mut();
         // SAFETY: the context is open, the queue pair alive, and the chain lives for the call.
@@ -295,7 +298,7 @@ impl End {
         unsafe { (*self.context).ops.post_recv.unwrap()(self.qp, &raw mut request, &raw mut bad) }
     }
 
-    /// Without a completion the test hangs, so the result does not depend on timing.
+    /// Waits for a completion without a time limit, so that the result does not depend on timing.
     pub fn completion(&self) -> ibv_wc {
         let mut completion: ibv_wc = zeroed();
         loop {

@@ -1,4 +1,5 @@
-//! The built library: loaded by its path, its functions looked up by name and version, as by NCCL.
+//! Tests of the built library. As NCCL does, they load it by its path and look its functions up by
+//! name and version.
 #![allow(unsafe_code)]
 
 mod library;
@@ -10,7 +11,7 @@ use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use verbs_sys::*;
 
-/// `c_surface_soft_roce` shows the differences of the other device.
+/// The device under test. `c_surface_soft_roce` tests the differences of soft-RoCE.
 const NIC: Nic = Nic::Mlx5;
 
 #[test]
@@ -29,7 +30,8 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
             version = begun;
         } else if let Some(name) = line.trim().strip_suffix(';').filter(|name| name.contains("ibv_")) {
             assert!(!look_up(handle(), name, version).is_null(), "{name} in {version}");
-            // Private symbols' versions change with each release; an old rdma-core lacks functions.
+            // Private symbols' versions change with each release; an old rdma-core lacks some
+            // functions.
             if let Some(real) = real.filter(|real| !version.contains("PRIVATE") && has(*real, name)) {
                 assert!(
                     !look_up(real, name, version).is_null(),
@@ -123,7 +125,7 @@ fn bytes_go_both_ways_by_each_operation() {
     let (mut a, b) = connected(context, null_mut());
     a.memory[..16].copy_from_slice(b"sixteen letters.");
 
-    // A write with immediate takes a receive, but none of its memory.
+    // A write with immediate uses up a receive, but writes nothing to the receive's memory.
     assert_eq!(b.post_receive(b.piece(0, 0), 70), 0);
     assert_eq!(a.post(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, a.piece(0, 16), &b, 100, 1), 0);
     let (sent, received) = (a.completion(), b.completion());
@@ -211,7 +213,8 @@ fn impossible_values_are_refused_and_objects_in_use_remain() {
     assert_eq!((a.post_pieces(5, 0, &b), a.post_pieces(3, 0, &b)), (libc::ENOMEM, libc::ENOMEM));
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, a.piece(0, 300), &b, 0, 1), libc::ENOMEM);
 
-    // If a request of a chain is invalid, the requests before it are posted, and it is named.
+    // If a request of a chain is invalid, the requests before it are posted, and `bad` points to
+    // it.
     let mut piece = a.piece(0, 8);
     let (mut good, mut atomic): (ibv_send_wr, ibv_send_wr) = (zeroed(), zeroed());
     (good.wr_id, good.opcode, good.send_flags) = (1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);

@@ -27,7 +27,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A byte takes a nanosecond: 8000 Mb/s.
+    /// Rails of 8000 Mb/s: a byte takes a nanosecond.
     pub fn new() -> Self {
         Self::of(Nic::default())
     }
@@ -76,7 +76,8 @@ impl Bed {
         self.connect_with(pair, peers, device, (1, rnr_retry))
     }
 
-    /// `tries` after the first, and `rnr_retry` tries while the peer has no receive.
+    /// Connects with `tries` tries after the first, and `rnr_retry` tries while the peer has no
+    /// receive.
     pub fn connect_with(
         &self,
         pair: Pair,

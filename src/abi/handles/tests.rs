@@ -41,7 +41,7 @@ fn a_broken_comm_is_refused_and_freed_unused_while_another_continues() {
     assert_eq!(use_it(other, false), NcclResult::SUCCESS);
     assert_eq!((close_it(one), close_it(other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
     assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
-    // A broken comm is leaked, so it still holds its reference to the counter.
+    // A broken comm is leaked, so it still has its reference to the counter.
     assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
 }
 

@@ -1,4 +1,5 @@
-//! One rail of one connection: queue pairs, completion queue, and free work requests.
+//! A lane: one rail within one connection, with its queue pairs, its completion queue, and the
+//! number of free work requests.
 
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::device::DevicePresence;
@@ -20,18 +21,19 @@ use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
 
-/// Writes in flight on a sender's queue pair. NCCL keeps up to 32 receives open on a connection. If
-/// each is a group of eight, the writes beyond this depth wait until earlier ones complete.
+/// Limit of writes in flight on a sender's queue pair. Further writes wait until earlier ones
+/// complete: NCCL may keep 32 receives open on a connection, each a group of eight.
 const SENDER_DEPTH: u32 = 128;
 /// Largest write whose bytes travel inside the work request, which saves the NIC a PCIe round trip.
 /// With this size, a work request on mlx5 takes 192 bytes of the queue.
 const SENDER_INLINE_BYTES: u32 = 128;
-/// Writes in flight on a receiver's queue pair: one CTS write for each slot, and room for the
-/// unsignaled ones, which a later completion retires.
+/// Limit of writes in flight on a receiver's queue pair: one CTS write for each slot, and room for
+/// unsignaled writes until a later completion retires them.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
-/// A write is signaled after at most this many unsignaled ones, to free their room.
+/// Of this many consecutive writes on a queue pair, at least one is signaled. Its completion frees
+/// the room of the unsignaled writes before it.
 const SIGNAL_EVERY: u16 = 16;
-/// Batch size for posting receives again after immediates have used them up.
+/// Batch size for posting new receives in place of those that immediates have used up.
 const REFILL: u32 = 64;
 /// Receives kept on a receiver's queue pair: enough for an immediate for every part of every slot,
 /// even just before the next batch is posted.
@@ -53,7 +55,8 @@ pub struct Lane {
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
     cq: Option<Cq>,
-    /// Queue pairs of a device that was cut off. The device may still read and write memory.
+    /// Queue pairs of a device that does not answer or was cut off from programs
+    /// ([`DevicePresence::CutOff`]). The device may still read and write memory.
     set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
@@ -71,7 +74,8 @@ struct LaneQueue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
-    /// True once a receive completed as flushed: the queue pair has stopped and is fully polled.
+    /// True once a receive completed as flushed: the queue pair has stopped, and everything that it
+    /// received was polled.
     is_flushed: bool,
 }
 
@@ -212,7 +216,7 @@ impl Lane {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
     }
 
-    /// Returns true if this lane's completion queue has the number `cq` of the device's events.
+    /// Returns true if `cq` is the number of this lane's completion queue ([`Cq::number`]).
     pub fn is_on(&self, cq: usize) -> bool {
         let set_aside_queues = self.set_aside_queues.as_ref().map(|(_, cq)| cq);
         self.cq.as_ref().or(set_aside_queues).is_some_and(|own| own.number() == cq)
@@ -228,7 +232,7 @@ impl Lane {
         self.path_mtu_bytes
     }
 
-    /// Registers this connection's mailbox on the rail's device, for the peer to write into.
+    /// Registers this connection's mailbox, the memory that the peer writes, on the rail's device.
     ///
     /// # Errors
     /// [`Error::Os`] if the device refuses, [`Error::Missing`] if it was removed.
@@ -340,9 +344,6 @@ impl Lane {
     }
 
     /// Polls the completion queue.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device was removed.
     #[inline(always)]
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         match &mut self.cq {
@@ -358,9 +359,9 @@ impl Lane {
     }
 
     /// Stops the queue pairs: no bytes arrive or leave afterwards, and earlier completions can
-    /// still be polled. If the device has failed or was cut off, sets them aside
-    /// ([`Stopped::Not`]). The caller then repeats the call until the device is removed. Nothing is
-    /// certain before.
+    /// still be polled. If the device has failed or was cut off, sets the queue pairs aside and
+    /// returns [`Stopped::Not`]: the device may still access memory. The caller then repeats the
+    /// call until it gets another result.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
         // A device that does not answer gets no command: the command might not return.
@@ -370,7 +371,8 @@ impl Lane {
         }
         for queue in &mut self.queues {
             if let Err(error) = queue.qp.fail() {
-                // After any other error, destroying the queue pair stops it.
+                // `record_error` handles a failed or removed device. After any other error, the
+                // destruction of the queue pair stops it.
                 tracing::debug!("{error}");
                 self.rail.device.record_error(&error, self.opening);
             }
@@ -379,8 +381,8 @@ impl Lane {
         self.set_aside()
     }
 
-    /// Sets the queue pairs aside while their device has failed or is cut off. Takes them back once
-    /// the device answers or was removed.
+    /// Sets the queue pairs aside if their device has failed or was cut off: they are then neither
+    /// used nor polled. Takes them back once the device answers or was removed.
     #[cold]
     pub fn set_aside(&mut self) -> Stopped {
         self.rail.device.query_presence(self.rail.info.port);
@@ -411,7 +413,8 @@ impl Lane {
     /// Posts a test write ([`Work::Probe`]) on every queue pair.
     ///
     /// # Errors
-    /// [`Error::Os`] if the device refuses one; [`Error::Internal`] if a queue pair has no room.
+    /// [`Error::Os`] if the device refuses a write, [`Error::Internal`] if a queue pair has no
+    /// room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
             let slot = self.slot(queue as u8).ok_or(Internal::NoRoomForTest(queue))?;
@@ -420,8 +423,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Records that a receive completed as flushed. Receives complete in order, and a receiver's
-    /// queue pairs always have some, so nothing received is left behind it.
+    /// Records that a receive completed as flushed. A receiver's queue pair always has posted
+    /// receives, and they complete in order. So everything received before the flush was polled.
     #[cold]
     pub fn flushed(&mut self, index: u8) {
         if let Some(queue) = self.queues.get_mut(usize::from(index)) {
@@ -436,7 +439,8 @@ impl Lane {
     }
 
     /// Destroys the queue pairs, and discards unpolled completions. If the device does not answer,
-    /// a thread of its own destroys them, which may take as long as the device.
+    /// a new thread destroys the queue pairs, because these calls may not return before the device
+    /// answers.
     #[cold]
     pub fn close(&mut self) {
         let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.set_aside_queues.take());
@@ -458,9 +462,6 @@ impl Lane {
     }
 
     /// Records that an immediate used up a receive, and posts the next batch when one is due.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses the next batch.
     #[inline(always)]
     pub fn used_receive(&mut self, index: u8) -> Quick<()> {
         let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
@@ -487,7 +488,7 @@ impl Lane {
         self.path_quality.add_carried_bytes(bytes);
     }
 
-    /// Returns the time and the bytes carried so far, for the pace of the rail.
+    /// Returns the time and the bytes carried so far, to measure the pace of the rail.
     #[inline(always)]
     pub fn moment(&self, now_ns: u64) -> Moment {
         Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }
@@ -506,7 +507,7 @@ impl Lane {
         self.record.add_write(bytes);
     }
 
-    /// Counts the `leads` writes of `bytes` each that precede a share's last write.
+    /// Counts `leads` writes of `bytes` each, which precede the last write of a share.
     #[inline(never)]
     pub fn count_leads(&mut self, leads: u16, bytes: u64) {
         self.record.add(Word::Bytes, u64::from(leads).wrapping_mul(bytes));
@@ -523,10 +524,8 @@ impl Lane {
 
 impl LaneSlot<'_> {
     /// Posts the write. Copies the bytes of `inline`, at most [`Lane::inline_bytes`], before it
-    /// returns. Otherwise the device reads the local address some time before the completion.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the device refuses.
+    /// returns. Without `inline`, the device reads the bytes at the local address at any time until
+    /// the completion.
     #[inline(always)]
     pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
         let Self { queue, index, pending } = self;
@@ -554,7 +553,7 @@ fn receive_id(queue: u8) -> u64 {
     WrId::new(Work::Receive, queue, 0).bits()
 }
 
-/// Returns a random 24-bit PSN, so that packets of earlier connections are not taken for new ones.
+/// Returns a random 24-bit PSN, so that late packets of earlier connections are refused.
 fn random_psn() -> Result<u32> {
     Ok(getrandom::u32()? & 0xff_ffff)
 }

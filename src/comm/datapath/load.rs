@@ -23,9 +23,9 @@ impl OtherConnections for Sending<'_> {
     }
 }
 
-/// Lanes of a receiving connection, which sends only CTS entries, too small to measure a rail's
-/// rate. A CTS write behind a slow rail's backlog delays the other direction. So the backlog is
-/// weighed by the time that it takes, not by its bytes.
+/// Lanes of a receiving connection. It writes only CTS entries, which are too small to measure a
+/// rail's rate. A CTS write that waits behind a slow rail's backlog delays the peer's send. So a
+/// backlog counts by the time that it takes, not by its bytes.
 pub struct Granting<'a>(pub &'a [Lane]);
 
 impl OtherConnections for Granting<'_> {

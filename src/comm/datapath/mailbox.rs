@@ -1,5 +1,6 @@
-//! Both mailboxes of a connection ([`crate::wire::mailbox`]). Control frames are read from this
-//! end's mailbox and written into the peer's.
+//! Both mailboxes of a connection. A mailbox is the memory of one end that the other end writes
+//! ([`crate::wire::mailbox`]). Control frames are read from this end's mailbox and written into the
+//! peer's.
 
 use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
@@ -30,15 +31,15 @@ impl Mailboxes {
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
         let frame = ControlFrame::from_words(&words)?;
-        // Clear the first words, so that the same frame shows as new if it arrives again. This can
-        // tear a frame that arrives now; its sender repeats it until it is acknowledged.
+        // Clear the first words, so that the same frame is seen as new if it arrives again. This
+        // can tear an arriving frame. The sender repeats a frame until it is acknowledged.
         inbox[0].store(0, Ordering::Relaxed);
         inbox[1].store(0, Ordering::Relaxed);
         Some(frame)
     }
 
-    /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC still
-    /// reading the previous frame sends a torn one, which the receiver detects by the digest.
+    /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC that
+    /// still reads the previous frame sends a torn one. The receiver detects it by the digest.
     pub fn put_frame(&self, frame: &ControlFrame) -> u32 {
         let words = frame.to_words();
         for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {

@@ -1,21 +1,23 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
-//! While messages succeed, `send` and `recv` do not allocate, lock, format or make system calls
-//! (`tests/quiet_data_path.rs`). The `failover` module of each handles lost rails.
+//! While messages succeed, the modules `send` and `recv` do not allocate, lock, format or make
+//! system calls (`tests/quiet_data_path.rs`). Their submodules `failover` handle lost rails.
 //!
 //! # Two threads
 //!
-//! NCCL drives a connection's data path from one thread; `regMr` may come from another. The service
-//! thread borrows the data path through a `try_cell`. A thread that finds the cell taken reports
-//! "not yet" to NCCL. After a panic no thread enters the data path again: calls on the connection
-//! fail, the service thread gives the connection up, and closing it still sends BYE.
+//! NCCL calls a connection's data path from one thread, and may call `regMr` from another. The
+//! service thread, which recovers lost rails, borrows the data path through a `try_cell`. If NCCL's
+//! thread finds the cell taken, the call returns "not yet" to NCCL. After a panic no thread enters
+//! the data path again: calls on the connection fail, the service thread stops serving the
+//! connection, and closing it still sends BYE.
 //!
 //! # Visibility of bytes
 //!
-//! A NIC writes the ring of CTS entries while the sender reads it. The sender loads the first word
-//! of an entry with acquire, and then checks the entry's digest ([`crate::wire::cts`]). Received
-//! bytes are visible once their completion was polled: the NIC writes a completion after its data,
-//! and the provider orders its read of the completion before later loads (`dmb oshld` on Arm).
+//! A NIC writes CTS (clear-to-send) entries into the sender's ring while the sender reads the ring.
+//! The sender loads the first word of an entry with acquire, and then checks the entry's digest
+//! ([`crate::wire::cts`]). Received bytes are visible once their completion was polled: the NIC
+//! writes a completion after its data, and the provider orders its read of the completion before
+//! later loads (`dmb oshld` on Arm).
 
 #![deny(clippy::disallowed_types)]
 

@@ -1,4 +1,4 @@
-//! Calls of recovery on a data path when a rail is lost or returns, and reactions to faults.
+//! Calls of recovery on a data path when rails are lost or return, and reactions to faults.
 
 use super::context::PathContext;
 use super::fault::{Fault, OVERRUN};
@@ -29,27 +29,24 @@ pub trait DataPath: Send {
     /// Returns the receives that have arrived; empty for a sender.
     fn received(&self) -> Received;
 
-    /// Sends a lane's missing shares over others. Both ends stopped it; the peer has `received`.
+    /// Resends a lost lane's missing shares, or repeats its grants, over other lanes. Called after
+    /// both ends have stopped the lane. `received` lists the shares that have arrived at the peer.
     ///
     /// # Errors
-    /// [`Error::Usage`] when memory that is still needed was deregistered.
+    /// [`Error::Usage`] if memory that is still needed was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
     /// Uses a closed lane again, with new queue pairs. If the connection has failed, destroys them
     /// and returns false.
-    ///
-    /// # Errors
-    /// As [`DataPath::recover`].
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
-    /// Returns the first epoch whose CTS entries have valid keys for a lane. With `has_new_keys`
-    /// (the lane's device has returned), a receiver begins a new epoch and repeats all grants.
-    ///
-    /// # Errors
-    /// As [`DataPath::recover`].
+    /// Returns the first epoch (generation of a receiver's keys) whose CTS entries have valid keys
+    /// for a lane. With `has_new_keys` (the lane's device has returned), a receiver begins a new
+    /// epoch and repeats all grants.
     fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
 
-    /// Takes the first epoch of a lane from the receiver's answer. For a sender.
+    /// Stores a lane's first epoch with valid keys, from the receiver's answer. A receiver ignores
+    /// it.
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
     /// Processes completions while NCCL's thread may be asleep. Returns true if there were any.
@@ -61,17 +58,17 @@ pub trait DataPath: Send {
     /// Returns true if [`DataPath::poll`] has shares or grants to send again on an open lane.
     fn has_repeats(&mut self) -> bool;
 
-    /// Returns how many receives, from the first on, have all their bytes; 0 for a sender.
+    /// Returns the number of complete receives before the first incomplete one; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// Forgets all requests: the connection has failed, and its queue pairs are destroyed.
+    /// Forgets all requests, after the connection has failed and its queue pairs are destroyed.
     fn ended(&mut self) {}
 
-    /// Returns true while a NIC may read or write buffers that the caller has not got back.
+    /// Returns true while requests run, whose buffers a NIC may read or write.
     fn holds_buffers(&self) -> bool;
 }
 
-/// The reaction of a data path to a fault: a rail is lost, or the connection.
+/// Reactions of a data path to faults. A fault costs a rail or the connection.
 pub trait Faults {
     /// Reacts to a fault on a lane.
     ///
@@ -79,19 +76,17 @@ pub trait Faults {
     /// The reason why the connection has failed.
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()>;
 
-    /// Reacts to a completion queue in error: completions are lost. Ignores a queue without a lane.
-    ///
-    /// # Errors
-    /// The reason why the connection has failed.
+    /// Reacts to an error of completion queue `cq`, whose completions are lost. Does nothing if no
+    /// lane uses the queue.
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()>;
 
-    /// Loses a rail, and wakes the service thread.
+    /// Stops the use of a rail, records the loss, and wakes the service thread.
     fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String);
 
     /// Ends the connection ([`Rails::end`]). Returns the first error.
     fn end(&mut self, error: Box<Error>) -> Box<Error>;
 
-    /// Posts a write on the first queue pair of a lane, if it is open and has room.
+    /// Posts a write on a lane's first queue pair, if the lane is open and the queue pair has room.
     fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite);
 }
 
@@ -99,8 +94,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let PeerState::Closed { .. } = context.peer.presence() {
-            // A closed peer destroys its queue pairs. Its BYE says what it has received. It did not
-            // need the rest, which fails.
+            // A closed peer destroys its queue pairs, so writes to it fail. Its BYE confirms the
+            // receives that have arrived. The peer does not need the others.
             if let Fault::Device(_) = fault {
                 self.rails().close_lane(lane);
             }
@@ -129,9 +124,10 @@ impl<P: DataPath + ?Sized> Faults for P {
             return Ok(());
         };
         let fault = match role {
-            // The receiver reports what has arrived.
+            // The receiver reports which shares have arrived.
             Role::Sender => Fault::Rail(OVERRUN.to_owned()),
-            // The sender may have seen lost bytes acknowledged. It does not send them again.
+            // The sender does not resend bytes of lost completions whose acknowledgement it has
+            // seen.
             Role::Receiver => Fault::Fatal(OVERRUN.to_owned()),
         };
         self.fault(context, lane, fault)
@@ -162,7 +158,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     }
 }
 
-/// Loses a rail over a request that may be wrong. Too many over one message end the connection.
+/// Reacts to a lost rail if the request may be the cause. Too many such losses while one message
+/// runs end the connection.
 #[cold]
 fn doubt<P: DataPath + ?Sized>(
     path: &mut P,
@@ -174,10 +171,11 @@ fn doubt<P: DataPath + ?Sized>(
     let (oldest, next) = path.span();
     let Rails { role, lanes, status, .. } = path.rails();
     let most = match (doubt, role) {
-        // The peer's application may have deregistered the buffer.
+        // The key may be wrong: the peer's application may have deregistered the buffer. A valid
+        // key is refused at most once on each lane, while its device is being removed.
         (Doubt::Key, Role::Sender) => lanes.len() as u8,
-        // A receiver uses only the key of the peer's ring, which no application can get wrong. The
-        // peer's device may leave and return many times while one message waits.
+        // A receiver uses only the key of the peer's ring, which does not depend on an application.
+        // The peer's device may be removed and return many times while one message waits.
         (Doubt::Key, Role::Receiver) | (Doubt::Request, _) => STRIKES,
     };
     if status.is_struck_out(doubt, oldest, next, most) {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Peer {
     /// Host, process and address of the peer, for messages.
     pub name: String,
-    /// 0 while the peer is connected, [`GONE`] after it vanished. After an orderly close, one more
-    /// than the number of receives that the peer had delivered.
+    /// 0 while the peer is connected, [`GONE`] after it vanished. After an orderly close, the
+    /// number of messages that the peer has received, plus one.
     state: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ pub enum PeerState {
 }
 
 impl Peer {
-    /// A connected peer.
+    /// Creates the state of a connected peer.
     pub fn new(name: String) -> Self {
         Self { name, state: AtomicU64::new(0) }
     }
@@ -38,7 +38,8 @@ impl Peer {
     /// Returns the peer's connection state.
     #[inline(always)]
     pub fn presence(&self) -> PeerState {
-        // Acquire pairs with the release stores below: what the peer did before is visible now.
+        // Acquire pairs with the release stores below: earlier writes by the storing thread are
+        // visible.
         match self.state.load(Ordering::Acquire) {
             0 => PeerState::Here,
             GONE => PeerState::Gone,

@@ -1,4 +1,4 @@
-//! The rails of one connection. A lane closes or returns together with its part of the striping.
+//! The lanes of one connection and the striping over them, which are always changed together.
 
 use super::lane::{Lane, Role};
 use super::status::Status;
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::flow::striping::Striping;
 use crate::wire::ids::LaneId;
 
-/// The rails of one connection.
+/// The lanes of one connection, with their striping and status.
 pub struct Rails {
     /// Side of the connection.
     pub role: Role,
@@ -30,7 +30,8 @@ impl Rails {
         LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
     }
 
-    /// Closes a lane. Process its completions first: they set the rail's pace, which this forgets.
+    /// Closes a lane, and forgets the measured pace of its rail. The caller processes the lane's
+    /// completions first, because they update the pace.
     #[cold]
     pub fn close_lane(&mut self, lane: LaneId) {
         self.lanes[lane.index()].close();

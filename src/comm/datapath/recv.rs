@@ -43,17 +43,17 @@ pub struct RecvPart<'a> {
 pub struct RecvPath {
     receives: Receives,
     rails: Rails,
-    /// Copy of the CTS ring, the source of entries that do not fit into a work request.
+    /// Copy of the peer's CTS ring. The NIC reads from it the entries that are not written inline.
     shadow: Arc<Region>,
     /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
-    /// Source of the keys in each entry of `shadow`.
+    /// Origin of the keys in each entry of `shadow`.
     memory: Box<[Source; SLOTS * PARTS]>,
-    /// Lane that the last immediate arrived on. It is polled first.
+    /// Lane of the last completions. It is polled first.
     hot: LaneId,
-    /// Lane that was polled last because `hot` had no completions.
+    /// Lane that was polled when `hot` last had no completions.
     cold: LaneId,
-    /// True if each lane's number is its rail's number, which is so unless a rail is left out.
+    /// True if each lane has the number of its rail. False, for example, if a rail was left out.
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     stall: StallTimer,
@@ -74,7 +74,7 @@ fn source_of(grant: Grant, part: usize) -> usize {
 }
 
 impl RecvPath {
-    /// Creates a data path over connected lanes. The region holds a copy of the peer's CTS ring.
+    /// Creates a data path over connected lanes. The region of `parts` becomes the shadow.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
         Self {
@@ -139,7 +139,7 @@ impl RecvPath {
         self.rails.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
     }
 
-    /// Tells the sender where to write, with one write into its CTS ring.
+    /// Tells the sender where to write its bytes: writes a CTS entry into the sender's ring.
     #[inline(always)]
     fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
@@ -173,7 +173,8 @@ impl RecvPath {
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
-    /// Writes a receive's entries from the shadow. A single entry is written inline if it fits.
+    /// Writes a receive's entries from the shadow into the peer's ring. A single entry is written
+    /// inline if it fits.
     fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
@@ -195,10 +196,10 @@ impl RecvPath {
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
-    /// If a receive is finished, calls `tell` with each buffer's index and bytes, and returns true.
+    /// If a receive is finished, calls `tell` with each buffer's index and size, and returns true.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such request; otherwise why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the failure of the connection.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
@@ -221,9 +222,9 @@ impl RecvPath {
         Ok(moved)
     }
 
-    /// Processes arrivals, and returns true if there were any. Polls the lane of the last arrival.
-    /// If it has none, polls one other lane, in turn, so that idle rails cost nothing while others
-    /// are busy. If part of a message arrived, polls the remaining lanes for the rest.
+    /// Processes completions, and returns true if there were any. Polls the lane `hot` first. If it
+    /// has no completions, polls one other lane, in turn. So idle rails cost nothing while another
+    /// rail is busy. If part of a message arrived, polls the remaining lanes for the rest.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
@@ -275,7 +276,7 @@ impl RecvPath {
         }
     }
 
-    /// Processes the completions of one lane, including those behind a fault.
+    /// Processes the completions of one lane, including those after a failed one.
     #[inline(always)]
     fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
         let (mut found, mut fault) = (Found::Nothing, None);
@@ -340,12 +341,12 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     Ok(())
 }
 
-/// Result of polling a lane. The last completion decides.
+/// Result of polling a lane, determined by the last completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
     Something,
-    /// Bytes of a message that waits for more on other lanes.
+    /// Part of a message. The rest may arrive on other lanes.
     InPart,
 }
 
@@ -398,7 +399,8 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms
     Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
 }
 
-/// Ignores an immediate for an earlier use of its slot. It has still used up a posted receive.
+/// Ignores an immediate that belongs to an earlier use of its slot. Counts the posted receive that
+/// the immediate has used up.
 #[cold]
 #[inline(never)]
 fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std::result::Result<Found, Box<Fault>> {
@@ -421,8 +423,8 @@ fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Bo
     }
 }
 
-/// Violation: the peer used SEND instead of RDMA WRITE with immediate data. This uses up a posted
-/// receive, and nothing identifies the message.
+/// Returns the violation of a peer that used SEND instead of RDMA WRITE with immediate data. A SEND
+/// uses up a posted receive, and nothing identifies its message.
 #[cold]
 #[inline(never)]
 fn without_immediate(context: &PathContext) -> Box<Fault> {

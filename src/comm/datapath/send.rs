@@ -27,7 +27,7 @@ use crate::wire::immediate::{Immediate, MAX_LEADS};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Name in messages of a send that the process-wide limit on bytes in flight holds back.
+/// Text in messages for a send that waits because of the process-wide limit on bytes in flight.
 const HELD_BACK: &str = "a send (held back by NCCL_SPARK_INFLIGHT_BYTES)";
 
 /// State of the sending data path.
@@ -40,7 +40,8 @@ pub struct SendPath {
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
-    /// Sizes that may start without reserving in-flight bytes; only 0 if the process limits those.
+    /// Limits of sends that start without a reservation of in-flight bytes. If the process limits
+    /// the bytes in flight, both limits are 0, and only an empty send starts this way.
     fast: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
@@ -52,7 +53,7 @@ pub struct SendPath {
 struct Sizes {
     /// Largest send that is a single write on one lane.
     max_unsplit_bytes: u64,
-    /// Largest send: one chunk more than an immediate can count ([`MAX_LEADS`]).
+    /// Largest send: [`MAX_LEADS`] chunks, the most that an immediate can count, and a last one.
     most_bytes: u64,
 }
 
@@ -116,8 +117,9 @@ impl SendPath {
         memory: &Registration,
     ) -> Quick<Option<u16>> {
         self.rails.status.check()?;
-        // A closed peer sends no more CTS entries. Its late confirmation of an earlier send could
-        // also be taken for one of a new send with the same request number.
+        // A closed peer sends no more CTS entries. Also, its BYE may have completed an earlier
+        // send, whose late completion could be mistaken for one of a new send with the same request
+        // number.
         if !context.peer.is_here() {
             return self.not_now(context, bytes);
         }
@@ -147,7 +149,8 @@ impl SendPath {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// Starts a send to a part of a group, or one that reserves in-flight bytes. Checks the size.
+    /// Starts any other send: to a grouped receive, with old keys, or with a reservation of
+    /// in-flight bytes. Checks the size.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -187,8 +190,8 @@ impl SendPath {
         }
     }
 
-    /// Starts a send whose receive was granted before one of the receiver's devices returned. Only
-    /// the lanes of the set `usable` can carry it.
+    /// Starts a send whose receive was granted before one of the receiver's devices returned. The
+    /// keys of the grant are valid only on the lanes of the set `usable`.
     #[cold]
     fn send_with_old_keys(
         &mut self,
@@ -215,8 +218,8 @@ impl SendPath {
         if counted {
             by = self.rails.striping.lane_or_trial(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
-                // A queued write is served from the confirmation of the one before. The last
-                // reading of the clock is near enough to that.
+                // The NIC starts a queued write when the write before it is confirmed. The last
+                // reading of the clock is close enough to that time.
                 if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
@@ -246,7 +249,7 @@ impl SendPath {
             let lane = &mut self.rails.lanes[by.index()];
             lane.began(size);
             now = now_ns.map(|now_ns| lane.moment(now_ns));
-            // Read only if the send is timed.
+            // This entry is read only if the send is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
         self.rails.striping.record_queued(by, size, now);
@@ -282,7 +285,7 @@ impl SendPath {
         self.now_ns = now_ns;
         let shares = self.rails.striping.cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
         if shares.as_slice().iter().any(|share| !self.rails.lanes[share.lane.index()].is_open()) {
-            // A lost lane is chosen only when no other is left.
+            // A lost lane is chosen only if no lane is open.
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         self.stall.moved();
@@ -294,7 +297,8 @@ impl SendPath {
         self.start_shares(context, head, send, &shares, Some(now_ns))
     }
 
-    /// Starts the shares of a send; large ones, already counted as load, are timed with `now_ns`.
+    /// Starts the shares of a send. The caller has counted the large shares as load. With `now_ns`,
+    /// the large shares are timed from that time on.
     #[inline(never)]
     fn start_shares(
         &mut self,
@@ -366,7 +370,7 @@ impl SendPath {
     /// Returns the size of a finished send, or `None` while the send runs.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such request; otherwise why the connection has failed.
+    /// [`Error::Argument`] if there is no such request; otherwise the failure of the connection.
     #[inline(always)]
     pub fn test(&mut self, context: &PathContext, request: u16) -> Quick<Option<u64>> {
         match self.sends.test(request) {
@@ -384,7 +388,7 @@ impl SendPath {
             self.stalled(context, "a posted send", 0)?;
         }
         let known = self.sends.test(request).map_err(not_in_flight)?;
-        // Post the writes that had no room. The test of another request may have freed some.
+        // Post the writes that had no room. The test of another request may have freed room.
         if known.is_none() && self.sends.shares_to_post(request) > 0 {
             self.post(context, request);
         }
@@ -411,7 +415,7 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Processes the completions of a lane, including those behind a fault. True if there were any.
+    /// Processes a lane's completions, also those after a failed one. Returns true if it had any.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
@@ -447,7 +451,7 @@ impl SendPath {
         }
     }
 
-    /// Records that nothing can be done now. Now and then, checks that the peer is connected, and
+    /// Records that no send can progress now. Occasionally checks that the peer is connected, and
     /// logs a long wait. If the peer has closed, completes the running sends that its BYE confirms.
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {

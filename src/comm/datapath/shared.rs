@@ -8,10 +8,11 @@ use super::try_cell::{TryCell, TryCellGuard, UNUSED};
 use crate::error::Usage;
 use std::ops::{Deref, DerefMut};
 
-/// A data path that the service thread can borrow from the thread that uses it.
+/// A data path that the service thread can borrow from NCCL's thread.
 pub trait SharedPath: Send + Sync {
-    /// Borrows the data path as soon as its user releases it: a call there takes microseconds and
-    /// waits for nothing. Borrowing is not a use. Returns `None` after a panic in a user.
+    /// Borrows the data path as soon as no other thread uses it. The wait is short: a call of the
+    /// data path takes microseconds and does not block. [`Self::is_unused`] does not count a borrow
+    /// as a use. Returns `None` after a panic in the data path.
     fn borrow(&self) -> Option<PathGuard<'_>>;
 
     /// Returns true if the data path was not used since the last call.
@@ -82,8 +83,9 @@ impl<P: Shareable> SharedPath for TryCell<P> {
     }
 }
 
-/// Closes the caller's connection. Running requests end here, so that no NIC touches the caller's
-/// buffers afterwards. If none runs, the queue pairs stay for writes that the peer has to confirm.
+/// Closes NCCL's side of a connection. Cancels running requests, so that no NIC accesses NCCL's
+/// buffers afterwards. If no request runs, the queue pairs stay open for writes that the peer still
+/// has to confirm.
 pub fn leave(path: &dyn SharedPath, peer: &Peer) {
     let Some(mut path) = path.borrow() else { return };
     if path.holds_buffers() {

@@ -1,5 +1,6 @@
-//! Requests without progress: counts them, and ends those whose peer has left. Reads no clock while
-//! requests make progress. The service thread finds the cause (`comm::recovery::driver`).
+//! Detection of requests without progress: counts them, and fails them if the peer has left. Reads
+//! no clock while requests make progress. The service thread finds the cause of a stall
+//! (`comm::recovery::driver`).
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
@@ -12,7 +13,8 @@ use crate::error::Error;
 use crate::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 
-/// Idle polls between two clock readings: some milliseconds, so reading costs next to nothing.
+/// Number of idle polls between two readings of the clock. They take some milliseconds, so the
+/// readings cost next to nothing.
 const LOOKS: u64 = 1 << 14;
 
 /// Time without progress after which a request is counted as stalled.
@@ -21,13 +23,13 @@ const STALL: Duration = Duration::from_secs(1);
 /// Time for late completions after the peer has closed or vanished. Then waiting requests fail.
 const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// Bit of [`StallTimer::looks`]: `times` belongs to the current period without progress.
+/// Bit of [`StallTimer::looks`], set if `times` belongs to the current period without progress.
 const KNOWN: u64 = 1 << 63;
 
 /// Counter of idle polls and timer of the period without progress.
 #[derive(Debug, Default)]
 pub struct StallTimer {
-    /// Idle polls since the last progress, with [`KNOWN`]: one word, so that progress is one store.
+    /// Idle polls since the last progress, and the bit [`KNOWN`]: one store resets both.
     looks: u64,
     times: Times,
 }
@@ -55,19 +57,19 @@ impl StallTimer {
         if self.looks.is_multiple_of(LOOKS) { Some(self.elapsed()) } else { None }
     }
 
-    /// Returns the time without progress, measured from the first such call in this period.
+    /// Returns the time since the first call in the present period without progress.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
         self.times().since.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Returns the time that the peer has been away, from the first such call in this period.
+    /// Returns the time since the first call in the present period, for a peer that has left.
     #[cold]
     pub fn away(&mut self) -> Duration {
         self.times().missed.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Returns true once in each period without progress, when it has lasted for `limit`.
+    /// Returns true once in each period without progress, when the period has lasted for `limit`.
     pub fn should_warn(&mut self, waited: Duration, limit: Duration) -> bool {
         let times = self.times();
         let now = waited >= limit && !times.warned;

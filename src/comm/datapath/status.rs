@@ -5,8 +5,8 @@ use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
 /// Number of losses that are blamed on the rails, although a request may have caused them. The next
-/// loss is blamed on the request. Twice the number of a Spark's rails, because all rails may fail
-/// together.
+/// loss is blamed on the request. Twice the number of a Spark's rails (four), because all rails may
+/// fail together.
 pub const STRIKES: u8 = 8;
 
 /// State of a lost lane's NIC after a fence.
@@ -43,9 +43,9 @@ pub struct Loss {
 #[derive(Default)]
 pub struct Status {
     losses: Vec<Loss>,
-    /// New queue pairs that the peer is testing. Through them the peer may write into this
-    /// connection's buffers before LIVE arrives here. So they are destroyed when the connection
-    /// fails.
+    /// New queue pairs that the peer is testing. The peer may use them to write into this
+    /// connection's buffers before its message LIVE, the end of the test, arrives here. So they are
+    /// destroyed when the connection fails.
     untested_lanes: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
     failed: Option<Box<Error>>,
@@ -65,7 +65,7 @@ pub struct Strikes {
 }
 
 impl Strikes {
-    /// Counts a loss, and returns true if there are more than `most`. `oldest` is the number of the
+    /// Counts a loss, and returns true if the count is above `most`. `oldest` is the number of the
     /// oldest running message, `next` that of the next message to begin.
     #[cold]
     pub fn count_loss(&mut self, oldest: u64, next: u64, most: u8) -> bool {
@@ -78,10 +78,7 @@ impl Strikes {
 }
 
 impl Status {
-    /// Checks that the connection works.
-    ///
-    /// # Errors
-    /// The connection's failure.
+    /// Returns the failure as an error if the connection has failed.
     #[inline(always)]
     pub fn check(&self) -> Quick<()> {
         match &self.failed {
@@ -140,10 +137,10 @@ impl Status {
         self.losses.push(loss);
     }
 
-    /// Drops a lane's stored losses before the lane carries data again. The stored losses concern
-    /// the lane's old queue pairs: the peer reported the loss first, and the lane was fenced then.
-    /// Recovery would mistake a stored loss for a loss of the new queue pairs, and would consider
-    /// the new queue pairs stopped.
+    /// Drops a lane's stored losses before the lane carries data again. They concern the lane's old
+    /// queue pairs, which were already fenced because the peer reported the loss first. Recovery
+    /// would mistake a stored loss for a loss of the new queue pairs, and would consider these
+    /// stopped.
     #[cold]
     pub fn drop_stale_losses(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);

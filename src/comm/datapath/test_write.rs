@@ -6,13 +6,13 @@
 //! - If all writes are acknowledged, the path carries data.
 //! - A switch or port with a smaller MTU passes the first packet and drops the second on every
 //!   retry. [`Backoff`] then keeps [`SMALL_BYTES`] as the path's largest path MTU.
-//! - If both are lost, the path is silent.
+//! - If both packets are lost, the path is silent.
 //!
-//! A path that begins to carry data during the test is not taken for one with a small MTU. The NIC
-//! resends both packets until its retries are used up, so the large one arrives too.
+//! A path that begins to carry data during the test is not mistaken for a path with a small MTU:
+//! the NIC resends both packets until its retries are used up, so the large one arrives too.
 //!
-//! The test posts and polls on this lane only. No call blocks: the owner polls the test until it
-//! has a result, at the latest after the time limit.
+//! The test posts and polls on this lane only. No call blocks: the owner polls the test until the
+//! test has a result, at the latest at the time limit.
 
 use super::lane::Lane;
 use super::mailbox::Mailboxes;
@@ -35,14 +35,14 @@ pub struct LaneTest {
     mtu_bytes: u32,
     /// Number of acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// Time to write the packets again; `None` once that was done. A packet that arrives after a
-    /// lost one makes the NIC resend the lost one immediately. Without such a packet, the NIC waits
-    /// for the queue pair's timeout (4 s and more at NCCL's default), perhaps longer than the test.
+    /// Time to write the packets again; `None` once they were. A packet that arrives after a lost
+    /// one makes the NIC resend the lost one immediately. Without such a packet, the NIC waits for
+    /// the queue pair's timeout (4 s and more at NCCL's default), which may exceed the test.
     rewrite_at: Option<Instant>,
     /// Time after which writes without acknowledgement count as lost.
     deadline: Instant,
-    /// True if only small packets were acknowledged when the packets were written again. Otherwise
-    /// the time limit ends the test as [`TestResult::Silent`], not as [`TestResult::SmallMtu`].
+    /// True if only small packets were acknowledged when the packets were written again. If false,
+    /// the result at the time limit is [`TestResult::Silent`], never [`TestResult::SmallMtu`].
     was_small_only: bool,
     /// Right to test the path on behalf of all connections. Held during the test if the path was
     /// dead or untested before.
@@ -66,9 +66,6 @@ pub enum TestResult {
 
 impl LaneTest {
     /// Writes the test packets on each queue pair of a connected lane. The test ends after `limit`.
-    ///
-    /// # Errors
-    /// As [`Lane::write_on_each`].
     pub fn start(
         lane: Lane,
         path: PathId,
@@ -143,8 +140,8 @@ impl LaneTest {
         if self.lane.has_pending() { TestResult::UnderWay } else { TestResult::Passed }
     }
 
-    /// Returns true if at least one queue pair has its first packet acknowledged (the small one,
-    /// because acknowledgements come in order), and no queue pair has more than that.
+    /// Returns true if at least one queue pair has one acknowledgement, and no queue pair has more.
+    /// The first acknowledgement is for the small packet: acknowledgements come in order.
     fn has_only_small_acknowledged(&self) -> bool {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }

@@ -1,10 +1,12 @@
 //! Cell whose value one thread at a time can use, without waiting. Holds a connection's data path.
 //!
-//! NCCL drives the data path from one thread, which may sleep while the service thread has to
-//! answer a peer. Both share the path through one word, at the cost of one uncontended swap.
+//! NCCL's thread uses the data path, and may sleep while the service thread needs it to answer a
+//! peer. They share the data path through one atomic byte, the word. A use costs one uncontended
+//! swap.
 //!
-//! No thread waits for the word. A caller that finds it taken does something else and tries again:
-//! every data path call of NCCL's interface may return "no request yet" or "not done yet".
+//! The cell never waits for the word. If NCCL's thread finds it taken, the call returns "no request
+//! yet" or "not done yet", which NCCL's interface allows for every call of a data path. If the
+//! service thread finds it taken, it yields and tries again.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -23,7 +25,7 @@ pub struct TryCell<T> {
 pub const UNUSED: u8 = 0;
 /// Free, and used since the last [`TryCell::is_unused`] call.
 pub const USED: u8 = 1;
-/// Held by a thread. Entry fails at this value and above, so that it needs one comparison.
+/// Held by a thread. Entry fails at this value and at higher ones, so one comparison is enough.
 const TAKEN: u8 = 2;
 /// A holder panicked. The value may be half-changed, and is never used again.
 const BROKEN: u8 = 3;
@@ -35,9 +37,10 @@ unsafe impl<T: Send> Sync for TryCell<T> {}
 
 /// Exclusive access to the value. A drop sets the word to `AFTER` ([`USED`] or [`UNUSED`]).
 ///
-/// The guard is `Send` and `Sync` exactly where `&mut T` is, because threads that share the guard
-/// share the value. The [`TryCell`] reference alone would make it `Sync` for every `T: Send`, and
-/// safe code could race on a `Cell` inside. `MutexGuard` had that hole (rust-lang/rust 41622).
+/// `PhantomData` makes the guard `Send` and `Sync` exactly where `&mut T` is, because threads that
+/// share the guard share the value. Without it, the [`TryCell`] reference would make the guard
+/// `Sync` for every `T: Send`, and safe code could race on a `Cell` inside. `MutexGuard` once had
+/// this bug (rust-lang/rust 41622).
 #[derive(Debug)]
 pub struct TryCellGuard<'a, T, const AFTER: u8 = USED>(&'a TryCell<T>, PhantomData<&'a mut T>);
 
@@ -53,7 +56,7 @@ impl<T> TryCell<T> {
         self.take()
     }
 
-    /// Takes the value as [`TryCell::enter`] does, without counting as a use of it.
+    /// Takes the value as [`TryCell::enter`] does. [`TryCell::is_unused`] ignores this use.
     pub fn visit(&self) -> Option<TryCellGuard<'_, T, UNUSED>> {
         self.take()
     }
@@ -73,7 +76,8 @@ impl<T> TryCell<T> {
     #[cold]
     fn keep_out(&self, found: u8) {
         if found == BROKEN {
-            // Restore the overwritten word. No thread has entered since: each has found it taken.
+            // Restore the word. Since the swap, every other thread has found it taken and stayed
+            // out.
             self.word.store(BROKEN, Ordering::Relaxed);
         }
     }
@@ -85,7 +89,7 @@ impl<T> TryCell<T> {
         matches!(found, Err(UNUSED | BROKEN))
     }
 
-    /// Returns true if a holder panicked; briefly false while a thread is in [`TryCell::enter`].
+    /// Returns true if a holder panicked; briefly false while another thread tries to enter.
     #[cold]
     pub fn is_broken(&self) -> bool {
         // Relaxed: the state is final, and no other read depends on it.

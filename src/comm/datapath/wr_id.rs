@@ -14,7 +14,7 @@ pub enum Work {
         /// True if the time until its completion is used to measure the rail's rate.
         timed: bool,
     },
-    /// A chunk of a share before its last one. Its completion only frees room on the queue pair.
+    /// A write of a share before its last write. Its completion only frees room on the queue pair.
     #[default]
     Lead,
     /// CTS entries of a receive.
@@ -39,7 +39,7 @@ pub struct WrId(u64);
 
 impl WrId {
     /// Packs the number of a request on queue pair `queue`. `retires` counts the requests that its
-    /// completion retires: itself and the unsignaled ones before it.
+    /// completion retires: itself and the unsignaled requests before it.
     #[inline(always)]
     pub fn new(work: Work, queue: u8, retires: u16) -> Self {
         let (kind, share, request) = match work {
@@ -55,7 +55,7 @@ impl WrId {
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
-    /// Unpacks a completion's number. Any value is valid: only numbers of [`WrId::new`] are posted.
+    /// Wraps a completion's number. It is valid, because only results of [`WrId::new`] are posted.
     #[inline(always)]
     pub fn of(bits: u64) -> Self {
         Self(bits)
@@ -79,7 +79,7 @@ impl WrId {
         (self.0 >> 16) as u16
     }
 
-    /// Returns the send, the share, and whether the share is timed, for a [`Work::Share`].
+    /// Returns the send, the share, and true if the share is timed, for a [`Work::Share`].
     #[inline(always)]
     pub fn share(self) -> Option<(u16, u8, bool)> {
         (self.kind() < 2).then(|| ((self.0 >> 40) as u16, (self.0 >> 32) as u8, self.kind() == 1))

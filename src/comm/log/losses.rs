@@ -1,9 +1,10 @@
-//! Packets that the rails of this host lose, by the counters of their ports.
+//! Packet losses of this host's rails, read from the counters of their ports.
 //!
-//! A short-lived thread reads the counters when the first connection starts, every second while
-//! there are connections, and when a communicator ends. It writes one WARN for a process that loses
-//! much. Messages about stalls and lost rails use the newest values, about a second old. The
-//! counters are the port's: packets of other jobs count as well.
+//! A short-lived thread reads the counters when the first connection starts, then every second
+//! while there are connections, and when a communicator ends. If the losses exceed the tolerated
+//! rate ([`nic::TOLERATED_LOSS_ONE_IN`]), the thread writes a WARN, once for a process. Messages
+//! about stalls and lost rails show the newest values, which are about a second old. A port's
+//! counters include the packets of other jobs.
 
 use crate::comm::threads;
 use crate::counters::nic::{self, PortCounters};
@@ -13,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for the last reading: a driver that recovers can block one for longer.
+/// Longest wait of [`Losses::end`]. A driver that recovers its device can block a reading for
+/// longer.
 const LAST: Duration = Duration::from_millis(500);
 
 /// The port counters of a process's rails.
@@ -35,12 +37,12 @@ pub struct Port {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Values at the start and now, in the order of the ports; empty before the first reading.
+    /// First and newest values of each port, in `ports` order. Empty before the first reading.
     values: Vec<(PortCounters, PortCounters)>,
     due: Option<Instant>,
     is_reading: bool,
     has_warned: bool,
-    /// Calls of [`Losses::end`] that wait for a reading that begins after them.
+    /// Channels that wake calls of [`Losses::end`], each after a reading that began later.
     waiting: Vec<SyncSender<()>>,
 }
 
@@ -50,20 +52,21 @@ impl Losses {
         Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
     }
 
-    /// Takes the next reading as the start. Called for the first connection.
+    /// Makes the next reading the base of all growth. Called for the first connection.
     pub fn start(self: &Arc<Self>) {
         self.state().values.clear();
         self.read_soon();
     }
 
-    /// Starts a reading if one is due. The service thread calls it each round.
+    /// Starts a reading if one is due. The service thread calls this in each round.
     pub fn tick(self: &Arc<Self>, now: Instant) {
         if self.state().due.is_some_and(|due| now >= due) {
             self.read_soon();
         }
     }
 
-    /// Reads for the last time, within half a second. Returns the text about grown counters.
+    /// Waits at most half a second for a last reading. Returns a text with the counters that have
+    /// grown, if any.
     pub fn end(self: &Arc<Self>) -> Option<String> {
         if self.ports.is_empty() {
             return None;
@@ -77,8 +80,9 @@ impl Losses {
         self.text(|_| true)
     }
 
-    /// Returns the grown counters of one device, or of all, as the end of a message: "; since the
-    /// start: 4,830 packet_seq_err on rocep1s0f0". Empty if none. Does not wait for a driver.
+    /// Returns the counters of one device, or of all devices, that have grown, as the end of a
+    /// message: "; since the start: 4,830 packet_seq_err on rocep1s0f0". Empty if none has grown.
+    /// Uses the last reading, so the call does not wait for a driver.
     pub fn grown(&self, device: Option<&str>) -> String {
         self.text(|port| device.is_none_or(|device| port.device == device))
             .map(|text| format!("; {text}"))
@@ -112,7 +116,7 @@ impl Losses {
             let now: Vec<PortCounters> = self.ports.iter().map(read).collect();
             let mut state = self.state();
             self.take(&mut state, now);
-            // The receiver may have stopped waiting.
+            // Fails if the waiting call has timed out.
             waiting.iter().for_each(|done| _ = done.try_send(()));
             if state.waiting.is_empty() {
                 state.is_reading = false;
@@ -124,13 +128,13 @@ impl Losses {
     fn take(&self, state: &mut State, now: Vec<PortCounters>) {
         let next = Instant::now() + EVERY;
         if state.values.is_empty() {
-            // Devices without counters are not read again.
+            // If no port has counters, there is no further reading every second.
             state.due = now.iter().any(|port| !port.is_empty()).then_some(next);
             state.values = now.into_iter().map(|port| (port.clone(), port)).collect();
             return;
         }
         state.due = state.due.map(|_| next);
-        // A removed device has no counters to read.
+        // The counters of a removed device cannot be read, so its last values stay.
         for ((_, newest), now) in state.values.iter_mut().zip(now).filter(|(_, now)| !now.is_empty()) {
             *newest = now;
         }
@@ -149,7 +153,7 @@ impl Losses {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No holder panics with the state half-changed.
+        // A panic while the lock is held leaves the state intact.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -200,7 +204,7 @@ mod tests {
         put(sysfs.path(), "d0", [1, 1]);
         let losses = losses(sysfs.path());
         losses.read();
-        // A reader of a pipe waits for a writer.
+        // Reading a named pipe blocks until a writer opens it.
         let file = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
         std::fs::remove_file(&file).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());

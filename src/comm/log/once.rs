@@ -1,14 +1,14 @@
-//! Logs once what all connections with a peer would report.
+//! Log lines that are written once for all connections with a peer.
 //!
-//! Takes a lock. Called while connections are made, by the service thread, and by a request without
-//! progress for a minute, but never while messages run normally.
+//! Each call takes a lock. The callers are connection set-up, the service thread, and a request
+//! that has made no progress for a minute. Messages that make progress cause no call.
 
 pub use crate::counters::layout::Direction;
 use crate::wire::ids::RailId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Subjects already logged about the connected peers.
+/// Subjects already logged, for each connected peer.
 #[derive(Debug, Default)]
 pub struct LogOnce(Mutex<Vec<About>>);
 
@@ -17,15 +17,15 @@ pub struct LogOnce(Mutex<Vec<About>>);
 pub enum Subject {
     /// The connection is ready. Contains the log line.
     Connected(String),
-    /// No rail has carried this number of seconds after the handshake.
+    /// No rail works yet, this number of seconds after the handshake.
     NoRailYet(u64),
-    /// A rail of this host loses packets of the ports' MTU, so it uses a smaller path MTU.
+    /// A rail of this host loses packets of the ports' full MTU, so it uses a smaller path MTU.
     SmallPathMtu(RailId),
     /// A rail of this host is not used.
     NotUsed(RailId),
-    /// The two ports of a rail of this host have different path MTUs.
+    /// A port of this host and the port of the peer rail have different MTUs.
     PathMtu(RailId),
-    /// The peer's data has another priority than this host's.
+    /// The peer sends its data with another priority than this host does.
     Priority,
     /// TCP with the peer uses a wireless network.
     Wireless,
@@ -44,7 +44,8 @@ struct About {
 }
 
 impl LogOnce {
-    /// Returns true if `subject` was not logged since the first present connection with the peer.
+    /// Returns true for the first call with `subject`. After the last connection with the peer has
+    /// closed, all subjects are new again.
     pub fn is_first(&self, peer: &str, subject: Subject) -> bool {
         self.about(peer, |about| {
             let is_first = !about.logged.contains(&subject);
@@ -55,7 +56,7 @@ impl LogOnce {
         })
     }
 
-    /// Warns once that a rail uses a smaller path MTU because it loses packets of the ports' MTU.
+    /// Warns once that a rail uses a smaller path MTU because it loses larger packets.
     pub fn warn_of_small_packets(&self, peer: &str, (id, rail): (RailId, &str), peer_rail: &str, why: &str) {
         if self.is_first(peer, Subject::SmallPathMtu(id)) {
             tracing::warn!(
@@ -99,7 +100,7 @@ impl LogOnce {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<About>> {
-        // No holder panics with the list half-changed.
+        // A panic while the lock is held leaves the list intact.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

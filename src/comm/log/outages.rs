@@ -5,21 +5,22 @@
 //!
 //! [`RailOutages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
 //! - The first connection that loses the rail writes a WARN. The others write DEBUG lines.
-//! - The last connection that recovers the rail writes the WARN that ends the outage. A WARN by the
-//!   first would be untrue for the others, and would hide one that never recovers the rail.
-//! - If only some connections recover the rail, a WARN reports it [`SETTLED`] after the last
-//!   recovery. A later loss is a new outage, with a WARN of its own.
+//! - The last connection that recovers the rail writes the WARN that ends the outage. Earlier, that
+//!   WARN would be untrue for the other connections, and would hide a connection that never
+//!   recovers.
+//! - If only some connections recover the rail, a WARN gives their number [`SETTLED`] after the
+//!   last recovery. A later loss is a new outage, with a WARN of its own.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
-//! Takes a lock. Called during set-up and by the service thread, never while messages run normally.
+//! Takes a lock. Called by set-up and by the service thread, never by the data path.
 
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time after the last recovery until a line reports the connections still without the rail. Longer
-/// than an attempt whose peer does not answer.
+/// Time after the last recovery until a line reports the connections that still lack the rail.
+/// Longer than an attempt to reconnect whose peer does not answer.
 pub const SETTLED: Duration = Duration::from_secs(15);
 
 /// The present rail outages of this process's connections.
@@ -29,7 +30,8 @@ pub struct RailOutages {
     members: AtomicU64,
 }
 
-/// A rail of this host and the peer's rail paired with it, for all processes of the peer's host.
+/// A rail of this host and the rail of the peer's host paired with it. The processes of that host
+/// share the pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RailPair {
     rail: String,
@@ -78,7 +80,7 @@ impl RailOutages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Outage>> {
-        // No holder panics with an outage half-changed.
+        // A panic while the lock is held leaves every outage intact.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,7 +105,7 @@ impl Outage {
         is_new
     }
 
-    /// Removes a connection from those without the rail. Returns true if it was one of them.
+    /// Removes a connection from `without`. Returns true if it was in this list.
     fn forget(&mut self, connection: u64) -> bool {
         let before = self.without.len();
         self.without.retain(|other| *other != connection);
@@ -116,7 +118,7 @@ impl Outage {
 }
 
 impl ConnectionOutages {
-    /// Adds a connection with `peer` over these pairs of rails, this host's first.
+    /// Adds a connection with `peer`. `rails` has the names of each pair, this host's rail first.
     pub fn new(
         outages: &Arc<RailOutages>,
         peer: &str,
@@ -158,7 +160,7 @@ impl ConnectionOutages {
         tracing::warn!("rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}");
     }
 
-    /// Records that the connection started without a rail, which has been logged.
+    /// Records that the connection started without a rail. Set-up has already logged the reason.
     pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;

@@ -1,10 +1,10 @@
 //! One log line for a stall, regardless of the number of connections with the peer that stall.
 //!
 //! [`Stalls`] guarantees for each peer:
-//! - A WARN names the greatest [`Cause`] among its connections, [`SETTLED`] after the first of them
-//!   has reported one. NCCL has many connections to a peer, which stall together.
-//! - A WARN follows if the greatest cause changes, and for a new stall, at most one within
-//!   `NCCL_SPARK_STALL_WARN_S`.
+//! - One WARN names the greatest [`Cause`] of all connections, [`SETTLED`] after the first of them
+//!   has reported a stall. NCCL opens many connections to a peer, and they stall together.
+//! - A further WARN follows if the greatest cause changes, and for each new stall. At least
+//!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
 //!
 //! Called only by the service thread. Takes a lock.
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for other connections to report their causes: twice the service threads' sample interval.
+/// Time for other connections to report their causes: two intervals between samples of a data path.
 pub const SETTLED: Duration = Duration::from_secs(1);
 
 /// The present stalls of this process's connections.
@@ -52,7 +52,7 @@ pub struct ConnectionStall {
 
 impl Stalls {
     /// Writes the lines that are due. `window` is the shortest time between two lines about a peer.
-    /// `losses` returns the end of a line, about lost packets.
+    /// `losses` returns a text about lost packets, which ends a line.
     pub fn tick(&self, window: Duration, now: Instant, losses: impl Fn() -> String) {
         let mut peers = self.lock();
         // A peer without a stall is kept while its last line is recent.
@@ -72,7 +72,7 @@ impl Stalls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<OfPeer>> {
-        // No holder panics with a peer half-changed.
+        // A panic while the lock is held leaves every peer's state intact.
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,7 +100,7 @@ impl ConnectionStall {
         of.stalled.push(Stalled { connection: self.id, cause, why, since });
     }
 
-    /// Records that the connection does not stall, or that it has ended.
+    /// Records that the connection no longer stalls, or that it has ended.
     pub fn ended(&mut self) {
         if std::mem::take(&mut self.is_stalled) {
             let mut peers = self.stalls.lock();

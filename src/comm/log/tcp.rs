@@ -3,10 +3,9 @@
 //!
 //! [`TcpOutages`] guarantees for each peer:
 //! - The first connection that is without TCP for [`LASTING`] writes a line. The others write DEBUG
-//!   lines. If TCP is redialled sooner, there are only DEBUG lines.
+//!   lines. If TCP is redialled sooner, all lines are DEBUG lines.
 //! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
-//!   before that belongs to the same outage: connections that break in turn are one event.
-//! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
+//!   within that time belongs to the same outage: connections may break in turn.
 //!
 //! Called only by the service thread. Takes a lock.
 
@@ -15,13 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time without TCP until a line is written. Longer than a peer has to answer after its TCP
-/// connection was closed: before that, the connections may still end.
+/// connection was closed, so a connection that ends with its peer writes no line.
 pub const LASTING: Duration = Duration::from_secs(3);
 /// Time that all connections must have TCP again before a line reports it. Longer than the pauses
 /// between attempts in the first ten seconds.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
-/// The peers to which connections of this process have lost TCP.
+/// The present TCP outages of this process's connections, one for each peer.
 #[derive(Debug, Default)]
 pub struct TcpOutages {
     open: Mutex<Vec<TcpOutage>>,
@@ -61,7 +60,7 @@ impl TcpOutages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<TcpOutage>> {
-        // No holder panics with an outage half-changed.
+        // A panic while the lock is held leaves every outage intact.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,7 +100,7 @@ impl TcpOutage {
         }
     }
 
-    /// Removes a connection from those without TCP. Returns true if it was one of them.
+    /// Removes a connection from `without`. Returns true if it was in this list.
     fn forget(&mut self, connection: u64) -> bool {
         let before = self.without.len();
         self.without.retain(|one| one.connection != connection);
@@ -151,7 +150,7 @@ impl ConnectionTcpOutages {
 impl Drop for ConnectionTcpOutages {
     fn drop(&mut self) {
         self.ended();
-        // The service thread may end with this connection, so no later `tick` might log the end.
+        // The service thread may end with this connection. Then no later `tick` logs the end.
         let mut open = self.outages.lock();
         let is_over = |outage: &TcpOutage| outage.peer == self.peer && outage.without.is_empty();
         open.iter()

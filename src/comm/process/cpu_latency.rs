@@ -1,12 +1,12 @@
 //! CPU wake-up latency request (`NCCL_SPARK_CPU_LATENCY_US`): keeps processors out of deep sleep.
 //!
-//! A process opens `/dev/cpu_dma_latency` and writes a 32-bit integer in machine byte order: the
-//! most microseconds that any processor may take to wake up. The request applies to the whole
-//! machine and costs power. It ends when the descriptor closes, however the process ends (Linux,
-//! Documentation/power/pm_qos_interface.rst).
+//! A process makes the request by opening `/dev/cpu_dma_latency` and writing a 32-bit integer in
+//! machine byte order: the longest permitted wake-up time of any processor, in microseconds. The
+//! request applies to the whole machine and costs power. It ends when the descriptor closes,
+//! however the process ends (Linux, Documentation/power/pm_qos_interface.rst).
 //!
-//! This process holds the request while it has a connection, without a check for each message. A
-//! refusal is logged once in a process and not retried.
+//! This process keeps the request in effect while it has a connection. A refusal by the kernel is
+//! logged once and not retried.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -75,7 +75,8 @@ impl Wish {
     /// Makes the request. Child processes do not inherit the file: std opens it with `O_CLOEXEC`.
     fn ask(&self) -> std::io::Result<File> {
         let mut file = OpenOptions::new().write(true).open(&self.device)?;
-        // One write: the kernel takes four bytes as a number, others as text (kernel/power/qos.c).
+        // One write: the kernel reads four bytes as a number, and any other length as text
+        // (kernel/power/qos.c).
         let written = file.write(&self.latency_us.to_ne_bytes())?;
         if written == size_of::<u32>() { Ok(file) } else { Err(std::io::ErrorKind::WriteZero.into()) }
     }

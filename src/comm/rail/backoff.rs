@@ -1,19 +1,19 @@
 //! Back-off for dead paths: findings about paths, shared by all connections of this process.
 //!
-//! A path leads from one rail of this host to one address of a peer. With both ports up it can be
-//! dead in two ways. Either the address does not resolve, which takes the kernel a second in
-//! `ibv_modify_qp`; or it resolves, and packets are not acknowledged. The result of an attempt
-//! counts for new connections (`comm/setup`) and for lost rails (`comm/recovery`), in either role:
+//! A path leads from one rail of this host to one address of a peer. It can be dead although both
+//! ports are up. Either the address does not resolve, which the kernel finds after a second in
+//! `ibv_modify_qp`; or it resolves, but packets are not acknowledged. The result of an attempt
+//! counts for new connections (`comm/setup`) and for lost rails (`comm/recovery`), on either side:
 //!
-//! - A dead path is not used for a while, with the reason of the attempt that found it dead. Each
-//!   failed attempt doubles the pause.
-//! - After the pause, one connection tries the path for all. New connections do the same on a path
-//!   without a finding: one has the [`Trial`], and the others ask again later ([`Advice::Wait`]),
-//!   so that no call blocks. A trial ends when it is dropped or at its limit, so an abandoned
-//!   connection delays no other.
-//! - A path that carries, or a port that comes up ([`Backoff::forget`]), ends the back-off.
+//! - A dead path is not used during a pause. Each failed attempt doubles the pause, and messages
+//!   give the reason of the attempt.
+//! - After the pause, one connection has the [`Trial`]: it tries the path on behalf of all. The
+//!   others ask again later ([`Advice::Wait`]), so that no call blocks. New connections do the same
+//!   on a path without a finding. A trial ends when it is dropped or at its time limit, so an
+//!   abandoned connection delays no other.
+//! - The back-off ends when the path carries data or the port comes up ([`Backoff::forget`]).
 //!
-//! A path that carries only small packets gets a largest path MTU until the port comes up again.
+//! A path that carries only small packets has a largest path MTU until the port comes up again.
 //!
 //! This module only records reports. It touches no queue pair, starts no thread, reads no clock.
 
@@ -26,16 +26,17 @@ use std::time::{Duration, Instant};
 /// Time that the kernel searches for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to
 /// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).
 pub const SEARCH: Duration = Duration::from_secs(1);
-/// First pause for a dead path: a switch may not forward the frames of a port that just came up.
+/// First pause for a dead path. It is short: a switch may not forward frames for a moment after a
+/// port came up.
 const FIRST: Duration = Duration::from_secs(2);
-/// Longest pause for a dead path, which bounds the time to detect that it works again. An attempt
-/// costs a second of a thread, or some packets.
+/// Longest pause for a dead path, and so the time to detect that it works again. An attempt costs a
+/// second of a thread, or some packets.
 const LONGEST: Duration = Duration::from_secs(15);
-/// Time for which a successful attempt shows that the next one will not block. The kernel keeps a
+/// Time after a successful attempt during which another one will not block. The kernel keeps a
 /// neighbour that answered for at least 15 s (half of `base_reachable_time`, 30 s:
 /// net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
-/// Largest number of paths kept. A host has fewer, but peers choose the addresses.
+/// Largest number of paths kept. A host has fewer paths, but the addresses come from peers.
 const MOST_PATHS: usize = 256;
 
 /// A path from one rail of this host to an address of a peer.
@@ -61,7 +62,7 @@ pub enum Requirement {
 pub enum Advice {
     /// Use the path.
     Use,
-    /// Try the path, for all connections.
+    /// Try the path, on behalf of all connections.
     Try(Trial),
     /// Ask again later, because another connection tries the path.
     Wait,
@@ -98,9 +99,8 @@ struct Dead {
 struct KnownPath {
     id: PathId,
     finding: Finding,
-    /// Largest path MTU in bytes, where larger packets were seen to get lost.
     largest_mtu: Option<u32>,
-    /// Number and limit of the trial under way.
+    /// Number and end time of the trial under way.
     trial: Option<(u64, Instant)>,
 }
 
@@ -110,11 +110,11 @@ struct KnownPaths {
     trials: u64,
 }
 
-/// Findings about paths. Each call locks, so only for set-up and the service thread.
+/// Findings about paths. Each call takes a lock, so only set-up and the service thread use them.
 #[derive(Debug, Default)]
 pub struct Backoff(Arc<Mutex<KnownPaths>>);
 
-/// Right of one connection to try a path while the others wait. A drop lets the others go on.
+/// Right of one connection to try a path while the others wait. It ends on drop.
 #[derive(Debug)]
 pub struct Trial {
     known: Arc<Mutex<KnownPaths>>,
@@ -147,19 +147,16 @@ impl Backoff {
         lock(&self.0).dead(id).filter(|dead| now < dead.until).map(|dead| dead.text(now))
     }
 
-    /// Checks that a lost rail may be asked for by this path now.
+    /// Checks that an attempt to reconnect a lost rail may use this path now.
     ///
     /// # Errors
-    /// [`Error::Network`] with the reason why not, and the time of the next attempt.
+    /// [`Error::Network`] with the reason against it, and the time of the next attempt.
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         lock(&self.0).is_due(id, now)
     }
 
-    /// As [`Self::is_due`]. If the path was dead until now, also returns the right to try it for
-    /// all. (Otherwise all lost rails return together.)
-    ///
-    /// # Errors
-    /// As [`Self::is_due`].
+    /// Checks a path as [`Self::is_due`] does. If the path was dead, returns the right to try it on
+    /// behalf of all connections. Otherwise all lost rails may reconnect at the same time.
     pub fn retry(&self, id: PathId, limit: Duration, now: Instant) -> Result<Option<Trial>> {
         let mut known = lock(&self.0);
         known.is_due(id, now)?;
@@ -167,7 +164,7 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Records that queue pairs were connected, or the error. Only address errors count.
+    /// Records that queue pairs were connected, or an error that shows an unresolved address.
     pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
         lock(&self.0).connected(id, error, now);
     }
@@ -190,7 +187,7 @@ impl Backoff {
         (path.largest_mtu, path.finding) = (Some(bytes), Finding::Resolved(now));
     }
 
-    /// Returns the largest path MTU in bytes, if larger packets were seen to get lost.
+    /// Returns the largest path MTU in bytes, if larger packets were lost.
     pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
         lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
     }
@@ -209,7 +206,7 @@ impl Backoff {
 }
 
 impl Trial {
-    /// As [`Backoff::connected`], unless the port has come up since the trial began.
+    /// Records a result as [`Backoff::connected`] does, unless the trial has ended already.
     pub fn connected(&self, error: Option<&Error>, now: Instant) {
         let mut known = lock(&self.known);
         if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {
@@ -259,7 +256,7 @@ impl KnownPaths {
             None => {
                 let path = self.path(id, now);
                 match &path.finding {
-                    // The address of a silent path resolves too.
+                    // The address of a silent path resolves too, so this proves nothing.
                     Finding::Dead(Dead { how: Death::Silent, .. }) => {}
                     Finding::Carried(at) if now < *at + FRESH => {}
                     _ => path.finding = Finding::Resolved(now),
@@ -269,7 +266,7 @@ impl KnownPaths {
             Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
             }
-            // Other failures are immediate, and not the path's.
+            // Other failures return immediately, and the path is not their cause.
             Some(_) => {}
         }
     }
@@ -318,7 +315,7 @@ impl Dead {
 }
 
 fn lock(known: &Mutex<KnownPaths>) -> MutexGuard<'_, KnownPaths> {
-    // A panic of a holder leaves the list of paths complete.
+    // A panic under the lock leaves the list of paths complete.
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -8,43 +8,44 @@
 //! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c). So only a missing or new
 //! entry proves that buffers are safe.
 //!
-//! Linux raises `IBV_EVENT_DEVICE_FATAL` a moment before that (`uverbs_async_event_destroy_uobj` in
-//! uverbs_std_types_async_fd.c). mlx5 raises the same event earlier, when its firmware fails
-//! (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read either one late. So the event counts only
-//! for a device without any entry in sysfs.
+//! Linux raises `IBV_EVENT_DEVICE_FATAL` shortly before the entry leaves
+//! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c). mlx5 raises the same event
+//! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read an event late.
+//! So the event proves the removal only for a device that never had an entry.
 //!
-//! A device whose firmware has failed keeps its entry. The kernel returns `ENOLINK` for it, or
-//! moves queue pairs to the error state and destroys them without the firmware. Neither proves that
-//! the NIC is still. The kernel removes such a device next, so its removal is awaited.
+//! A device whose firmware has failed keeps its entry. For such a device, the kernel returns
+//! `ENOLINK`, or reports that it has stopped and destroyed queue pairs without asking the firmware.
+//! Neither proves that the NIC has stopped. The kernel removes the device next, so the plugin waits
+//! for the removal.
 //!
 //! # Questions
 //!
-//! A port query or a read of the GID table is a command to the firmware. It may take minutes, for
-//! example while the kernel recovers from a PCIe error. So each question runs on its own thread,
-//! `spark-device`, one at a time for a device. A device without an answer after 3 s is stuck, and a
-//! WARN names it. Until it answers, it gets no further command, its rails count as lost, and its
-//! queue pairs are set aside as if it was cut off.
+//! A question is a port query or a read of the GID table. It is a command to the firmware, and may
+//! take minutes, for example while the kernel recovers from a PCIe error. So each question runs on
+//! its own thread, `spark-device`, and a device gets one question at a time. After 3 s without an
+//! answer, the device is stuck, and a WARN names it. Until it answers, it gets no further command,
+//! its rails count as lost, and its queue pairs are set aside as if it was cut off.
 //!
-//! The service thread takes the answer in a later round ([`RailDevice::ask`]).
-//! [`RailDevice::query`] waits for it up to that limit, and not at all for a stuck device.
+//! [`RailDevice::ask`] does not wait: the service thread reads the answer in a later round.
+//! [`RailDevice::query`] waits up to 3 s for the answer, and not at all for a stuck device.
 //!
 //! # Calls of attempts
 //!
 //! An attempt to reconnect a rail creates and connects queue pairs on its own thread. These calls
-//! may hang too, even while the device answers questions, and the attempt is then given up. Until
-//! its call has returned, no attempt of any connection may begin another
-//! ([`RailDevice::begin_call`]).
+//! may hang too, even while the device answers questions. The attempt is then given up. Until its
+//! call returns, [`RailDevice::begin_call`] refuses new calls on this device to the attempts of all
+//! connections.
 //!
 //! # Return
 //!
-//! A device that returns is a new one of the same name, with other keys.
+//! A device that returns is a new device with the same name and other keys.
 //! [`RailDevice::look_for_return`] opens it and registers all memory in use with it
-//! ([`Registrations::renew`](super::registration::Registrations::renew)). Only then
-//! [`RailDevice::opened`] returns it, so lanes can be made on it. A registration made meanwhile
-//! checks for the device again at its end.
+//! ([`Registrations::renew`](super::registration::Registrations::renew)). Only then does
+//! [`RailDevice::opened`] return it, so that lanes can be created on it. A registration that runs
+//! at the same time checks for returned devices again at its end.
 //!
-//! Each opening has a number. A queue pair or key of an earlier opening belongs to a device that
-//! was removed, whatever state the new one is in.
+//! Each opening of the device has a number, the device generation. A queue pair or key of an
+//! earlier opening belongs to a removed device, even if the new device is present.
 
 use crate::comm::threads;
 use crate::error::{Error, Missing, Result};
@@ -56,7 +57,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The device of a rail. Not for the data path: its methods lock, and some call the kernel.
+/// The device of a rail. The fast path does not use it: its methods lock, and some call the kernel.
 pub struct RailDevice {
     name: String,
     /// The device's entry in sysfs.
@@ -69,23 +70,23 @@ pub struct RailDevice {
     given_up: Mutex<GivenUpCalls>,
     /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
-    /// Time of the last search for a device with this name, and failures to use one since.
+    /// Time of the last search for a returned device, and number of failures in a row to use one.
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
 enum DeviceState {
     Here(Opening),
-    /// A question has no answer yet. The device may still access memory.
+    /// A question had no answer for [`PATIENCE`]. The device may still access memory.
     Stuck(Opening),
     /// The device answers again, but lacks registrations made in the meantime.
     Behind(Opening),
     /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening),
-    /// Removed from programs, but kept open for its last event.
+    /// Cut off from programs, but kept open for its last event.
     CutOff(Opening),
     /// Removed. Holds the number of the last opening.
     Gone(u32),
-    /// Opened again, and getting its registrations.
+    /// Opened again. Memory is being registered with it.
     Returning(Opening),
 }
 
@@ -107,7 +108,7 @@ struct DeviceQuery {
 /// Presence of a device on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DevicePresence {
-    /// The device is on the bus, by its last answer.
+    /// The device is on the bus, according to its last answer.
     Here,
     /// The device itself does not answer. It may still access memory.
     CutOff,
@@ -117,10 +118,10 @@ pub enum DevicePresence {
 
 /// Time limit for an answer. Firmware takes milliseconds, but a busy host may run the thread late.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Interval between searches for a removed device.
+/// Interval between searches for a removed device that has returned.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Largest number of doublings of [`LOOK_EVERY`], one for each failure to use a device: up to half
-/// a minute, because each attempt registers all memory.
+/// Largest number of doublings of [`LOOK_EVERY`] (to 32 s). Each failure to use a returned device
+/// doubles the interval, because an attempt registers all memory.
 const DOUBLED_AT_MOST: u32 = 6;
 /// Interval between questions to a present device: each is a command to its firmware.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -137,9 +138,6 @@ impl RailDevice {
     }
 
     /// Returns the protection domain.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] while the device is not on the bus.
     pub fn pd(&self) -> Result<Arc<Pd>> {
         self.opened().map(|(pd, _)| pd)
     }
@@ -155,7 +153,7 @@ impl RailDevice {
         Err(self.missing())
     }
 
-    /// Returns the reason why the device cannot be used, even if its cable is plugged in.
+    /// Returns the reason why the device cannot be used.
     pub fn absence_reason(&self) -> &'static str {
         match &*self.lock() {
             DeviceState::Stuck(_) | DeviceState::Behind(_) => "its device does not answer",
@@ -176,7 +174,8 @@ impl RailDevice {
         matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
-    /// Like [`RailDevice::opened`], for registrations, which a returning device gets before use.
+    /// Returns the same as [`RailDevice::opened`], and also a device that returns or answers again
+    /// but is not in use yet: memory is registered with it first.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
             DeviceState::Here(it) | DeviceState::Behind(it) | DeviceState::Returning(it) => {
@@ -198,12 +197,12 @@ impl RailDevice {
         }
     }
 
-    /// Returns the presence by the last answer, without a new question.
+    /// Returns the presence according to the last answer, without a new question.
     pub fn presence(&self) -> DevicePresence {
         self.lock().presence()
     }
 
-    /// Returns the presence of the device of one opening: gone if it has a later one.
+    /// Returns the presence of the device of one opening. It is gone if there is a later opening.
     pub fn presence_of(&self, opening: u32) -> DevicePresence {
         let state = self.lock();
         if state.number() == opening { state.presence() } else { DevicePresence::Gone }
@@ -227,7 +226,7 @@ impl RailDevice {
             {
                 *state = DeviceState::CutOff(it.clone());
             }
-            // No peer knows the device's registrations yet.
+            // No peer knows the device's keys yet, so nothing can access memory through it.
             DeviceState::Returning(opening) => *state = DeviceState::Gone(opening.number),
             _ => {}
         }
@@ -235,7 +234,7 @@ impl RailDevice {
     }
 
     /// Returns true if the service thread should question the device: once a second, or immediately
-    /// if its sysfs entry changed or the device has failed.
+    /// if its sysfs entry changed or the device has failed or was cut off.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
             DeviceState::Here(Opening { entry, .. }) | DeviceState::Behind(Opening { entry, .. }) => {
@@ -265,7 +264,7 @@ impl RailDevice {
         self.presence()
     }
 
-    /// Returns the protection domain to question and the present state; `None` if removed.
+    /// Returns the protection domain for a question and the present state; `None` if removed.
     fn to_be_asked(&self) -> Option<(Arc<Pd>, DeviceQuery)> {
         match &*self.lock() {
             DeviceState::Here(it)
@@ -292,8 +291,8 @@ impl RailDevice {
             DeviceState::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
                 *state = DeviceState::Gone(*number);
             }
-            // A failed or cut-off device stays so. If it answers, its firmware had only refused one
-            // command. An answer to a question older than the last such error proves nothing.
+            // A device that has failed or was cut off does not answer again. An answer shows that
+            // its firmware had only refused one command, if no such error came after the question.
             DeviceState::Stuck(it) | DeviceState::Failed(it) | DeviceState::CutOff(it)
                 if error.is_none()
                     && it.number == asked.opening
@@ -308,7 +307,7 @@ impl RailDevice {
     /// Processes an `IBV_EVENT_DEVICE_FATAL` of the device.
     pub fn fatal(&self) {
         let mut state = self.lock();
-        // For a device without an entry in sysfs there is no better proof.
+        // For a device without an entry in sysfs, this event is the only proof of the removal.
         if let DeviceState::CutOff(Opening { number, entry: None, .. }) = *state {
             *state = DeviceState::Gone(number);
         }
@@ -328,9 +327,6 @@ impl RailDevice {
     /// Opens a new device of the same name if this one was removed, or resumes this one if it
     /// answers again. Does nothing if the last attempt was too recent. `register` registers memory
     /// with the device before its use. Returns true if the device is back.
-    ///
-    /// # Errors
-    /// The reason why the device cannot be used.
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         // Locked to the end, so that only one thread opens the device.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
@@ -384,7 +380,7 @@ impl RailDevice {
 
 #[derive(Default)]
 struct Questions {
-    /// Time of the open question, if any.
+    /// Time of the question that is not answered yet, if there is one.
     since: Mutex<Option<Instant>>,
     answered: Condvar,
 }
@@ -397,7 +393,7 @@ impl Questions {
 }
 
 impl RailDevice {
-    /// Queries a port without waiting. `None` for a removed device, and while a question is open.
+    /// Queries a port without waiting. `None` for a removed device, and while a question runs.
     pub fn ask(self: &Arc<Self>, port: u8, now: Instant) -> Option<Receiver<Result<PortInfo>>> {
         let since = self.questions.lock();
         if since.is_some() {
@@ -436,7 +432,7 @@ impl RailDevice {
         }
     }
 
-    /// Marks the device as stuck if the open question has waited too long.
+    /// Marks the device as stuck if its question has had no answer for `PATIENCE`.
     pub fn check_patience(&self, now: Instant) {
         let since = self.questions.lock();
         let waited = since.map(|put| now.saturating_duration_since(put)).filter(|waited| *waited >= PATIENCE);
@@ -452,7 +448,7 @@ impl RailDevice {
         );
     }
 
-    /// Asks a question on a thread of its own. `None` for a removed device.
+    /// Asks a question on a new thread. `None` for a removed device.
     fn ask_on_thread<T: Send + 'static>(
         self: &Arc<Self>,
         mut since: MutexGuard<'_, Option<Instant>>,
@@ -471,14 +467,14 @@ impl RailDevice {
             *since = None;
             drop(since);
             device.questions.answered.notify_all();
-            // The state is updated, so the answer is not lost if the asker no longer waits.
+            // `conclude` has updated the state, so nothing is lost if the asker no longer waits.
             drop(tell.send(found));
         });
         Some(answer)
     }
 }
 
-/// Calls of given-up attempts. The thread that makes a call keeps it alive.
+/// Calls of attempts that were given up. The thread that makes a call keeps the [`Call`] alive.
 #[derive(Default)]
 struct GivenUpCalls {
     calls: Vec<Weak<Call>>,
@@ -554,10 +550,10 @@ impl DeviceState {
     }
 }
 
-/// Returns true if the next search is due, after the last one and the failures since.
+/// Returns true if the next search is due.
 fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant) -> bool {
     let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
-    // A device that answers again need not be searched for.
+    // A device that answers again is used without a pause, unless the last attempt failed.
     let needs_pause = is_gone || failures > 0;
     !(needs_pause && last.is_some_and(|then| now.saturating_duration_since(then) < pause))
 }

@@ -21,9 +21,6 @@ pub struct BootstrapCandidate {
 }
 
 /// Returns the addresses of all interfaces that are up.
-///
-/// # Errors
-/// As [`interfaces::all`].
 pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     let mut found = Vec::new();
     for up in interfaces::all()?.into_iter().filter(|interface| interface.is_up) {
@@ -37,8 +34,9 @@ pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     Ok(found)
 }
 
-/// Chooses the bootstrap's listening address: the first that the settings admit, on an interface
-/// with a carrier. As in NCCL, container bridges and the loopback come last unless they were named.
+/// Chooses the bootstrap's listening address among those that the settings admit, on interfaces
+/// with a carrier. IPv4 precedes IPv6, and link-local addresses come last in each family. As in
+/// NCCL, Docker's bridges and the loopback come last, unless the settings name interfaces.
 ///
 /// # Errors
 /// [`Error::Missing`] with a list of the interfaces.
@@ -75,9 +73,6 @@ pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig)
 
 /// Converts a peer's address to the form that this host must dial. A link-local address gets the
 /// scope of this host's own interface, because the peer's scope number means nothing here.
-///
-/// # Errors
-/// As [`bootstrap_address`].
 pub fn in_own_scope(address: SocketAddr, config: &SetupConfig) -> Result<SocketAddr> {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {

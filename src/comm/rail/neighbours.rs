@@ -1,11 +1,12 @@
-//! Compares the hardware address that this host uses for a peer's IP address with the peer's rails,
-//! for the message about a path that does not carry. Used in set-up, after an error.
+//! Finds the rail of a peer that has the hardware (MAC) address to which this host sends, for the
+//! message about a path that does not carry data. Used in set-up, after an error.
 //!
-//! The kernel looks up the address when a queue pair is connected, and the NIC sends there from
-//! then on. If twin functions of the peer answer ARP for each other, the address is the wrong
-//! twin's. The source is the kernel's present table (`/proc/net/arp`, `proc(5)`), which any user
-//! may read and which contains only IPv4. A rail's own hardware address follows from a link-local
-//! GID derived from it (EUI-64, RFC 4291 appendix A); other link-local addresses do not contain it.
+//! The kernel looks up the hardware address of a peer's IP address when a queue pair is connected,
+//! and the NIC keeps it. If two functions of the peer answer ARP for each other, it may be the
+//! address of the wrong function. This module reads it from the kernel's present ARP table
+//! (`/proc/net/arp`, `proc(5)`), which any user may read and which contains only IPv4. A rail's own
+//! hardware address is part of its link-local GID in EUI-64 form (RFC 4291 appendix A). Link-local
+//! GIDs of other forms do not contain it.
 
 use crate::interfaces::ARP_FIX_COMMAND;
 use crate::wire::fields::RailAdvert;
@@ -16,9 +17,9 @@ use std::path::Path;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HardwareAddress([u8; 6]);
 
-/// Returns text for the reason why the path to an address of the peer does not carry; may be empty.
-/// `netdev` is this host's interface, `theirs` are the peer's rails, `rail` the intended one's
-/// index.
+/// Returns text about the hardware address used for `peer_gid`, to append to the reason why its
+/// path does not carry data. Empty if the address is unknown. `netdev` is this host's interface,
+/// `theirs` are the peer's rails, and `rail` is the index of the intended rail.
 pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
     let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else { return String::new() };
     let table = Path::new("/proc/net/arp");

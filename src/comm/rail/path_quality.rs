@@ -1,13 +1,14 @@
 //! Measurements of a path from one rail of this host to one port of a peer, shared by all
 //! connections of this process.
 //!
-//! A single connection only sees the bandwidth that the others leave it. If each planned by its own
-//! measurements, the connections would divide the rails among themselves, and a rail would idle
-//! whenever its connection has nothing to send. Combined measurements show the rail's real
-//! bandwidth.
+//! A single connection sees only the bandwidth that the other connections leave. If each connection
+//! planned by its own measurements, the connections would divide the rails among themselves, and a
+//! rail would idle whenever its connection has nothing to send. Combined measurements show the
+//! rail's real bandwidth.
 //!
-//! Measured on rung 3 with four connections over four equal rails, 2 to 8 MiB both ways, 0.56 GB/s
-//! in total. Separate measurements gave 0.47 to 0.54 GB/s, shared ones 0.54 to 0.55 GB/s.
+//! Evidence from rung 3 (the software fabric across processes), with four connections over four
+//! equal rails of 0.56 GB/s in total, and messages of 2 to 8 MiB in both directions: separate
+//! measurements gave 0.47 to 0.54 GB/s, shared measurements 0.54 to 0.55 GB/s.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -53,8 +54,8 @@ impl PathQuality {
         self.carried_bytes.load(Ordering::Relaxed)
     }
 
-    /// This path needs some time for `bytes`. Returns the bytes that it would carry in that time at
-    /// its expected rate.
+    /// Returns the bytes that the path would carry at its expected rate in the time that it now
+    /// needs for `bytes`.
     #[inline]
     pub fn bytes_at_expected_rate(&self, bytes: u64) -> u64 {
         match self.quality_millionths.load(Ordering::Relaxed) {
@@ -65,7 +66,7 @@ impl PathQuality {
 }
 
 /// Qualities of one rail's paths that have open connections, by the peer's address. Takes a lock,
-/// so it is used only during set-up.
+/// so it is used only when queue pairs are connected.
 #[derive(Debug, Default)]
 pub struct PathQualities(Mutex<Vec<([u8; 16], Weak<PathQuality>)>>);
 

@@ -1,14 +1,14 @@
 //! Memory registered on every rail, shared between the connections that use it.
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
-//! so each buffer is registered once and counted. Memory for sends has one registration on each
-//! rail, which no peer may write to. Memory for receives has a second one if the device supports
-//! relaxed PCIe ordering.
+//! so the plugin registers each buffer once and counts its users. Memory for sends has one
+//! registration on each rail, which no peer may write to. Memory for receives has a second
+//! registration if the device supports relaxed PCIe ordering.
 //!
-//! A send reads its keys from its own registration. The lock here is for registering, and for a
-//! send that moves to another lane because a rail was lost. Such a send holds the data path
-//! meanwhile. Registering gigabytes takes seconds, so no thread registers or deregisters under the
-//! lock.
+//! A send reads its keys from its registration without a lock. The lock of [`Registrations`] is for
+//! registering, and for a resend after the loss of a rail, which looks up the registration by its
+//! number. The resend blocks its data path while it waits for the lock. Registering gigabytes takes
+//! seconds, so no thread registers or deregisters under the lock.
 //!
 //! Memory is registered with NCCL's byte bounds, which the NIC enforces. Bounds rounded to pages
 //! would let a peer access neighbouring memory on the heap.
@@ -36,9 +36,9 @@ pub struct Registration {
     /// Remote keys of the first rails, in the form of a CTS entry.
     strict: [AtomicU64; PACKED],
     relaxed: [AtomicU64; PACKED],
-    /// Regions behind the keys, by rail, deregistered with the last user. Locked during a renewal.
+    /// Memory regions of the keys, by rail. Locked while memory is registered with devices.
     regions: Mutex<Vec<Option<Regions>>>,
-    /// Locked while a returned device gets its registrations. Deregistering waits for this lock.
+    /// Locked while this memory is registered with returned devices. Deregistering waits for it.
     renewal: Arc<Mutex<()>>,
 }
 
@@ -46,7 +46,8 @@ pub struct Registration {
 const PACKED: usize = MAX_RAILS / 2;
 
 /// Keys on one rail. They change when a device returns, and are stored before its rail is used
-/// again. Other threads see the change through a data path's lock, so all accesses are relaxed.
+/// again. The ownership word of a data path (`TryCell`) makes the change visible to other threads,
+/// so all accesses are relaxed.
 #[derive(Default)]
 struct RailKeys {
     lkey: AtomicU32,
@@ -70,14 +71,14 @@ pub enum Purpose {
     Receive,
 }
 
-/// Keys of a registration on one rail. The remote keys are 0 for a registration only for sends.
+/// Keys of a registration on one rail. The remote keys are 0 if the registration is only for sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// For reads by this host's NIC.
+    /// Key for reads by this host's NIC.
     pub lkey: u32,
-    /// For a peer that writes bulk data, for whose completion the caller waits.
+    /// Key for a peer that writes bulk data. The caller waits for its completion.
     pub relaxed_rkey: u32,
-    /// For a peer that writes data that the caller polls while it arrives.
+    /// Key for a peer that writes data that the caller polls while the data arrives.
     pub strict_rkey: u32,
 }
 
@@ -90,7 +91,7 @@ impl Registration {
         Self { id, memory, purpose, writable_bytes, keys, strict, relaxed, regions, renewal }
     }
 
-    /// Returns true if `bytes` at `addr` lie within the registration, or are an empty range.
+    /// Returns true if `bytes` at `addr` lie within the registration, or if `bytes` is 0.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset above every length.
@@ -98,7 +99,7 @@ impl Registration {
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
-    /// Returns true if a peer may write to `bytes` at `addr`, or if that is an empty range.
+    /// Returns true if a peer may write to `bytes` at `addr`, or if `bytes` is 0.
     #[inline(always)]
     pub fn takes(&self, addr: u64, bytes: usize) -> bool {
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
@@ -111,18 +112,18 @@ impl Registration {
         self.purpose == Purpose::Receive
     }
 
-    /// Returns a range for this process to read, or `None` if it is not inside.
+    /// Returns a range that this process may read. `None` if it is not inside the registration.
     #[inline(always)]
     pub fn readable(&self, addr: u64, bytes: u32) -> Option<Readable<'_>> {
         self.memory.readable(addr, bytes)
     }
 
-    /// Returns a range that may be read until it is deregistered, or `None` if it is not inside.
+    /// Returns a range that may be read until deregistration; `None` if it is not inside.
     pub fn source(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes)
     }
 
-    /// Returns a range that may be written until it is deregistered, if [`Self::takes`] allows it.
+    /// Returns a range that may be written until deregistration, if [`Self::takes`] allows it.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes).filter(|_| self.takes(addr, bytes))
     }
@@ -150,7 +151,8 @@ impl Registration {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// Drops one reference. Waits for a renewal, so that afterwards only users have references.
+    /// Drops one reference. Then waits for a running renewal, which has a temporary reference, so
+    /// that afterwards only users have references.
     pub fn release(self: Arc<Self>) {
         let renewal = Arc::clone(&self.renewal);
         drop(self);
@@ -175,7 +177,7 @@ impl Registration {
                         // The rail is not used until its device returns, so it needs no key yet.
                         continue;
                     }
-                    // The device is present, and no later step registers the memory.
+                    // The device is present, and no later step registers the memory: try again.
                     register()?
                 }
                 made => made?,
@@ -231,8 +233,8 @@ pub struct Registrations {
     made: AtomicU32,
 }
 
-/// A registration with its search keys. The search takes no reference to other registrations under
-/// the lock: its drop could be the last.
+/// A registration with its search keys. A search takes no reference to registrations that do not
+/// match: dropping the last reference would deregister under the lock.
 struct CacheEntry {
     id: u32,
     range: Range<usize>,
@@ -242,10 +244,10 @@ struct CacheEntry {
 }
 
 impl Registrations {
-    /// Registers memory on all `rails`, or shares a registration of the same bytes. A send may
-    /// share a registration for receives. A larger registration is not shared: it would outlive its
-    /// owner's deregistration, and keep old pages if the range is mapped again. A registration ends
-    /// exactly where the memory does, so the NIC refuses a peer's access to neighbouring bytes.
+    /// Registers memory on all `rails`, or returns an existing registration of exactly the same
+    /// bytes. Memory for sends may share a registration for receives. A larger registration is not
+    /// shared: it would outlive its owner's deregistration, and keep old pages if the range is
+    /// mapped again.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
@@ -257,15 +259,12 @@ impl Registrations {
             let made = Registration::new(id, memory, purpose, rails.len());
             made.complete(rails).map(|()| made)
         })?;
-        // For a device that returned meanwhile, and was renewed before this was listed.
+        // A device may have returned meanwhile, and `renew` may have run before this was listed.
         registration.complete(rails)?;
         Ok(registration)
     }
 
     /// Registers all memory in use with the devices that have returned.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if a device refuses.
     pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let known: Vec<_> = self.lock().iter().map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal))).collect();
         for (held, renewal) in known {
@@ -323,10 +322,11 @@ impl CacheEntry {
     }
 }
 
-/// Registers memory for sends, with read access only, which every registration grants.
+/// Registers memory for sends with local read access only, which every registration grants.
 ///
-/// NCCL's own transport always requests local write access too, so a driver's memory may never have
-/// been registered without it. If the device refuses, this adds it. Peers never get any access.
+/// NCCL's own transport always requests local write access too. So some driver may never have been
+/// tested with a registration without it. If the device refuses, this function adds local write
+/// access. Peers never get any access.
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
     let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
     match Mr::register(pd, memory, access) {
@@ -352,7 +352,7 @@ fn register_to_receive(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<
     Ok((strict, Some(relaxed)))
 }
 
-/// Packs keys by rail in the form of a CTS entry.
+/// Packs one key for each rail in the form of a CTS entry.
 #[inline]
 pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
     let mut packed = PackedKeys::default();

@@ -24,12 +24,13 @@ pub struct ManagedRail {
     pub outages: Outages,
     /// Number of the connection's queue pairs on the rail.
     pub queue_count: usize,
-    /// Device generation of the queue pairs in use; `None` until the rail is used.
+    /// Device generation (count of the device's openings) of the queue pairs in use. `None` until
+    /// the rail is used.
     pub opening: Option<u32>,
-    /// On a receiver: device generation whose keys our CTS entries carry. `None` if the device was
-    /// away when the connection came up.
+    /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
+    /// device was away when the connection came up.
     pub cts_generation: Option<u32>,
-    /// Accepting side: the peer's attempts to reconnect the rail since it last carried.
+    /// Accepting side: the peer's attempts to reconnect the rail since it last worked.
     pub answers: u32,
     /// Paths of the last two attempts, the newest first. Attempts may alternate between two paths.
     pub last_paths: [Option<PathChoice>; 2],
@@ -37,8 +38,8 @@ pub struct ManagedRail {
     pub stage: Stage,
     /// Failed attempts of a rail that this connection has never used.
     pub tries: Vec<Tries>,
-    /// Connecting side: new queue pairs of the current attempt. On the accepting side, the data
-    /// path has them ([`crate::comm::datapath::status::Status::keep`]).
+    /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
+    /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
 }
 
@@ -46,14 +47,14 @@ pub struct ManagedRail {
 pub enum Attempt {
     /// A thread creates or connects the queue pairs.
     Working(Worker),
-    /// The peer was asked for its queue pairs.
+    /// The peer has this side's queue pairs. This side waits for those of the peer.
     Requested(Box<NewQueuePairs>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
 
-/// The thread of an attempt, until its result is taken. Dropping this value gives the attempt up:
-/// the device then counts the thread's call among those that may hang.
+/// Thread that works for an attempt, until its result is taken. Dropping this value gives up the
+/// attempt: the device then counts the thread's call as one that may hang.
 pub struct Worker {
     result: Receiver<Done>,
     device: Arc<RailDevice>,
@@ -66,13 +67,13 @@ impl Worker {
         Self { result, device: Arc::clone(device), call: Arc::downgrade(call) }
     }
 
-    /// Takes the result.
+    /// Takes the thread's result.
     ///
     /// # Errors
-    /// [`TryRecvError::Empty`] while it works, [`TryRecvError::Disconnected`] if it panicked.
+    /// [`TryRecvError::Empty`] before the result, [`TryRecvError::Disconnected`] after a panic.
     pub fn take(&mut self) -> std::result::Result<Done, TryRecvError> {
         let done = self.result.try_recv()?;
-        // The call has returned, even if its thread has not dropped it yet.
+        // The call has returned, so it no longer counts as one that may hang.
         self.call = Weak::new();
         Ok(done)
     }
@@ -134,7 +135,7 @@ pub enum Stage {
     Begun,
     /// The attempt uses the newest path in [`ManagedRail::last_paths`].
     OnItsWay,
-    /// Back-off has put the attempt off, so it does not count.
+    /// Back-off has postponed the attempt, so its failure does not count.
     Deferred,
 }
 
@@ -162,13 +163,13 @@ pub struct NewQueuePairs {
 }
 
 impl ManagedRail {
-    /// Returns the state for a lane with `queue_count` queue pairs, now or later.
+    /// Returns the state for `lane`, which has `queue_count` queue pairs or gets them later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let opening = lane.is_open().then_some(lane.opening());
-        // The first CTS entries will carry the keys of the devices that are present now.
+        // The first CTS entries will carry the keys of the device that is present now.
         let cts_generation = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
-        // The handshake was the first attempt of a rail that does not carry.
+        // The handshake was the first attempt of a rail that does not work yet.
         let answers = u32::from(opening.is_none());
         let outages = Outages::of(&lane.record);
         let (last_paths, stage, tries, attempt) = Default::default();
@@ -192,7 +193,7 @@ impl ManagedRail {
         PathId { rail: self.rail.id, peer_gid: way.peer_gid }
     }
 
-    /// Returns true if the device of the rail's queue pairs is away or was since their creation.
+    /// Returns true if the device is away, or was away since the rail's queue pairs were created.
     pub fn is_away(&self) -> bool {
         self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != DevicePresence::Here)
     }

@@ -1,9 +1,9 @@
 //! This host's devices, as seen by the service thread: events, queries, and returning devices.
 //!
-//! No round of the service thread waits for a device. A round processes the answers that have
-//! arrived, and [`crate::comm::rail::device`] handles a device that never answers. An event does
-//! not show the current state, so a query sent after the event decides. A thread of its own opens a
-//! returning device and registers the memory there.
+//! A round of the service thread never waits for a device: it processes the answers that have
+//! arrived. [`crate::comm::rail::device`] handles a device that never answers. An event does not
+//! show the port's current state, so a query sent after the event decides. A short-lived thread
+//! opens a returning device and registers the memory there.
 
 use super::driver::PortChange;
 use crate::comm::process::Process;
@@ -22,7 +22,7 @@ pub struct Devices(Vec<Watch>);
 
 /// A change of a device, for all connections.
 pub enum DeviceChange {
-    /// A port of this host went down or came back, or its device is away.
+    /// A port of this host went down or came back, or its device was removed.
     Port(Arc<Rail>, PortChange),
     /// The completion queue with this number is in error.
     CompletionsLost(usize),
@@ -32,12 +32,12 @@ struct Watch {
     rail: Arc<Rail>,
     was_there: bool,
     events: Events,
-    /// The query in progress, and the events that it settles.
+    /// The pending query of the port, and the events that its answer will settle.
     question: Option<(Events, Receiver<Result<PortInfo>>)>,
     returning: Option<Receiver<bool>>,
 }
 
-/// Events of a port. The reported state may be out of date.
+/// Events of a port since its last query. The state that they report may be out of date.
 #[derive(Clone, Copy, Default)]
 struct Events {
     port_error: bool,
@@ -59,13 +59,13 @@ impl Devices {
         changes
     }
 
-    /// Returns true while an answer is pending that should arrive soon.
+    /// Returns true while a present device has not answered a query. Its answer should arrive soon.
     pub fn is_busy(&self) -> bool {
         self.0.iter().any(|watch| watch.question.is_some() && watch.was_there)
     }
 
-    /// Returns the event sources to poll, except for devices that were cut off: theirs are always
-    /// readable, and each round reads their events anyway.
+    /// Returns the event sources to poll. Leaves out devices that were cut off: their sources are
+    /// always readable, and each round reads their events anyway.
     pub fn event_sources(&self) -> Vec<Arc<Pd>> {
         let here = self.one_of_each().filter(|rail| rail.device.presence() == DevicePresence::Here);
         here.filter_map(|rail| rail.device.source_of_events()).collect()
@@ -164,7 +164,7 @@ impl Watch {
             let (tell, returning) = sync_channel(1);
             let (process, rail) = (Arc::clone(process), Arc::clone(&self.rail));
             threads::detach("spark-device", move || {
-                // If the service thread has ended, the device's own state has the result.
+                // Fails if the service thread has ended. The device's own state has the result too.
                 let _ = tell.send(process.look_for_return(&rail, now));
             });
             self.returning = Some(returning);
@@ -178,8 +178,8 @@ impl Events {
         self.port_error || self.device_fatal
     }
 
-    /// Returns the change that the events and a later query amount to. A refused query (`None`)
-    /// does not show the port's state; the events decide then.
+    /// Returns the change shown by the events and by a query that was sent after them. After a
+    /// refused query (`None`), the events alone decide.
     fn settle(self, port: Option<PortState>) -> Option<PortChange> {
         let is_down = match port {
             Some(state) => state != PortState::Active,

@@ -2,10 +2,10 @@
 //!
 //! The driver passes events to recovery, and executes the actions that recovery requests. It stops
 //! queue pairs, creates, connects and tests new ones, and sends control frames. On the connecting
-//! side it owns new queue pairs until they carry.
+//! side it owns new queue pairs until they are in use.
 //!
-//! It runs on the service thread, which borrows the data path for moments ([`DataPath`]). Calls
-//! that may block have their own threads (`reconnect`).
+//! The driver runs on the service thread, which borrows the data path for short times
+//! ([`DataPath`]). Calls that may block run on threads of their own (`reconnect`).
 
 mod failure;
 mod first_rail;
@@ -36,7 +36,7 @@ use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rounds in which a closing data path takes in arrivals: more than its receives could need.
+/// Largest number of polls of a data path that is closed. Its receives need fewer.
 const MOST_ROUNDS: usize = 256;
 const FRAMES: usize = 4;
 
@@ -74,11 +74,12 @@ pub struct Driver {
     recovery: Recovery,
     /// Zero of recovery's clock: the time of the first event.
     origin: Option<Instant>,
-    /// Membership in the log lines about rail outages, and in those about lost TCP.
+    /// This connection's part in the log lines about rail outages. `tcp` is its part in the lines
+    /// about lost TCP.
     outages: ConnectionOutages,
     tcp: tcp::ConnectionTcpOutages,
     stall: Stall,
-    /// True if a loss has left work to the data path. Set by [`Driver::on_path`] alone.
+    /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
     /// Time of NCCL's last call for a connection without a first rail, on recovery's clock.
@@ -86,8 +87,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts to watch a new connection. Rails that are not open do not carry yet. If none is open,
-    /// the connection fails unless one carries in time.
+    /// Starts to watch a new connection. Rails that are not open are not in use yet. If no rail is
+    /// open, the connection fails unless one comes into use in time.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -156,7 +157,7 @@ impl Driver {
         self.recovery.is_waiting()
     }
 
-    /// Returns true if a rail carries, as far as this end can tell.
+    /// Returns true if a rail is in use, as far as this end can tell.
     pub fn has_rail(&self) -> bool {
         self.recovery.rails_up().next().is_some()
     }
@@ -167,7 +168,7 @@ impl Driver {
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Takes in arrivals, and sends BYE.
+    /// Processes all arrivals, then sends BYE, the last control message.
     pub fn close(&mut self) {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
@@ -178,7 +179,7 @@ impl Driver {
         }
         let delivered = self.on_path(|path, _| path.delivered()).unwrap_or(0);
         if !self.recovery.was_up() {
-            // NCCL no longer wants the connection, so no rail is tried any longer.
+            // NCCL no longer needs the connection, so recovery stops trying its rails.
             self.recovery.fail();
         }
         self.recovery.close(delivered);
@@ -203,7 +204,8 @@ impl Driver {
         self.act(now);
     }
 
-    /// Handles the close of the bootstrap TCP by the peer, without a BYE unless one arrived before.
+    /// Handles the peer's close of the bootstrap TCP connection. BYE did not come with the close,
+    /// but may have arrived earlier.
     pub fn suspect(&mut self, now: Instant) {
         let at = self.clock(now);
         if self.recovery.recovers() {
@@ -212,18 +214,19 @@ impl Driver {
         self.recovery.bootstrap_closed(at);
     }
 
-    /// Handles the failure of TCP. The rails may still work, and carry control messages too.
+    /// Handles the failure of TCP. The rails may still work, and can carry control messages too.
     pub fn lost_channel(&mut self, why: &str, now: Instant) {
         self.tcp.lost(why, now);
     }
 
-    /// Returns the need for TCP. `is_open` is true if the current connection has not failed.
+    /// Returns the need for a new TCP connection. `is_open` is true if the current one works.
     pub fn channel_need(&mut self, is_open: bool, now: Instant) -> Need {
         let at = self.clock(now);
         self.recovery.bootstrap_need(is_open, at)
     }
 
-    /// Handles a round without TCP: asks the peer over the rails if it is due or `is_unreachable`.
+    /// Handles a round without TCP. Asks the peer over the rails for an answer, if a query is due
+    /// or an attempt to dial has failed (`is_unreachable`).
     pub fn channel_away(&mut self, is_unreachable: bool, now: Instant) {
         let at = self.clock(now);
         self.recovery.bootstrap_away(is_unreachable, at);
@@ -239,7 +242,7 @@ impl Driver {
         self.tcp.returned(now);
     }
 
-    /// Handles bytes on TCP that are no message: fails the connection and counts the peer as gone.
+    /// Handles bytes on TCP that form no message: fails the connection and counts the peer as gone.
     pub fn broken_channel(&mut self, why: &dyn std::fmt::Display, now: Instant) {
         self.recovery.breach(why.to_string());
         self.recovery.peer_gone();
@@ -254,15 +257,17 @@ impl Driver {
         self.take_losses(now);
     }
 
-    /// Does one round of work. Writes control frames into the peer's mailbox, and gives those for
-    /// TCP to `send`, which returns false without TCP. Skips a data path in use unless `has_news`
-    /// or work is in progress: it wakes the service thread when it loses a rail.
+    /// Does one round of work. Passes control frames to `send`, which sends them over TCP and
+    /// returns false without TCP, or writes them into the peer's mailbox.
+    ///
+    /// Skips a data path that NCCL has used since the last round, unless `has_news` or work is in
+    /// progress. Such a data path wakes the service thread when it loses a rail.
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.receive_frame(&frame, now);
             if frame.asks {
-                // The rail of this frame carries, so the answer also uses the rails.
+                // The frame came over a working rail, so the answer uses the rails too.
                 self.mail(&self.recovery.frame());
             }
         }
@@ -300,8 +305,9 @@ impl Driver {
 
     /// Handles a control frame from the peer.
     pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
-        // Sends that have begun, which limits the receives that the peer can claim; 0 on a
-        // receiver. A broken data path is not used again, so no claim can harm it: no limit.
+        // Number of sends that have begun. The peer cannot have received more, so recovery rejects
+        // larger claims. A receiver begins no sends. A data path that has panicked is not used
+        // again, so any claim is harmless.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
             && frame.asks
@@ -325,7 +331,7 @@ impl Driver {
         });
     }
 
-    /// Takes in arrivals and losses of the data path. Returns true if anything arrived.
+    /// Processes arrivals and losses on the data path. Returns true if anything arrived.
     fn take_losses(&mut self, now: Instant) -> bool {
         let found = self.on_path(|path, context| {
             let found = path.poll(context);
@@ -390,7 +396,7 @@ impl Driver {
                 }
                 Action::DropQps(lane) => drop(self.take_new(lane)),
                 Action::PeerClosed(delivered) => {
-                    // Before `said_bye`, so that NCCL's thread sees the reason first.
+                    // Called before `said_bye`, so that NCCL's thread sees the reason first.
                     self.ends_without_rail();
                     self.context.peer.said_bye(delivered);
                 }
@@ -409,13 +415,13 @@ impl Driver {
         }
     }
 
-    /// Stops a rail. Must be called again if its device was cut off.
+    /// Stops a rail. If its device was cut off, the call is repeated until the device is removed.
     fn fence(&mut self, lane: LaneId, at: u64) {
         let fenced = self.on_path(|path, context| match path.lose(context, lane) {
             Fenced::Now => Some(path.received()),
             Fenced::NotYet => None,
         });
-        // A panic in the data path has stopped nothing, so the peer gets no FENCED.
+        // After a panic the data path has stopped nothing, so the peer gets no FENCED.
         if let Some(received) = fenced.flatten() {
             self.recovery.fenced(lane, received, at);
         }
@@ -428,7 +434,7 @@ impl Driver {
         }
     }
 
-    /// Fences again the rails whose devices were cut off. Succeeds once a device was removed.
+    /// Tries again to fence rails whose devices were cut off. Succeeds once the device is removed.
     fn fence_what_was_cut_off(&mut self, at: u64) {
         for lane in self.lanes() {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -461,7 +467,7 @@ impl Driver {
         (managed.opening, managed.answers) = (Some(opening), 0);
         managed.tries.clear();
         if let Some(way) = managed.last_paths[0] {
-            // LIVE informs the accepting side that the path carries.
+            // On the accepting side, the peer's LIVE has shown that the path works.
             self.process.backoff.carried(managed.path(way), now);
         }
         Ok(())
@@ -497,7 +503,8 @@ impl Driver {
 
     fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
         let managed = &mut self.rails[lane.index()];
-        // The event of a port that went down during the test has already been consumed.
+        // The port may have gone down during the test, and that event was processed before. So the
+        // port is queried again.
         managed.rail.device.ask_soon();
         if managed.is_away() {
             let why = managed.rail.device.absence_reason();

@@ -2,7 +2,7 @@
 //!
 //! - `service`: the thread that watches all connections.
 //! - `driver`: executes the decisions for one connection. `attempt`: state of a rail that is being
-//!   reconnected. `stall`: state of its stall detection.
+//!   reconnected. `stall`: state of a connection's stall detection.
 //! - `devices`: events of this host's devices, and queries to them.
 //! - `tcp`: the TCP connection of one connection. `redial`: the listener where peers dial again.
 

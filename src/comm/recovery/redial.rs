@@ -1,12 +1,12 @@
 //! Listener of this process where peers dial again after they have given up their TCP connection.
 //!
-//! It serves all accepted connections, at the address where their peers reached this host. It opens
-//! with the first of them and closes with the last.
+//! The listener serves all accepted connections, at the address where their peers reached this
+//! host. It opens with the first accepted connection and closes with the last.
 //!
-//! A peer that dials must send the token from its connection's GO message, and that connection must
-//! expect it. Any other caller is treated as at a listener of the handshake
-//! ([`crate::comm::unauthenticated`]). The service thread polls the listener in its rounds and is
-//! not woken by it, so repeated dialling adds neither load nor log lines.
+//! A peer that dials must send the token from its connection's GO message, the last one of the
+//! handshake. Its connection must also expect the attempt. Other callers are treated as in the
+//! handshake ([`crate::comm::unauthenticated`]). The service thread polls the listener in its
+//! rounds and is not woken by it, so repeated dialling adds neither load nor log lines.
 
 use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Shortest interval between polls of the listener. The service thread's rounds can be shorter.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The listener as connection set-up sees it.
+/// Part of the listener that connection set-up uses.
 #[derive(Default)]
 pub struct RedialHandle {
     at: Option<SocketAddr>,
@@ -33,7 +33,7 @@ pub struct RedialHandle {
     was_reported: bool,
 }
 
-/// The listener as the service thread sees it.
+/// Part of the listener that the service thread uses.
 pub struct RedialListener {
     unauthenticated: Unauthenticated,
     descriptors: Arc<DescriptorWarning>,
@@ -41,9 +41,9 @@ pub struct RedialListener {
 }
 
 impl RedialHandle {
-    /// Returns the way in which an accepted connection gets another TCP connection, and the data
-    /// that its peer needs for it. [`Redialling::Never`] if the listener cannot be opened; the log
-    /// has the reason.
+    /// Returns the means for an accepted connection to get another TCP connection, and the data for
+    /// its peer to dial. If the listener cannot be opened, logs the reason and returns
+    /// [`Redialling::Never`].
     pub fn invite(
         &mut self,
         channel: &Channel,
@@ -122,8 +122,8 @@ impl RedialListener {
         let redialled = |Admitted { mut channel, message }| match (message, channel.receive()) {
             // The peer sends nothing more before it gets an answer.
             (Message::Redial(redial), Ok(Received::Nothing)) => Some((channel, redial)),
-            // The peer gave up this attempt after waiting for the service thread. The present TCP
-            // connection may work, so it is kept.
+            // The peer waited too long for the service thread and gave up this attempt. The present
+            // TCP connection may work, so it is kept.
             _ => {
                 tracing::debug!("{} dialled again and has given that up", channel.peer());
                 None

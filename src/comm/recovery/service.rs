@@ -1,9 +1,10 @@
-//! The service thread. It watches the process's connections: their TCP, their rails, and closed
-//! ones until their peers have closed too. For connections over streams it handles only the close.
+//! The service thread. It watches the process's connections: their TCP connections and their rails.
+//! It watches a closed connection until its peer has closed too. For connections over TCP streams
+//! it handles only the close.
 //!
-//! The thread runs while there is something to watch, and borrows a data path for moments only
-//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while:
-//! the peer may still wait for the acknowledgement of its last write, or write a CTS entry that
+//! The thread runs while there is something to watch, and borrows a data path for short times only
+//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while.
+//! The peer may still wait for the acknowledgement of its last write, or write a CTS entry that
 //! this end no longer uses.
 
 use super::devices::{DeviceChange, Devices};
@@ -28,8 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Time that a closed connection waits for its peer to close: longer than a few retransmissions.
 const LINGER: Duration = Duration::from_secs(10);
-/// Interval between rounds while all rails carry. Limits the delay until a silent loss is noticed,
-/// and until a control frame from a rail is read.
+/// Longest interval between rounds while no work is in progress. Limits the delay until a silent
+/// loss is noticed, and until a control frame from a rail is read.
 const CALM: Duration = Duration::from_millis(50);
 /// Interval between rounds while work is in progress.
 const BUSY: Duration = Duration::from_millis(5);
@@ -74,11 +75,12 @@ impl Service {
         Self { process, shared: Arc::default() }
     }
 
-    /// Watches a connection. `first` sends the last message of the handshake, once the service
-    /// thread is known to run, and returns the way to another TCP connection.
+    /// Watches a connection. Calls `first` once the service thread is known to run. `first` sends
+    /// the last message of the handshake, and returns the means to get another TCP connection.
     ///
     /// # Errors
-    /// [`Error::Os`] if no thread can be started; the errors of `first`. It is then not watched.
+    /// [`Error::Os`] if no thread can be started; the errors of `first`. After an error the
+    /// connection is not watched.
     pub fn watch(
         &self,
         mut channel: Channel,
@@ -86,9 +88,9 @@ impl Service {
         first: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
     ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
-        // The order is added last. If `first` failed after it, the thread would watch a connection
-        // that has no owner and is never closed. The thread cannot miss the order, because it takes
-        // its orders under the lock.
+        // The order is added after the call of `first`. If the order came before and `first`
+        // failed, the thread would watch a connection that has no owner and is never closed. The
+        // thread cannot miss the order, because it takes its orders under the lock.
         self.start_or_wake(&mut shared)?;
         let redialling = first(&mut channel, &mut shared.redial_handle)?;
         shared.next_id += 1;
@@ -109,7 +111,7 @@ impl Service {
 
     /// Keeps the streams of a closed connection until the peer has closed them too.
     pub fn close_streams(&self, mut farewell: StreamClose) {
-        // Most closes finish in this first call. It also reads the unread bytes if this process
+        // Most closes finish in this first call. It reads the unread bytes even if this process
         // ends before the thread runs.
         if farewell.poll(Instant::now()) {
             return;
@@ -123,7 +125,7 @@ impl Service {
 
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
         if let Some(waker) = &mut shared.waker {
-            // A full pipe wakes the thread as well.
+            // If the socket's buffer is full, its unread bytes wake the thread.
             return match waker.write(&[1]) {
                 Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => Err(Error::os(Call::WakeService, &e)),
                 _ => Ok(()),
@@ -186,7 +188,8 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
                 listener = None;
             }
             if is_idle && !has_orders {
-                // The next order starts a new thread. The lock excludes an order since the check.
+                // The next order starts a new thread. No order was added since the check, because
+                // the lock is held.
                 shared.waker = None;
                 return;
             }
@@ -208,7 +211,7 @@ fn do_round(
     devices: &mut Devices,
 ) {
     let (mut closed, mut is_woken) = (Vec::new(), false);
-    // All new connections first: if the rest panics, `abandon` fails the connections in `watched`.
+    // Adds new connections first: if the rest panics, `abandon` fails all connections in `watched`.
     for order in orders {
         match order {
             Order::Watch(new) => watched.push(*new),
@@ -246,7 +249,7 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     }
 }
 
-/// Handles a panic of this thread. Fails all connections, or they would hang when a rail is lost.
+/// Handles a panic of the service thread: fails all connections, which a lost rail would make hang.
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 /// Stall detection of one connection, used by `driver::stall`.
 pub struct Stall {
-    /// The decisions.
+    /// State machine that makes the decisions.
     pub watch: StallWatch,
-    /// Membership in the log lines about stalls.
+    /// This connection's part in the log lines about stalls.
     pub log: ConnectionStall,
     /// Time of the next sample, on recovery's clock.
     pub next_sample: u64,

@@ -4,10 +4,10 @@
 //! - Nothing blocks: dialling and waiting for answers are states, and each attempt has a time limit
 //!   ([`crate::flow::redial`]).
 //! - The accepting side takes a new TCP connection without checking the old one. The connecting
-//!   side has given the old one up, and only a caller that knows the token can dial. The old one
+//!   side has given up the old one, and only a caller that knows the token can dial. The old one
 //!   may still be open, for example in a child process that has inherited it.
-//! - A late attempt does not replace a newer one, nor does one far ahead of its time
-//!   ([`is_timely`]).
+//! - An attempt is refused if a later one was accepted, or if its number, a time, is far in the
+//!   future ([`is_timely`]).
 //! - A new TCP connection may close before a control frame arrives on it, because the attempt was
 //!   given up or the peer has died. A live peer still answers over a rail. Without a rail, the
 //!   close does not show whether the peer is alive.
@@ -46,7 +46,7 @@ enum Line {
     GivenUp,
 }
 
-/// The way to another TCP connection.
+/// Means to get another TCP connection.
 pub enum Redialling {
     /// This end dials.
     Dials(Box<Dialler>),
@@ -210,8 +210,8 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Without a rail, only another attempt, which may take long, could get an answer
-                // from the peer. Until then the time limit of a connection without a rail applies.
+                // Without a rail, only another attempt could get an answer from the peer, and it
+                // may take long. Until then the time limit of a connection without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.lost_channel("a redialled TCP connection closed immediately", now);
                     self.line = Line::GivenUp;
@@ -280,7 +280,7 @@ impl Dialler {
     }
 
     /// Starts to dial. The channel keeps the first message until the TCP connection is established,
-    /// because the kernel does not accept it before.
+    /// because the kernel accepts no data earlier.
     fn dial(&self, attempt: u64) -> Result<Channel> {
         let mut channel = Channel::dial(self.address)?;
         channel.send(&Message::Redial(Redial { token: self.token, attempt }))?;

@@ -1,4 +1,4 @@
-//! Admission of clients to a listener. A client must send the token that NCCL carried to the
+//! Admission of clients to a listener. A client must send the token that NCCL has passed to the
 //! expected peer. A token is valid for one connection.
 
 use crate::comm::channel::Channel;
@@ -12,8 +12,8 @@ use std::net::TcpListener;
 pub struct Admission {
     unauthenticated: Unauthenticated,
     token: [u8; TOKEN_BYTES],
-    /// True once a client has sent the token. A handle is for one connection, so a later client has
-    /// copied the token.
+    /// True once a client has sent the token. The token is for one connection, so a later client
+    /// with it has copied it.
     was_shown: bool,
 }
 
@@ -33,7 +33,8 @@ impl Admission {
         self.unauthenticated.clear();
     }
 
-    /// Accepts connections and reads their first messages. Returns the HELLO with the token, once.
+    /// Accepts connections and reads their first messages. Returns the first HELLO with the token,
+    /// and refuses later ones.
     pub fn poll(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
         admitted.into_iter().find_map(|admitted| match admitted.message {
@@ -42,7 +43,7 @@ impl Admission {
         })
     }
 
-    /// Like [`poll`](Self::poll), for the other streams of the admitted peer, which send `token`.
+    /// Like [`poll`](Self::poll), for further streams of the admitted peer, which send `token`.
     pub fn look_for_streams(
         &mut self,
         descriptors: &DescriptorWarning,

@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Pause before redialling a peer that closed the connection before it answered. A listener with
-/// too many unauthenticated connections drops the oldest. (If the peer's process has ended, the
+/// too many unauthenticated connections drops the oldest one. (If the peer's process has ended, the
 /// next connection is refused.)
 const REDIAL: Duration = Duration::from_millis(10);
 
@@ -154,7 +154,7 @@ impl PendingConnections {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connecting>> {
-        // No holder panics with the table half-changed.
+        // A panic while the lock is held leaves the table intact.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,9 @@
-//! The last step of the handshake, on both sides: creates the data path over the agreed rails,
-//! which the service thread watches.
+//! The last step of the handshake, on both sides: creates the data path over the agreed rails, and
+//! hands the connection to the service thread.
 //!
-//! NCCL gets a connection with its first rail. Where no rail carried in the handshake, recovery
-//! continues to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] holds the connection
-//! until one carries or the limit has passed.
+//! NCCL gets a connection once a rail works. If no rail worked in the handshake, recovery continues
+//! to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] keeps the connection until a
+//! rail works or the time limit has passed.
 
 use super::Setup;
 use super::negotiate;
@@ -35,9 +35,9 @@ use crate::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The result of the two sides' handshake.
+/// The result of the handshake between the two sides.
 pub struct Agreed {
-    /// This side.
+    /// Role of this side.
     pub role: Role,
     /// The peer's name, for log lines.
     pub peer: String,
@@ -47,11 +47,11 @@ pub struct Agreed {
     pub priority: Priority,
     /// Largest write, in bytes.
     pub chunk_bytes: u32,
-    /// This side's memory that the peer writes into.
+    /// This side's memory, which the peer writes into.
     pub region: Arc<Region>,
     /// Address of the peer's region.
     pub peer_addr: u64,
-    /// The pairs of rails, in the same order on both sides, including pairs that do not carry yet.
+    /// The pairs of rails, in the same order on both sides, including pairs that do not work yet.
     /// At most [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are not used, each with the reason.
@@ -68,14 +68,14 @@ pub struct AgreedPair {
     pub peer_rail: String,
     /// Number of the connection's queue pairs on the rail.
     pub queue_count: u8,
-    /// Address and MTU used in the handshake.
+    /// The peer's address and the path MTU used in the handshake.
     pub way: PathChoice,
-    /// The connected queue pairs, with both sides' keys, or the reason why they do not carry yet.
+    /// The connected queue pairs, with both sides' keys, or the reason why they do not work yet.
     pub lane: std::result::Result<Lane, String>,
 }
 
 impl AgreedPair {
-    /// Returns the pairs that do not carry yet, in addition to the rails that are left out.
+    /// Adds the rails of pairs that do not work yet to `left_out`, each with the reason.
     pub fn not_yet(pairs: &[Self], mut left_out: Vec<(RailId, String)>) -> Vec<(RailId, String)> {
         let why = |pair: &Self| Some((pair.rail.id, pair.lane.as_ref().err()?.clone()));
         left_out.extend(pairs.iter().filter_map(why));
@@ -93,7 +93,7 @@ impl<P: Shareable> AwaitingRail<P> {
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
-    /// [`Error::Network`] if no rail carries in time; [`Error::PeerGone`] if the peer leaves first.
+    /// [`Error::Network`] if no rail works in time; [`Error::PeerGone`] if the peer leaves first.
     pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
         let Some(endpoint) = &self.endpoint else { return Ok(None) };
         let (process, peer) = (&endpoint.process, &endpoint.context.peer);
@@ -124,7 +124,7 @@ impl<P: Shareable> Drop for AwaitingRail<P> {
 }
 
 /// Builds the data path of a connection and hands it to the service thread. `first` sends the last
-/// message of the handshake, if any, and returns the way to another TCP connection.
+/// message of the handshake, if any, and returns the means to get another TCP connection.
 ///
 /// # Errors
 /// [`Error::Os`] if the service thread cannot be started; the error of `first`.

@@ -1,13 +1,15 @@
 //! Connects the queue pairs of a new connection on paths that may be dead, without blocking.
 //!
-//! [`crate::comm::rail::backoff`] keeps this process's knowledge of each path, and decides. A path
-//! known as dead is left out. A path that worked a moment ago is connected in this call. One
-//! connection tries an unknown path on a thread of its own, because the kernel may search for the
-//! peer's address for a second. The other connections wait for the result. Each wait has a limit,
-//! and a dropped connection releases its claim on the path. The thread ends with the kernel's
-//! answer, even if its connection no longer waits.
+//! [`crate::comm::rail::backoff`] knows the state of each path in this process, and decides:
+//! - A path known to be dead is left out.
+//! - A path that worked a moment ago is connected in this call.
+//! - For an unknown path, one connection gets the right to test it (a [`Trial`]). A thread connects
+//!   its queue pairs, because the kernel may search for the peer's address for a second. The other
+//!   connections wait for the result.
 //!
-//! Recovery later tries a path that is left out here ([`crate::flow::recovery`]).
+//! Each wait has a limit, and dropping a connection releases its trial. The thread ends with the
+//! kernel's answer, even if its connection no longer waits. Recovery later tries every path that is
+//! left out ([`crate::flow::recovery`]).
 
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -64,12 +66,12 @@ struct ConnectResult {
 
 /// Result of a step.
 pub enum JoinStep {
-    /// Call again.
+    /// The lane needs another call.
     Waiting(Joining),
-    /// The queue pairs are connected. An accepting side with the path's trial keeps it until its
-    /// test writes are finished.
+    /// The queue pairs are connected. On the accepting side, the trial of the path, if any, lasts
+    /// until the test writes are finished.
     Joined(Lane, Option<Trial>),
-    /// The rail is left out for now, for this reason.
+    /// The rail is left out for now. Contains the reason.
     LeftOut(NotYet),
 }
 
@@ -107,7 +109,7 @@ impl Joining {
         match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
-                // The connection may have waited for another connection's trial before.
+                // The limit begins again: the connection may have waited for another trial before.
                 self.until = now + limit(process);
                 self.stage = JoinStage::Connecting(new.start(process, self.role, self.path, trial));
                 JoinStep::Waiting(self)
@@ -169,8 +171,8 @@ impl ConnectResult {
     }
 }
 
-/// Limit for a trial of a path, and for waiting for one: the kernel's search for the address, with
-/// time to spare on a busy machine, and the test writes.
+/// Time limit for a trial of a path, and for the wait for another connection's trial. Covers the
+/// kernel's search for the address, with time to spare on a busy machine, and the test writes.
 fn limit(process: &Process) -> Duration {
     3 * SEARCH + process.config.recovery.probe_timeout
 }

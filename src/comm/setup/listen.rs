@@ -32,12 +32,12 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Part of the reason why a routed path does not carry. A NIC takes RoCE packets for itself, so the
-/// kernel's forwarding does not see them.
+/// Text added to the reason why a routed path does not work. A NIC consumes RoCE packets itself, so
+/// the kernel never gets them to forward.
 const ROUTED: &str =
     "; this path is routed: each host on it must forward RoCE (UDP port 4791) both ways, a Spark in its NIC";
 
-/// A listener. Closed by dropping it.
+/// A listener. Dropping it closes it.
 pub struct ListenComm {
     setup: Arc<Setup>,
     state: Mutex<Listening>,
@@ -50,7 +50,7 @@ struct Listening {
 }
 
 enum AcceptProgress {
-    /// No peer has shown the token yet.
+    /// No peer has sent the token yet.
     Idle,
     Handshaking(Box<Accepting>),
     AwaitingRail(AwaitingRail<RecvPath>),
@@ -120,10 +120,10 @@ enum Probed {
     NotYet(NotYet),
 }
 
-/// Opens a listener on the interface that the settings choose. Also returns the peer's handle.
+/// Opens a listener on the interface that the settings choose. Also returns a handle for the peer.
 ///
 /// # Errors
-/// [`Error::Missing`] when no interface is admitted; [`Error::Os`].
+/// [`Error::Missing`] if the settings admit no interface; [`Error::Os`] if a system call fails.
 pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     let config = &setup.process.config.setup;
     let address = interfaces::bootstrap_address(&interfaces::addresses()?, config)?;
@@ -142,7 +142,7 @@ impl ListenComm {
     /// Continues the handshake of this listener. Returns the connection once it has its first rail.
     ///
     /// # Errors
-    /// [`Error::Usage`] if no rail is in common with the peer; [`Error::Network`] if none carries
+    /// [`Error::Usage`] if no rail is in common with the peer; [`Error::Network`] if none works
     /// in time; [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`]
     /// if the peer fails during its handshake or none connects in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
@@ -154,7 +154,7 @@ impl ListenComm {
             AcceptProgress::Idle | AcceptProgress::AwaitingRail(_) => None,
         };
         match stage {
-            // The peer waits for descriptors, which unauthenticated connections must not take.
+            // The handshake lacks file descriptors: unauthenticated connections must not keep any.
             Some(AcceptStage::AwaitingOffer(_)) => admission.clear(),
             Some(AcceptStage::Gathering(gathering)) => gathering.poll(admission, &self.setup.descriptors),
             _ => {
@@ -244,7 +244,7 @@ impl Accepting {
         let AcceptStage::Probing(mut probing) = self.stage else {
             return Err(Internal::NoStage.into());
         };
-        // Checked first: a peer that has left acknowledges nothing, and the paths are not at fault.
+        // Checked before the tests: they fail if the peer has left, but the paths are not at fault.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
@@ -256,7 +256,7 @@ impl Accepting {
     }
 }
 
-/// Answers a HELLO. Returns the next stage, or the same one while descriptors are short.
+/// Answers a HELLO. Returns the next stage, or the same one while file descriptors are short.
 fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<AcceptStage> {
     let process = &*setup.process;
     let mut error = match HelloAnswer::to(process, &hello) {
@@ -276,7 +276,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer's log shows the reason. If it cannot be sent, this side still reports its error.
+    // The peer logs the reason. If it cannot be sent, this side still reports its error.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -394,7 +394,8 @@ fn way(pair: &Pair) -> PathChoice {
     PathChoice { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
-/// Creates this side's queue pairs for a rail. The inner error is why the pair is left for later.
+/// Creates this side's queue pairs for a rail. The inner error is the reason to leave the pair for
+/// later. The outer error is a shortage of file descriptors.
 fn open(
     known: &KnownRail,
     theirs: &RailAdvert,
@@ -445,7 +446,8 @@ impl ProbedPair {
         match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
             TestResult::UnderWay => Probed::Testing(test),
             TestResult::Passed => Probed::Carries(test.lane),
-            // Writes also fail on a device that is removed during the test and may return.
+            // Writes also fail if the device is removed during the test. It may return, so that
+            // failure is temporary.
             TestResult::Failed(why) => {
                 not_yet(why, self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here)
             }

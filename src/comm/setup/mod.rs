@@ -2,13 +2,13 @@
 //! connecting side.
 //!
 //! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the
-//! connection to the service thread, and holds it back from NCCL until it has a rail. `streams`
-//! connects hosts that have no rail in common over TCP, where that is allowed.
+//! connection to the service thread, and keeps it from NCCL until it has a rail. `streams` connects
+//! hosts that have no rail in common over TCP, if the settings allow this.
 //!
 //! # The handshake
 //!
-//! NCCL carries a handle (address, random token) from `listen` to `connect`. Each wait is a state:
-//! a call returns immediately, and one thread can drive both ends.
+//! NCCL passes a handle (address, random token) from `listen` to `connect`. A call never waits: it
+//! keeps the state of the handshake and returns, so one thread can drive both ends.
 //!
 //! 1. HELLO, from the connecting side: the token; its rails with addresses, speed, MTU and cable;
 //!    the priority of its packets, which both sides' queue pairs use; the hash of its tuner.
@@ -21,23 +21,23 @@
 //! Before GO the accepting side connects its queue pairs and tests each one
 //! ([`test_write`](crate::comm::datapath::test_write)). A pair carries when its test packets are
 //! acknowledged within `NCCL_SPARK_PROBE_TIMEOUT_MS`. From GO on both sides exchange control
-//! frames. A refusal carries its reason as text. Where no pair can be formed, HELLO may be answered
-//! with STREAMS ([`crate::comm::streams`]).
+//! frames. A side that refuses the connection sends the reason as text. If no pair can be formed,
+//! the accepting side may answer HELLO with STREAMS ([`crate::comm::streams`]).
 //!
 //! Every pair of the OFFER is a lane of the connection. The handshake is the first attempt to bring
 //! up each pair, and recovery makes all later ones. A pair that does not carry yet begins as a lost
 //! rail (`Recovery::mark_missing_at_start`, `Lane::not_yet`), with a log line that gives the
 //! reason. So HELLO and OFFER also name rails that cannot be used now, by the addresses that they
-//! had before (`Rail::last_snapshot`). They are paired after the usable ones.
+//! had before (`Rail::last_snapshot`). Such rails are paired after the usable ones.
 //!
-//! Where no pair carries yet, `finish` holds the connection after GO until its first rail carries
-//! or `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
+//! If no pair carries at GO, `finish` keeps the connection until its first rail carries or
+//! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
 //! every pair failed for a permanent reason (`NotYet::is_temporary`, `Error::is_temporary`).
 //!
 //! An unauthenticated connection may send one message within ten seconds. No number in it
 //! determines the size of an allocation ([`unauthenticated`](crate::comm::unauthenticated)).
-//! Without free descriptors, unauthenticated connections make room too. A peer that has shown the
-//! token is answered once there are enough ([`descriptors`](crate::comm::descriptors)).
+//! If file descriptors run out, unauthenticated connections are dropped. A peer that has sent the
+//! token is answered once enough descriptors are free ([`descriptors`](crate::comm::descriptors)).
 
 pub mod admission;
 pub mod connect;

@@ -22,18 +22,18 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Minimum rate of one queue pair, in Mb/s (published for a Spark's functions: 92 to 102 Gb/s with
-/// one, 111.7 with four). A rail that has to carry more gets more queue pairs.
+/// Minimum rate of one queue pair, in Mb/s. Published rates of a Spark's function are 92 to 102
+/// Gb/s with one queue pair, and 111.7 with four. A faster rail gets more queue pairs.
 const QP_MBPS: f64 = 92_000.0;
-/// Default limit of queue pairs of a connection on one rail: NCCL's channels add parallelism too.
+/// Default limit of a connection's queue pairs on one rail. NCCL's channels add parallelism too.
 const MOST_QPS: u8 = 4;
-/// Largest chunk: a 32-bit completion must hold its size.
+/// Largest chunk (bytes of one write): a completion reports its size in 32 bits.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
 /// Refuses a peer whose tuner has another policy: different choices would make collectives hang.
 ///
 /// # Errors
-/// [`Error::Usage`].
+/// [`Error::Usage`] if the policies differ.
 pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
     let ours = &process.tuner;
     if hello.tuner_hash == ours.hash {
@@ -55,7 +55,7 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
 /// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`, on which the tuners depend.
 ///
 /// # Errors
-/// [`Error::Usage`].
+/// [`Error::Usage`] if the values differ.
 pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
     let (ours, theirs) = (process.config.setup.ring_tcp, hello.by_tcp != ByTcp::Off);
     if ours == theirs {
@@ -65,8 +65,8 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
     Err(Usage::RingTcp { with: with.clone(), without: without.clone() }.into())
 }
 
-/// Warns of a peer whose data has another priority than this host's data. A traffic class that the
-/// settings leave open is not compared: the communicator may have chosen the peer's.
+/// Warns of a peer whose data has another priority than this host's data. Does not compare traffic
+/// classes if this host's settings have none: the peer's may come from its communicator.
 pub fn warn_of_priority(process: &Process, hello: &Hello) {
     let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
     let differs = process.config.setup.traffic_class.is_some_and(|class| class != theirs.traffic_class)
@@ -83,7 +83,7 @@ pub fn warn_of_priority(process: &Process, hello: &Hello) {
     }
 }
 
-/// This host's rails, usable and lost ones.
+/// This host's rails, including those that cannot be used now.
 pub struct LocalRails {
     /// The rails whose addresses are known, in the order of the adverts.
     pub known: Vec<KnownRail>,
@@ -97,7 +97,7 @@ pub struct LocalRails {
 pub struct KnownRail {
     /// The rail.
     pub rail: Arc<Rail>,
-    /// State of the rail now, or the last one in which it could be used.
+    /// Present state of the rail, or its last usable state.
     pub snapshot: RailSnapshot,
     /// Reason why the rail cannot be used now, if any.
     pub problem: Option<String>,
@@ -129,7 +129,7 @@ impl LocalRails {
         Ok(Self { known, adverts, unknown })
     }
 
-    /// Returns the routes to the peer's addresses that pair more rails.
+    /// Returns this host's routes to addresses of the peer that allow further pairs of rails.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
         process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].snapshot)
     }
@@ -150,7 +150,8 @@ impl LocalRails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// Returns why TCP may not replace rails, if so: a rail of unknown address may reach the peer.
+    /// Returns the reason why TCP may not replace rails, if any: a rail whose address is unknown
+    /// may reach the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
         (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
@@ -165,7 +166,8 @@ impl LocalRails {
         }
     }
 
-    /// Returns the error text for hosts without a common rail. Names `host`: the peer shows it too.
+    /// Returns the error text for hosts without a common rail. It names `host`, because the peer
+    /// shows the text too.
     pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
@@ -184,7 +186,8 @@ pub fn qps_wanted(config: &SetupConfig) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// Returns the number of queue pairs per path: the wanted one, or as many as its traffic needs.
+/// Returns the number of queue pairs for each path: `wanted`, or if 0, as many as its traffic
+/// needs.
 pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
@@ -226,10 +229,10 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
     }
 }
 
-/// Logs each rail that a connection leaves out or that does not carry yet, once for all connections
-/// with the peer. It is a warning if the rail's twin works and both would carry more, but not
-/// beside a routed twin, because owners route only some rails of a ring. `ends` and `routed` are
-/// those of the lanes, this side's end first.
+/// Logs each rail that a connection leaves out or that does not work yet, once for all connections
+/// with the peer. The line is a warning if the rail's twin works and both rails together would
+/// carry more, unless the twin is routed: owners route only some rails of a ring. `ends` and
+/// `routed` have an element for each lane. In `ends`, this side's end comes first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,
@@ -257,23 +260,24 @@ pub fn report_left_out(
     }
 }
 
-/// Describes why a pair of rails does not carry yet, after a call has failed with `error`.
+/// Describes why a pair of rails does not work yet, after a call has failed with `error`.
 pub fn not_yet(error: &Error) -> NotYet {
     NotYet { why: error.to_string(), is_temporary: error.is_temporary() }
 }
 
-/// Like [`not_yet`], for a call on a rail's device, which may have been removed.
+/// Like [`not_yet`], for a call on a rail's device. If that was removed, the reason is temporary.
 pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
     let NotYet { why, is_temporary } = not_yet(error);
     NotYet { why, is_temporary: is_temporary || rail.device.presence() != DevicePresence::Here }
 }
 
-/// Returns the reason why a path is left out for now, if it is known as dead.
+/// Returns the reason why a path is left out for now, if it is known to be dead.
 pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// Returns the reason why the connecting side refuses a pair: this host visibly has no route back.
+/// Returns the reason for the connecting side to refuse a pair: the kernel has no route back to the
+/// peer. `None` if there is a route, or if this is not known.
 pub fn no_route(
     snapshot: &RailSnapshot,
     (own_gid, peer_gid): ([u8; 16], [u8; 16]),
@@ -317,7 +321,7 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
     all
 }
 
-/// Returns the reason why a rail has no pair. Only the accepting side knows it, because it pairs.
+/// Returns the reason why a rail has no pair. Only the accepting side, which forms pairs, knows it.
 fn why_alone(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
@@ -343,7 +347,7 @@ pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String
 /// Checks that a handshake has not taken too long.
 ///
 /// # Errors
-/// [`Error::TimedOut`] names `waiting_for`.
+/// [`Error::TimedOut`], which names `waiting_for`.
 pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
     let (waited, limit) = (started.elapsed(), process.config.setup.connect_timeout);
     if waited < limit {
@@ -352,7 +356,7 @@ pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result
     Err(TimedOut::Setup { what: waiting_for.to_owned(), waited, limit: limit.as_secs() }.into())
 }
 
-/// Receives a message from the peer, `None` if there is none.
+/// Returns the next message from the peer, or `None` if none has arrived.
 ///
 /// # Errors
 /// [`Error::Usage`] if the peer refuses the connection; otherwise the error of the channel.

@@ -25,19 +25,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Streams of a connection. One stream fills a 10 Gb/s network unless packets are lost. With
-/// several, each recovers its own losses, and a host receives them on more than one core.
+/// Number of TCP streams of a connection. One stream fills a 10 Gb/s network unless packets are
+/// lost. Several streams recover their losses separately, and a host receives on several cores.
 const STREAMS: usize = 4;
 
 const _: () = assert!(STREAMS <= MAX_STREAMS);
 
-/// Pause before redialling a stream. The peer drops some when unauthenticated ones crowd its port.
+/// Pause before redialling a stream. The peer drops streams if its port has too many
+/// unauthenticated connections.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Checks that both sides allow TCP, because no rail of one side pairs with a rail of the other.
+/// Checks that both sides allow TCP. Called if no rail of one side pairs with a rail of the other.
 ///
 /// # Errors
-/// [`Error::Usage`] if they do not, with the remedy.
+/// [`Error::Usage`] if one side does not, with the remedy.
 pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
@@ -53,10 +54,10 @@ pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()>
     Err(Usage::TcpWithheld { rails, host: host.clone(), why }.into())
 }
 
-/// The accepting side: waits for the other streams of a connection.
+/// State of the accepting side, which waits for the other streams of a connection.
 pub struct Gathering {
     token: [u8; TOKEN_BYTES],
-    /// The streams other than the one that carried HELLO.
+    /// The streams other than the one that HELLO came over.
     channels: [Option<Channel>; STREAMS - 1],
     was_answered: bool,
 }
@@ -73,7 +74,8 @@ impl Gathering {
         Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
     }
 
-    /// Adds connected streams. A stream that connects again replaces the one given up by the peer.
+    /// Adds connected streams. A stream replaces an earlier stream with the same number, which the
+    /// peer has given up.
     pub fn poll(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
         for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
             if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
@@ -82,10 +84,10 @@ impl Gathering {
         }
     }
 
-    /// Sends CARRIES once all streams are connected. Returns true when the kernel has taken it.
+    /// Sends CARRIES once all streams are connected. Returns true when CARRIES is fully sent.
     ///
     /// # Errors
-    /// As [`Channel::send`].
+    /// The errors of [`Channel::send`].
     pub fn is_complete(&mut self, first: &mut Channel) -> Result<bool> {
         if self.channels.iter().any(Option::is_none) {
             return Ok(false);
@@ -107,7 +109,7 @@ impl Gathering {
     }
 }
 
-/// The connecting side: opens the other streams of a connection.
+/// State of the connecting side, which opens the other streams of a connection.
 pub struct OpeningStreams {
     peer: String,
     token: [u8; TOKEN_BYTES],
@@ -123,10 +125,10 @@ enum OpeningStream {
 }
 
 impl OpeningStreams {
-    /// Prepares as many streams as the accepting side asks for, to the address of its handle.
+    /// Prepares the streams that the accepting side asks for. They are dialled at `address`.
     ///
     /// # Errors
-    /// As [`in_own_scope`].
+    /// The errors of [`in_own_scope`].
     pub fn new(process: &Process, streams: Streams, address: SocketAddr) -> Result<Self> {
         let Streams { name: peer, count, token } = streams;
         let now = Instant::now();
@@ -189,7 +191,7 @@ impl OpeningStream {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // The peer may have dropped the stream unread, or STREAM may not be fully sent.
+            // `receive` sends the rest of STREAM. The peer may have dropped the stream unread.
             Self::Sent(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time without an acknowledgement of outstanding bytes, and without other progress, until the
-/// connection fails. The same as for the bootstrap's TCP connection. The kernel's own timeout would
-/// also end a connection whose peer answers but does not read.
+/// Time after which the connection fails if outstanding bytes get no acknowledgement and nothing
+/// else progresses. The bootstrap's TCP connection has the same limit. The kernel's own timeout is
+/// not used: it would also end a connection whose peer answers but does not read.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 
 /// Context of one connection over streams.
@@ -21,7 +21,7 @@ pub struct StreamContext {
     pub sockets: Arc<Sockets>,
     /// Time without progress until a request is logged.
     pub stall_warn: Duration,
-    /// Subjects already logged about the peer.
+    /// Record of the log lines about the peer that are written only once.
     pub log: Arc<LogOnce>,
     /// Totals of data that this process has sent over streams.
     pub totals: Arc<Totals>,
@@ -59,8 +59,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Called when nothing has moved. Occasionally reads the clock, logs a request that has waited
-    /// long, and checks that the peer's host still answers.
+    /// Records a poll without progress. Occasionally reads the clock, logs a request that has
+    /// waited long, and checks that the peer's host still answers.
     ///
     /// # Errors
     /// [`Error::Network`] if the host does not answer.

@@ -2,7 +2,7 @@
 //!
 //! Closing a socket with unread bytes resets it, and the peer loses sent bytes that it has not
 //! read. So a closed connection sends its last bytes and shuts down its sending side. It then drops
-//! incoming bytes until the peer ends the stream or `LINGER` has passed. The kernel does the rest.
+//! incoming bytes until the peer ends the stream or `LINGER` has passed.
 
 use super::sockets::Sockets;
 use std::io::{ErrorKind, Read, Result, Write};
@@ -36,12 +36,12 @@ enum CloseStage {
 }
 
 impl StreamClose {
-    /// Closes streams regularly, each with its last bytes.
+    /// Starts to close streams in good order. `words` are the last bytes of each stream.
     pub fn new(sockets: Arc<Sockets>, words: Vec<Vec<u8>>, now: Instant) -> Self {
         Self { sockets, stages: words.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
     }
 
-    /// Continues without blocking. Returns true when it is finished.
+    /// Continues to close, without blocking. Returns true when all streams are closed.
     pub fn poll(&mut self, now: Instant) -> bool {
         for (number, stage) in self.stages.iter_mut().enumerate() {
             if let Err(error) = stage.poll(&self.sockets, number) {
@@ -71,7 +71,8 @@ impl CloseStage {
                 *self = Self::Draining;
             }
         }
-        // Also reads while it sends: a peer that closes at the same time may wait for buffer space.
+        // Read also while bytes are left to send: a peer that closes at the same time may wait for
+        // buffer space.
         let mut dropped = [0; 16 << 10];
         for _ in 0..READS {
             match stream.read(&mut dropped) {

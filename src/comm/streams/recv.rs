@@ -19,10 +19,10 @@ use std::net::TcpStream;
 
 /// Size of a stream's inbox: a frame, and small messages after it.
 const INBOX_BYTES: usize = 16 << 10;
-/// Part of the inbox used when the next frame may belong to a large message, whose bytes are best
-/// read directly to their destination.
+/// Part of the inbox that is used between chunks. The next frame may announce a large chunk, whose
+/// bytes are better read directly into their destination.
 const PEEK_BYTES: usize = FRAME_BYTES + (4 << 10);
-/// Largest number of reads of one stream per call: a thread of NCCL serves other connections too.
+/// Limit of reads of one stream per call: NCCL's thread serves other connections too.
 const READS: usize = 32;
 
 /// The receive data path.
@@ -95,7 +95,8 @@ impl StreamRecvPath {
     /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` if there
     /// is no room yet. If `is_watched` is true, the caller polls the bytes while they arrive (LL
     /// and LL128), so they are stored in order. The receive is still reported done only when all
-    /// bytes have arrived: NCCL's proxy tests it until then, and the tests read the sockets.
+    /// bytes have arrived: NCCL's proxy tests the receive until then, and these tests read the
+    /// sockets.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
@@ -114,7 +115,7 @@ impl StreamRecvPath {
         let buffers = &mut self.buffers[slot.index()];
         buffers.is_watched = is_watched;
         for (place, part) in buffers.parts.iter_mut().zip(parts) {
-            // `check_parts` has checked that the buffer is inside.
+            // `check_parts` has checked that the buffer is inside its registration.
             *place = part.memory.target(part.addr, part.bytes).unwrap_or(HostMemory::none());
         }
         self.send_grants(context)?;
@@ -160,7 +161,7 @@ impl StreamRecvPath {
         Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
     }
 
-    /// Handles the end of a stream, after receiving the remaining bytes of all streams.
+    /// Receives the remaining bytes of all streams, and then handles the end of a stream.
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
@@ -194,7 +195,7 @@ impl StreamRecvPath {
                 Ok(count) => drop(self.outbox.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The peer reads no more. Its last bytes and its reason can still be read.
+                // The peer reads no more. Its last bytes can still be read, and may show why.
                 Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     tracing::debug!("{}: no more grants: {error}", context.sockets);
                     self.outbox.clear();
@@ -206,7 +207,8 @@ impl StreamRecvPath {
     }
 
     /// Receives available bytes, and returns true if there were any. Polls the stream of the last
-    /// bytes. Without any, polls another stream in turn. After part of a message, polls all.
+    /// bytes first. If it has none, polls one other stream, in turn. If part of a message arrived,
+    /// polls all other streams.
     fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
         if found == Polled::Nothing && self.streams.len() > 1 {
@@ -252,7 +254,7 @@ impl StreamRecvPath {
         Ok(found)
     }
 
-    /// Fails the connection: ends the streams, and returns the first error, as all later calls do.
+    /// Fails the connection and ends its streams. Returns the first error, as all later calls do.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {
@@ -297,7 +299,7 @@ impl Incoming {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
-                    // The grant had the size of this buffer.
+                    // The chunk fits, because the grant had the size of this buffer.
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
@@ -316,14 +318,15 @@ impl Incoming {
         }
     }
 
-    /// Reads available bytes of the socket: the current chunk to its destination, other bytes to
-    /// the inbox. Returns true if there may be more.
+    /// Reads available bytes of the socket. Bytes of the current chunk go directly into their
+    /// destination, unless the caller polls them. Other bytes go into the inbox. Returns true if
+    /// there may be more.
     fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Polled) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
         let (to, most) = match &self.chunk {
             Some(chunk) if chunk.is_watched => (HostMemory::none(), INBOX_BYTES),
-            // Up to the next frame, and no bytes after it.
+            // The rest of the chunk and the next frame, but no bytes after it.
             Some(chunk) => (chunk.to, FRAME_BYTES),
             None => (HostMemory::none(), PEEK_BYTES),
         };
@@ -352,7 +355,7 @@ impl Arriving {
     fn store(&mut self, bytes: &[u8]) -> usize {
         let mut count = bytes.len().min(self.to.len());
         if self.is_watched && count < self.to.len() {
-            // Waits for the rest of a line.
+            // Leave an incomplete line for a later call.
             let beyond = (self.to.addr() + count) % LINE_BYTES as usize;
             count = count.saturating_sub(beyond);
         }

@@ -17,9 +17,9 @@ use crate::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
-/// Largest number of chunks that one call starts: a thread of NCCL serves other connections too.
+/// Limit of chunks that one call starts: NCCL's thread serves other connections too.
 const CHUNKS: usize = 16;
-/// Size of the buffer for grants: those of a full window of groups.
+/// Size of the buffer for grants: a full window of 32 receives with 8 parts each.
 const GRANT_BYTES: usize = 256 * FRAME_BYTES;
 
 /// The send data path.
@@ -41,7 +41,7 @@ pub struct StreamSendPath {
 struct Begun {
     chunk: Chunk,
     frame: [u8; FRAME_BYTES],
-    /// Bytes of frame and chunk together that the kernel has taken.
+    /// Bytes of frame and chunk together that the kernel has accepted.
     sent: usize,
 }
 
@@ -94,7 +94,7 @@ impl StreamSendPath {
             found => found,
         };
         let Some(head) = found else {
-            // Other sends continue: the grant may depend on them.
+            // Continue other sends, because the grant may depend on them.
             if !self.push(context)? {
                 self.idle(context, "a send without a matching receive", bytes)?;
             }
@@ -139,7 +139,8 @@ impl StreamSendPath {
         }
     }
 
-    /// Sends what the streams accept. If nothing, checks if the connection can still progress.
+    /// Sends what the streams accept, and receives grants. If neither was possible, checks if the
+    /// connection can still progress.
     fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
@@ -157,7 +158,7 @@ impl StreamSendPath {
         waiting.check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
     }
 
-    /// Sends what the streams accept. Returns true if that was anything.
+    /// Sends what the streams accept. Returns true if they accepted any bytes.
     fn push(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut moved = false;
         for stream in 0..self.begun.len() {
@@ -178,13 +179,13 @@ impl StreamSendPath {
         Ok(moved)
     }
 
-    /// Returns the stream whose turn it is, or the first free one after it.
+    /// Returns the first free stream, beginning with the one whose turn it is.
     fn free_stream(&self) -> Option<usize> {
         let count = self.begun.len();
         (self.turn..self.turn + count).map(|stream| stream % count).find(|stream| self.begun[*stream].is_none())
     }
 
-    /// Sends what one stream accepts of its chunk. Returns true if that was anything.
+    /// Sends what one stream accepts of its chunk. Returns true if it accepted any bytes.
     fn push_stream(&mut self, context: &StreamContext, stream: usize) -> Quick<bool> {
         let mut moved = false;
         while let Some(begun) = &mut self.begun[stream] {
@@ -206,7 +207,7 @@ impl StreamSendPath {
         Ok(moved)
     }
 
-    /// Handles a stream that accepts no more: an error, or closed by the peer, perhaps after BYE.
+    /// Handles a stream that accepts no more bytes. This is no failure if the peer has sent BYE.
     #[cold]
     fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
         while self.take_grants(context)? {}
@@ -264,7 +265,7 @@ impl StreamSendPath {
         self.fail(context, broken_protocol(&context.sockets.tcp.peer, why).into())
     }
 
-    /// Fails the connection: ends the streams, and returns the first error, as all later calls do.
+    /// Fails the connection and ends its streams. Returns the first error, as all later calls do.
     #[cold]
     fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.failed.is_none() {
@@ -275,7 +276,7 @@ impl StreamSendPath {
 }
 
 impl Begun {
-    /// Sends what a socket accepts without blocking. Returns true if that was the end of the chunk.
+    /// Sends what the socket accepts without blocking. Returns true once the whole chunk is sent.
     fn send(&mut self, socket: &std::net::TcpStream, source: HostMemory) -> std::io::Result<bool> {
         let bytes = self.chunk.data.bytes as usize;
         let done = self.sent.saturating_sub(FRAME_BYTES);

@@ -20,10 +20,7 @@ pub struct Sockets {
 pub type Opened = (Sockets, Vec<Vec<u8>>);
 
 impl Sockets {
-    /// Takes over the channels of the handshake, the one of HELLO first.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if an option of a socket cannot be set.
+    /// Takes over the channels of the handshake. The first channel has carried HELLO.
     pub fn new(channels: Vec<Channel>, tcp: TcpPath) -> Result<Opened> {
         let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
         for channel in channels {
@@ -49,7 +46,7 @@ impl Sockets {
         self.streams.iter().filter_map(caller_memory::unacknowledged).max()
     }
 
-    /// Converts an error of a stream.
+    /// Converts an error of a stream to the plugin's error.
     #[cold]
     pub fn failed(&self, number: usize, error: &std::io::Error) -> Error {
         let (tcp, why) = (self.tcp.clone(), error.to_string());

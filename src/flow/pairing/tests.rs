@@ -67,7 +67,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
     assert_eq!(indices(&bare(1), &bare(2)), [(0, 0), (1, 1), (2, 2), (3, 3)]);
     let pairs = pair(&bare(1), &spark(2), &[]);
     assert!(pairs.iter().any(|p| (p.connector, p.acceptor) == (1, 1) && is_link_local(&p.acceptor_gid)));
-    // The cable joins one machine's p0 to the other's p1, as the twins with addresses show.
+    // The cable joins p0 of one machine to p1 of the other. The twins with addresses show this.
     let crossed: Vec<RailAdvert> = [(2, "p1", 1), (3, "p1", 1)]
         .iter()
         .zip(["192.168.100.2/24", ""])
@@ -79,7 +79,7 @@ fn the_twin_without_an_address_goes_with_its_cable() {
         .collect();
     let at_first = pair(&bare(1), &crossed, &[]);
     assert_eq!(at_first.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-    // Each pair returns with the same addresses, without the pair that identified the cable.
+    // Each pair returns with the same addresses, even without the pair that identified the cable.
     for Pair { connector, acceptor, connector_gid, acceptor_gid, .. } in at_first {
         let again = pair_again(&bare(1)[connector], &crossed[acceptor], &[], 1).expect("it is a pair");
         assert_eq!((again.connector_gid, again.acceptor_gid), (connector_gid, acceptor_gid));
@@ -95,7 +95,7 @@ fn every_second_attempt_goes_by_link_local_addresses() {
     };
     let (here, there) = (&spark(1)[0], &spark(2)[0]);
     assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
-    // The same for an address whose interface cannot be seen.
+    // The result is the same if an address has no prefix, because its interface cannot be seen.
     let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
     let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
     for (one, other) in [(here, &unseen), (&unseen, here)] {
@@ -139,7 +139,7 @@ fn an_unavailable_rail_gets_the_remainder_later() {
     assert_eq!(all(&away(spark(1), &[1]), &spark(2)), mended);
     assert_eq!(all(&spark(1), &away(spark(2), &[1])), mended);
     assert_eq!(all(&away(spark(1), &[1]), &away(spark(2), &[1])), mended);
-    // In one subnet the usable rails find each other in any order.
+    // In one subnet, usable rails are paired with each other, whatever their order.
     let one = |n: u8| -> Vec<RailAdvert> {
         let rail = |at: u8| rail("r", "", at, 100_000, &[&format!("10.0.{n}.{at}/16")]);
         (0..2).map(rail).collect()
@@ -178,7 +178,8 @@ fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
     assert_eq!((indices(&other, &fast), indices(&fast, &other)), (vec![(0, 0), (1, 0)], vec![(0, 0), (0, 1)]));
 }
 
-/// Returns the possible routes for which `has` accepts the acceptor's rail and the address.
+/// Returns the routes that exist. `has` gets the name of the accepting side's rail and the
+/// connecting side's address.
 fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &str) -> bool) -> Vec<Route> {
     existing_routes(connector, acceptor, |route| {
         let to = Ipv6Addr::from(route.connector_gid).to_canonical().to_string();
@@ -186,7 +187,7 @@ fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &
     })
 }
 
-/// Rails at 10.0.100 to 103, which share no subnet with those of [`spark`].
+/// Returns rails whose addresses share no subnet with the rails of [`spark`].
 fn far() -> Vec<RailAdvert> {
     let mut rails = spark(2);
     for (rail, net) in rails.iter_mut().zip(100..) {
@@ -198,12 +199,12 @@ fn far() -> Vec<RailAdvert> {
 #[test]
 fn routes_pair_what_shares_no_subnet() {
     assert_eq!(indices(&spark(1), &far()), []);
-    // Everything is routed, so the ports' names and the links decide.
+    // All pairs have routes, so the ports' names and the links decide.
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), |_, _| true));
     let found: Vec<_> = pairs.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [0, 1, 2, 3].map(|at| (at, at, true)));
     assert!(!pairs.iter().any(|pair| is_link_local(&pair.connector_gid) || is_link_local(&pair.acceptor_gid)));
-    // Two routes to a host, each through another port (the diagonal of a ring).
+    // There are two routes to the host, each from another port (the diagonal of a ring).
     let diagonal = |from: &str, to: &str| matches!((from, to), ("f1", "192.168.100.1") | ("P2f0", "192.168.103.1"));
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), diagonal));
     assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 2), (3, 1)]);

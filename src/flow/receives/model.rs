@@ -1,4 +1,4 @@
-//! A key of all receives, for the search through recovery's events.
+//! Hash of all receives, for the search through recovery's states (`recovery/tests/search.rs`).
 
 use super::{Receives, SlotState};
 use crate::wire::ids::Slot;

@@ -1,10 +1,10 @@
-//! Receives that are not finished, for the service thread.
+//! Progress of the receives, for the service thread.
 
 use super::{Claim, Granted, Receives, SlotState};
 use crate::wire::control::Progress;
 
 impl<const N: usize> Receives<N> {
-    /// Returns true if the caller waits for a receive that is not optional.
+    /// Returns true if the caller waits for the bytes of a receive that is not optional.
     pub fn is_awaited(&self) -> bool {
         self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.claim == Claim::Pending)
     }
@@ -22,7 +22,7 @@ impl<const N: usize> Receives<N> {
         Progress::Receiver { granted, delivered, open: self.open() as u16, arrived, untested }
     }
 
-    /// Granted receives, each with its number of arrived shares.
+    /// Returns the granted receives, each with its number of arrived shares.
     fn granted(&self) -> impl Iterator<Item = (&Granted, u16)> {
         self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| {
             let SlotState::Granted(granted) = state else { return None };

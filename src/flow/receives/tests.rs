@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 const CHUNK: u64 = 4096;
 
-/// Returns the immediate of share `share.0` of `share.1`.
+/// Returns the immediate of a share. `share` is the share's index and the number of shares.
 fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
     let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
     Immediate { slot: grant.slot, part, generation, shares, share, leads }

@@ -27,31 +27,31 @@ pub enum Action {
     /// Stop the rail's queue pairs, process their completions and destroy them. Then call
     /// [`fenced`](super::Recovery::fenced).
     Fence(LaneId),
-    /// Both sides have stopped the rail, and the peer has these receives. Send the missing shares
-    /// over other rails.
+    /// Both sides have stopped the rail. The list has the shares that arrived at the peer. A sender
+    /// sends the other shares over other rails. A receiver repeats its grants.
     Resend(LaneId, Received),
     /// Create new queue pairs. Then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
     /// Create queue pairs connected to the peer's. Then call
     /// [`answered`](super::Recovery::answered).
     AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
-    /// Connect the new queue pairs and post a test write on each. Then call
-    /// [`connected`](super::Recovery::connected), and [`probed`](super::Recovery::probed) after the
-    /// test.
+    /// Connect the new queue pairs and post test writes on each. Then call
+    /// [`connected`](super::Recovery::connected), and after the test
+    /// [`probed`](super::Recovery::probed).
     ConnectQps(LaneId, Answer),
-    /// Use the new queue pairs from now on. Then call [`activated`](super::Recovery::activated).
+    /// Start to use the new queue pairs. Then call [`activated`](super::Recovery::activated).
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
     /// The peer has closed the connection, after receiving this number of messages completely.
     PeerClosed(u64),
-    /// The peer is gone; see [`peer_gone`](super::Recovery::peer_gone).
+    /// The peer's process has ended, or TCP delivered invalid bytes.
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
     /// Answer the peer with [`reply_to_stall`](super::Recovery::reply_to_stall).
     StallQuery(u32),
-    /// The peer's progress, unchanged for `idle_ms`, in answer to question `number`.
+    /// The peer's answer to question `number`: its progress, which has not changed for `idle_ms`.
     #[allow(missing_docs)]
     StallReply { number: u32, idle_ms: u64, progress: Progress },
     /// Count and log the change of a rail's state.
@@ -63,7 +63,7 @@ pub enum Action {
 /// Reason why a connection has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// No rail has ever carried, within the limit for the first one.
+    /// No rail came into use within [`Limits::first_rail`](super::Limits::first_rail).
     NoFirstRail,
     /// No rail has been up for this number of nanoseconds.
     NoRail(u64),
@@ -84,16 +84,16 @@ pub enum LogEntry {
     Malformed(String),
     /// A message about a rail that does not exist.
     NoSuchRail(LaneId),
-    /// A message that does not fit the rail's state.
+    /// A message that is not expected in the rail's state.
     OutOfTurn(LaneId),
-    /// The peer answered after its TCP was closed.
+    /// The peer has confirmed a frame after its TCP was closed, so it is alive.
     PeerAnswers,
 }
 
 /// A control frame to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// First transmission: over TCP, or over every rail that is up if there is no TCP.
+    /// First transmission: over TCP, or if there is no TCP, over every rail that is up.
     First(ControlFrame),
     /// Repetition, over every rail that is up.
     Repeated(ControlFrame),

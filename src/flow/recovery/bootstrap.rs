@@ -1,22 +1,24 @@
-//! Conclusions about the peer from the bootstrap's TCP connection, and the need for a new one.
+//! The bootstrap's TCP connection: a peer that closes it, and the need for another one.
 
 use super::{LogEntry, Peer, Recovery, SECOND, STEP};
 use crate::flow::redial::Need;
 use crate::wire::control::ControlMessage;
 
-/// Time for a peer whose TCP was closed to show that it is alive, over a rail or new TCP.
+/// Time limit for a sign of life from a peer whose TCP was closed: a confirmation over a rail or
+/// over a new TCP connection.
 pub(super) const SIGN_OF_LIFE: u64 = 2 * SECOND;
-/// Time that a frame may be unacknowledged, while only TCP carries frames, before another TCP
-/// connection is dialled. A connection that lost packets while the network was away retries at
-/// growing intervals (RFC 6298, 5.5). A connection that the peer has given up stays silent.
+/// While no rail is up: time without an acknowledgement of a frame until another TCP connection is
+/// dialled. A TCP connection that lost packets during an outage retries at growing intervals (RFC
+/// 6298, 5.5). One that the peer has given up stays silent.
 const DOUBT: u64 = 2 * SECOND;
 
-/// Interval between questions to the peer without TCP, near the kernel's keepalive (15 s).
+/// Interval between two ARE YOU THERE while there is no TCP. Similar to the keepalive interval of
+/// TCP sockets (15 s).
 pub(super) const ASK: u64 = 10 * SECOND;
 
 impl Recovery {
-    /// Reports that the peer closed TCP without a BYE: it has ended, or the connection timed out in
-    /// its kernel. So this side asks the peer over its rails and over a new TCP connection.
+    /// Reports that the peer closed TCP without a BYE. Its process has ended, or its kernel timed
+    /// out. So this side sends ARE YOU THERE, over the rails and over a new TCP connection.
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             self.peer = Peer::Suspected(now);
@@ -24,17 +26,20 @@ impl Recovery {
         }
     }
 
-    /// Reports a new TCP connection, and sends the current frame again, which may have been lost.
+    /// Reports a new TCP connection. Sends the current frame again, which the old one may have
+    /// lost.
     pub fn bootstrap_opened(&mut self) {
         (self.unconfirmed, self.asked_at) = (None, None);
         self.link.send_again();
     }
 
-    /// Reports that there is no TCP, so that no kernel reports the end of the peer's process. Two
-    /// ends that wait for each other post nothing that could fail. So this side asks the peer over
-    /// the rails: immediately, at intervals, and after a failed attempt to dial (`is_unreachable`).
-    /// A missing answer proves nothing, since the peer may be busy for long. But unacknowledged
-    /// writes cost the rails, and without rails the connection's time limit runs.
+    /// Reports that there is no TCP. Then no kernel reports the end of the peer's process, and two
+    /// sides that wait for each other post nothing that could fail. So this side sends ARE YOU
+    /// THERE over the rails: immediately, at intervals, and after a failed attempt to dial
+    /// (`is_unreachable`).
+    ///
+    /// A missing answer proves nothing, because the peer may be busy for long. But unacknowledged
+    /// writes fail and the rails are lost. Without rails, the connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
         let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
@@ -43,13 +48,12 @@ impl Recovery {
         }
     }
 
-    /// Returns the need for another TCP connection. `is_open` is true if the current one works.
+    /// Returns the need for a new TCP connection. `is_open` is false if the old one was given up.
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let is_dark = self.rails_up().next().is_none();
-        // Rails that count as up may be lost already, or may be slow to retransmit, while the time
-        // limit `SIGN_OF_LIFE` runs.
+        // Urgent even with rails up: they may already be lost, or too slow for `SIGN_OF_LIFE`.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
-        // Before the first rail: the peer's kernel takes a second for each unresolved address.
+        // Before the first rail, the peer's kernel needs a second for each unresolved address.
         let doubt = if self.was_up() { DOUBT } else { STEP };
         let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
         match is_open {

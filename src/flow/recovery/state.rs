@@ -7,20 +7,20 @@ use std::fmt;
 /// Role of one side of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The connecting side. Writes data, and receives CTS entries.
+    /// The connecting side: writes data, and receives CTS entries.
     Sender,
-    /// The accepting side. Writes CTS entries, and receives data.
+    /// The accepting side: writes CTS entries, and receives data.
     Receiver,
 }
 
 /// Time limits of a connection, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Time without any rail, and time for the peer to acknowledge a loss.
+    /// Limit for the time without any rail, for a fence on this side, and for the peer's FENCED.
     pub loss: u64,
-    /// Time for the test writes.
+    /// Limit for the test writes.
     pub probe: u64,
-    /// Time from the handshake to the first rail.
+    /// Limit for the time from the handshake to the first rail.
     pub first_rail: u64,
 }
 
@@ -30,8 +30,8 @@ pub struct Limits {
 pub enum State {
     /// In use.
     Up { since: u64 },
-    /// [`Action::Fence`](super::Action::Fence) is in progress; it takes long if the device was cut
-    /// off. `peer_received` has the receives of the peer's FENCED, if that came first.
+    /// [`Action::Fence`](super::Action::Fence) is in progress. It takes long if the device was cut
+    /// off. `peer_received` is the list in the peer's FENCED, if the message has already arrived.
     Fencing { since: u64, peer_received: Option<Received> },
     /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },
@@ -43,11 +43,11 @@ pub enum State {
     Requested { until: u64 },
     /// Connecting side: [`Action::ConnectQps`](super::Action::ConnectQps) may take until `until`.
     Connecting { until: u64 },
-    /// Connecting side: the test write on each new queue pair has until `until` to be acknowledged.
+    /// Connecting side: the test writes on the new queue pairs may take until `until`.
     Probing { until: u64 },
     /// Accepting side: [`Action::AnswerQps`](super::Action::AnswerQps) is in progress.
     Answering,
-    /// Accepting side: new queue pairs are connected, and unused until the peer sends LIVE.
+    /// Accepting side: new queue pairs are connected. They are not used before the peer's LIVE.
     AwaitingLive,
     /// [`Action::Activate`](super::Action::Activate) is in progress.
     Activating,
@@ -71,7 +71,7 @@ pub struct Changed {
 /// Cause of a change of a rail's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// A failure on this side, of a work request, a queue pair, a port or a device.
+    /// A work request, a queue pair, a port or a device failed on this side.
     Lost(String),
     /// The peer sent FENCED.
     LostByPeer,
@@ -89,9 +89,9 @@ pub enum Cause {
     NoAnswer,
     /// The test writes were not acknowledged in time.
     NotConfirmed,
-    /// The connection ends, and the attempt with it.
+    /// The connection ends, so the attempt ends too.
     ConnectionEnds,
-    /// The attempt failed here.
+    /// The attempt failed on this side.
     Failed(String),
     /// The attempt failed at the peer.
     Refused(String),

@@ -1,4 +1,4 @@
-//! Tests of one end alone: the actions that it requests, and when.
+//! Tests of one end alone: the actions that it requests, and their times.
 
 mod search;
 mod world;
@@ -50,7 +50,7 @@ impl End {
         Self { recovery: Recovery::new(role, LIMITS, 2), number: 0 }
     }
 
-    /// Delivers a message of a peer that has acknowledged everything.
+    /// Delivers a message from a peer that has acknowledged all of this end's messages.
     fn receive(&mut self, message: &ControlMessage, now: u64) {
         self.number += 1;
         let frame = ControlFrame {
@@ -62,7 +62,7 @@ impl End {
         self.recovery.receive_frame(&frame, 0, now);
     }
 
-    /// Returns the requested actions except those for the log.
+    /// Returns the requested actions, except those for the log and the counters.
     fn actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.recovery.poll_action())
             .filter(|action| !matches!(action, Action::Log(_) | Action::Changed(_)))
@@ -78,7 +78,7 @@ impl End {
         }
     }
 
-    /// Loses rail 0, up to the point where both ends have stopped it.
+    /// Loses rail 0. Afterwards both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
         self.recovery.lost(lane(0), "loss", Received::default(), now);
         assert_eq!(
@@ -178,7 +178,7 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.receive(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
-    // The late JOINED acknowledges the JOIN. The NOT NOW makes the peer drop its queue pairs.
+    // The late JOINED confirms the JOIN, so NOT NOW follows: the peer drops its queue pairs.
     assert!(matches!(end.next_message(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
     end.receive(&ControlMessage::AreYouThere, now);
     assert_eq!(end.next_message(now), None, "sent only once");
@@ -229,7 +229,7 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     assert_eq!(end.actions(), []);
     end.recovery.tick(2 * RETRY_PAUSE_NS);
     assert_eq!(end.actions(), [Action::OpenQps(lane(1))]);
-    // Nothing was posted on that rail, so it needs no FENCED.
+    // Nothing was posted on the rail, so it needs no FENCED.
     assert_eq!(end.next_message(2 * RETRY_PAUSE_NS), None);
 }
 
@@ -353,7 +353,7 @@ fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
         end.recovery.tick(now + SIGN_OF_LIFE);
         assert_eq!(end.actions(), []);
         if answers {
-            // Messages that were lost with TCP are repeated until the peer has acknowledged all.
+            // Messages that were lost with TCP are repeated until all are acknowledged.
             while end.recovery.is_waiting() {
                 end.recovery.bootstrap_opened();
                 assert!(end.next_message(now).is_some());
@@ -386,7 +386,7 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
         end.receive(&ControlMessage::AreYouThere, now + ASK);
         assert!(asks(&mut end, false, now + 2 * ASK));
         end.receive(&ControlMessage::AreYouThere, now + 2 * ASK);
-        // Asked immediately after TCP is lost again.
+        // After another loss of TCP, ARE YOU THERE is sent immediately.
         end.recovery.bootstrap_opened();
         assert!(end.next_message(now + 2 * ASK).is_none());
         assert!(asks(&mut end, false, now + 2 * ASK + 1));
@@ -406,7 +406,7 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     end.recovery.lost(lane(1), "loss", Received::default(), now);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
-    // A new TCP connection gets the full time again.
+    // The time starts again with a new TCP connection.
     end.recovery.bootstrap_opened();
     assert!(end.recovery.poll_frame(now + 3 * SECOND).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND), Need::No);
@@ -419,7 +419,7 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
 fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Calm);
-    // The rails may already be lost.
+    // Urgent, because the rails may already be lost.
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
     assert!(end.next_message(now).is_some());
@@ -459,7 +459,7 @@ fn a_question_about_a_stall_gets_its_answer() {
     assert_eq!(end.actions(), [Action::StallQuery(3)]);
     end.recovery.reply_to_stall(3, 4, SENDS);
     assert_eq!(end.next_message(now), Some(reply(3, 4, SENDS)));
-    // A peer that confirms nothing is not asked without end.
+    // The number of questions to a peer that confirms nothing is limited.
     (0..1000).for_each(|number| end.recovery.ask_about_stall(number));
     assert!(end.recovery.link.backlog() <= CROWDED);
 }

@@ -1,4 +1,4 @@
-//! Time in recovery: starts of attempts, repeated frames, and limits.
+//! Time in recovery: starts of attempts, repetition of frames, and limits.
 
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
@@ -53,7 +53,7 @@ impl Recovery {
         limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()
     }
 
-    /// Starts a connecting side's attempt, or ends one that takes too long.
+    /// Starts an attempt of the connecting side, or ends an attempt that takes too long.
     fn bring_back(&mut self, lane: LaneId, now: u64) {
         match self.rails[lane.index()].state {
             State::Down { retry_at } if now >= retry_at && self.link.backlog() < CROWDED => {
@@ -103,14 +103,15 @@ impl Recovery {
             << match rail.was_up {
                 true => rail.attempts.min(MAX_DOUBLINGS),
                 false if self.was_up() => rail.attempts.min(MAX_DOUBLINGS_NEVER_UP),
-                // The caller waits for the first rail. The handshake was the first attempt.
+                // The application waits for the first rail, so the handshake adds nothing to the
+                // pause.
                 false => rail.attempts.saturating_sub(1).min(MAX_DOUBLINGS),
             }
     }
 }
 
 impl Rail {
-    /// Returns the end of the current wait of a rail on the connecting side.
+    /// Returns the time at which the rail's current wait ends. Only for the connecting side.
     pub(super) fn timeout(&self) -> Option<u64> {
         match self.state {
             State::Down { retry_at: at }

@@ -1,4 +1,5 @@
-//! Copies and keys of all sends, for the search through recovery's events.
+//! Copy and hash of all sends, for the search through recovery's states
+//! (`recovery/tests/search.rs`).
 
 use super::{Left, Request, Sends};
 use std::hash::{Hash, Hasher};

@@ -13,7 +13,7 @@ fn receives(granted: u64, delivered: u64, untested: u16) -> Progress {
 #[test]
 fn each_cause_follows_from_both_sides() {
     for (own, peer, expected) in [
-        // A sender has posted data, or waits for the grant of receive 4.
+        // This side is the sender. It has posted data, or waits for the grant of receive 4.
         (sends(4, false, 1, 0), receives(4, 4, 0), Some((Cause::NotAcknowledged, 0b101))),
         (sends(4, true, 0, 0), receives(5, 4, 0), Some((Cause::HeldBack, 0))),
         (sends(4, false, 0, 0), receives(5, 4, 0), Some((Cause::NotGranted, 0))),
@@ -41,7 +41,8 @@ fn causes_have_their_numbers() {
     assert_eq!((Cause::of_number(0), Cause::of_number(8), Cause::of_number(u64::MAX)), (None, None, None));
 }
 
-/// Samples each half second between two times in seconds. Returns questions and their times.
+/// Samples each half second, between two times in seconds. Returns the numbers of the questions,
+/// and their times in seconds.
 fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u64) -> Vec<(u32, u64)> {
     let mut questions = Vec::new();
     for now in (2 * from..2 * to).map(|half| half * SECOND / 2) {
@@ -60,12 +61,12 @@ fn only_requests_that_wait_count() {
         assert_eq!(run(&mut watch, idle, false, 10, 1000), []);
     }
     assert_eq!(run(&mut watch, sends(4, false, 0, 3), true, 1000, 2000), [], "it has finished sends to test");
-    // A caller that repeated a send for less than the limit, and then stopped.
+    // The caller repeats a send for less than the limit, and then stops.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 2000, 2055), []);
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), false, 2055, 3000), []);
-    // A caller that repeats it; time counts from the first repetition.
+    // The caller repeats a send for longer than the limit, counted from the first repetition.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 3000, 3063), [(1, 3060)]);
-    // A posted request counts even if its caller sleeps.
+    // A posted request counts even if the caller makes no calls.
     assert_eq!(run(&mut watch, receives(5, 4, 0), false, 4000, 4063), [(2, 4060)]);
     assert_eq!(run(&mut watch, sends(5, false, 1, 0), false, 5000, 5063), [(3, 5060)]);
 }
@@ -75,7 +76,7 @@ fn progress_begins_anew_and_makes_an_answer_void() {
     let mut watch = StallWatch::new(LIMITS);
     let (own, peer) = (receives(5, 4, 0), sends(4, true, 0, 0));
     assert_eq!(run(&mut watch, own, false, 0, 61), [(1, 60)]);
-    // The answer comes after the next progress, and after the question about it.
+    // The answer to question 1 arrives after the next progress, and after question 2.
     let own = receives(6, 5, 0);
     assert_eq!(run(&mut watch, own, false, 61, 122), [(2, 121)]);
     watch.answered(1, 0, &peer, 122 * SECOND);
@@ -87,7 +88,7 @@ fn progress_begins_anew_and_makes_an_answer_void() {
     assert_eq!(watch.verdict(), Some(&verdict), "answered before");
     watch.sample(receives(7, 5, 0), 123 * SECOND);
     assert_eq!((watch.verdict(), watch.waited(123 * SECOND)), (None, 0));
-    // The peer's idle time is impossible.
+    // The idle time that the peer reports is impossible.
     assert_eq!(run(&mut watch, receives(7, 5, 0), false, 124, 190), [(3, 183)]);
     watch.answered(3, u64::MAX, &sends(5, true, 0, 0), 190 * SECOND);
     assert_eq!(watch.verdict().map(|verdict| verdict.since), Some(0));
@@ -122,7 +123,8 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
     assert_eq!(run(&mut watch, own, false, 95, 101), [(3, 100)]);
     watch.answered(3, 0, &sends(4, true, 0, 1), 101 * SECOND);
     assert!(watch.must_abort(101 * SECOND) && !watch.must_abort(89 * SECOND));
-    // Without the setting nothing ends it. A limit shorter than that of the warning counts.
+    // Without a limit for it, the stall never ends the connection. A limit that is shorter than the
+    // warning's also limits the time until the question.
     watch.limits.abort = None;
     assert!(!watch.must_abort(u64::MAX));
     let mut watch = StallWatch::new(StallLimits { warn: 60 * SECOND, abort: Some(10 * SECOND) });

@@ -1,4 +1,4 @@
-//! The receiving side: granted receives, and the bytes of each that were announced and received.
+//! The receiving side: granted receives, and their announced and received bytes.
 
 use super::StreamViolation;
 use crate::flow::NotInFlight;
@@ -8,8 +8,8 @@ use crate::wire::immediate::Immediate;
 use crate::wire::stream::{Data, StreamGrant};
 use crate::wire::{PARTS, SLOTS};
 
-/// Unit in which a message's size is reported to [`Receives`]: the largest size of one completion
-/// on a rail. A message here may be larger.
+/// Chunk size for [`Receives`]: the largest write of a share on a rail. A larger message is
+/// reported as several full chunks and a rest.
 const UNIT_BYTES: u64 = 1 << 30;
 
 /// All receives of one connection.
@@ -19,7 +19,7 @@ pub struct Inbound {
     slots: Box<[Receive; SLOTS]>,
 }
 
-/// The receive that a slot was last granted for.
+/// Last receive in a slot.
 #[derive(Debug, Clone, Copy, Default)]
 struct Receive {
     sequence: u64,
@@ -61,16 +61,17 @@ impl Inbound {
         Self { receives: Receives::new(UNIT_BYTES), slots: Box::new([Receive::default(); SLOTS]) }
     }
 
-    /// Number of receives that wait for bytes.
+    /// Returns the number of receives that wait for bytes.
     pub fn open(&self) -> usize {
         self.receives.open()
     }
 
-    /// Takes the next slot for a receive of the given tags and sizes (1 to [`PARTS`] of them);
-    /// `None` while that slot is in use. Calls `tell` with each grant for the peer, in order.
+    /// Takes the next slot for a receive with the given tags and sizes (1 to [`PARTS`] of them).
+    /// Calls `tell` with the grant of each part, in order; the caller sends them to the peer.
+    /// Returns `None` while the slot is in use.
     ///
-    /// Unlike on rails, no receive is reported done before its bytes have arrived. TCP is read only
-    /// while the caller polls, and the caller stops polling a receive that is done.
+    /// Unlike on rails, a receive is never reported done before its bytes have arrived: TCP is read
+    /// only while the caller polls, and the caller stops polling when a receive is done.
     pub fn grant(
         &mut self,
         parts: impl ExactSizeIterator<Item = (i32, u64)> + Clone,
@@ -105,7 +106,7 @@ impl Inbound {
             InboundPart::Closed => return Err(not_granted),
             InboundPart::Granted { room } if total > room => return Err(StreamViolation::Overrun { total, room }),
             InboundPart::Granted { .. } => (total, 0, 0),
-            // An empty message has one chunk.
+            // Only the single chunk of an empty message is empty.
             InboundPart::Arriving { .. } if bytes == 0 => return Err(not_granted),
             InboundPart::Arriving { total, announced, landed } => (total, announced, landed),
         };
@@ -121,8 +122,8 @@ impl Inbound {
         Ok(Landing { slot, part, offset, bytes })
     }
 
-    /// Records that an announced chunk's bytes are in their buffer. Returns true if they complete
-    /// the message. Must be called once for an empty chunk too.
+    /// Records that an announced chunk's bytes are in the buffer. Returns true if they complete the
+    /// message. Must also be called for an empty chunk.
     pub fn landed(&mut self, slot: Slot, part: u8, bytes: u32) -> bool {
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
@@ -135,14 +136,12 @@ impl Inbound {
         *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
-        // The grant had room for this message, so `arrived` does not refuse it.
+        // `announced` has checked that the message fits, so `arrived` accepts it.
         matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Whole | Arrival::Part))
     }
 
-    /// As [`Receives::test`].
-    ///
-    /// # Errors
-    /// [`NotInFlight`].
+    /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
+    /// each part, and frees the slot.
     pub fn test(&mut self, slot: Slot, tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
         self.receives.test(slot, tell)
     }

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Outbound {
     sends: Sends,
-    /// The receiver's grants, in the layout of the CTS ring.
+    /// The receiver's grants, in the layout of the ring of CTS entries.
     ring: Box<[AtomicU64]>,
     /// Receive and part of the next grant.
     next_grant: (u64, u8),
     messages: Box<[OutboundMessage; REQUESTS]>,
-    /// Messages with bytes that no stream has taken, in order.
+    /// Requests whose messages have bytes that no stream has taken, in order.
     queue: RequestQueue,
 }
 
@@ -28,7 +28,7 @@ struct OutboundMessage {
     sequence: u64,
     part: u8,
     total: u64,
-    /// Bytes that streams have taken, counted from the start of the message.
+    /// Bytes that streams have taken, from the start of the message.
     taken: u64,
     /// Bytes written to the kernel.
     written: u64,
@@ -37,9 +37,9 @@ struct OutboundMessage {
 /// A chunk for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// Request number of its send.
+    /// Request number of the chunk's send.
     pub request: u16,
-    /// Contents of its frame header.
+    /// Contents of the chunk's frame header.
     pub data: Data,
     /// True for the last chunk of its message.
     pub is_last: bool,
@@ -70,23 +70,23 @@ impl Outbound {
         if sequence >= next + SLOTS as u64 {
             return Err(StreamViolation::GrantAhead(sequence));
         }
-        // A sender over TCP writes to no memory of the receiver, so it needs no address and keys.
+        // TCP needs no address and keys of the receiver's memory.
         let terms = Terms { addr: 0, bytes: room, tag, parts, part, epoch: Epoch::default() };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
         let at = entry_word(sequence, usize::from(part));
         for (place, word) in self.ring.iter().skip(at).zip(entry.words()) {
-            // Relaxed: a single thread writes and reads it.
+            // Relaxed: a single thread writes and reads the ring.
             place.store(*word, Ordering::Relaxed);
         }
         self.next_grant = if part + 1 < parts { (sequence, part + 1) } else { (sequence + 1, 0) };
         Ok(())
     }
 
-    /// Finds the receive part for a send with `tag`; `None` while it has not been granted.
+    /// Finds the receive part for a send with `tag`. Returns `None` if it has not been granted.
     ///
     /// # Errors
-    /// [`cts::Violation`] where the parts of a group disagree.
+    /// [`cts::Violation`] if the parts of a group disagree about their number.
     pub fn find(&mut self, tag: i32) -> Result<Option<Head>, cts::Violation> {
         match self.sends.peek(&self.ring, tag) {
             Peek::Found(head) => Ok(Some(head)),
@@ -124,7 +124,8 @@ impl Outbound {
         Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
     }
 
-    /// Records that the kernel has taken a chunk. Returns the message's size once all is written.
+    /// Records that a chunk was written to the kernel. Returns the message's size if the whole
+    /// message is written.
     pub fn written(&mut self, chunk: &Chunk) -> Option<u64> {
         let message = &mut self.messages[usize::from(chunk.request) % REQUESTS];
         message.written += u64::from(chunk.data.bytes);
@@ -144,10 +145,7 @@ impl Outbound {
         self.sends.is_running()
     }
 
-    /// As [`Sends::test`].
-    ///
-    /// # Errors
-    /// [`NotInFlight`].
+    /// Frees a finished send's request number and returns the send's size; `None` while it runs.
     pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
         self.sends.test(request)
     }
@@ -159,7 +157,7 @@ impl Default for Outbound {
     }
 }
 
-/// Request numbers in order of arrival, each at most once.
+/// A queue of request numbers. A number is in the queue at most once.
 #[derive(Debug)]
 struct RequestQueue {
     places: Box<[u16; REQUESTS]>,

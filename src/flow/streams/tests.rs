@@ -143,8 +143,8 @@ fn a_lying_sender_is_caught() {
         inbound.announced(&Data { total: 301, ..honest }),
         Err(StreamViolation::Total { before: 300, now: 301 })
     );
-    // Repeated bytes use up the message's size: the rest is surplus, and the receive is never done
-    // before everything announced has landed.
+    // Repeated bytes count towards the message's size, so later bytes exceed it. The receive is not
+    // done before all announced bytes have landed.
     assert!(inbound.announced(&honest).is_ok());
     assert_eq!(inbound.announced(&honest), Err(StreamViolation::Surplus { announced: 384, total: 300 }));
     assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
@@ -177,8 +177,8 @@ fn a_lying_receiver_is_caught() {
 }
 
 proptest! {
-    /// Groups, tags, sizes and chunks come in any order. Every receive reports the sizes that were
-    /// sent, each byte is delivered once, and nothing is left over.
+    /// Sends groups, tags, sizes and chunks in any order. Every receive reports the sizes that were
+    /// sent, each byte is delivered once, and no request remains.
     #[test]
     fn everything_arrives_once_in_any_order(
         groups in prop::collection::vec(
@@ -201,7 +201,8 @@ proptest! {
                     waiting.push((slot, sizes));
                 },
                 1 => if let Some(group) = to_send.front_mut() {
-                    // Parts with equal tags keep their order; different tags may come in any order.
+                    // Sends with equal tags are in the order of the parts; others may be in any
+                    // order.
                     let at = group.iter().position(|(tag, _)| *tag as usize == stream % 3).unwrap_or(0);
                     let (tag, bytes) = group[at];
                     if let Some(request) = pair.isend(tag, bytes) {

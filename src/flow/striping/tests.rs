@@ -23,18 +23,18 @@ struct QueuedShare {
     timed: bool,
 }
 
-/// Simulation in virtual time: a sender keeps a window of messages in flight, and each rail serves
-/// its queue in order.
+/// Simulation in virtual time. A sender always has a window of messages in flight, and each rail
+/// serves its queue in order.
 struct Run {
     striping: Striping,
-    /// Bytes per microsecond.
+    /// Rate of each rail, in bytes per microsecond.
     rates: Vec<f64>,
-    /// Rails that share a PCIe link, and the link's capacity in bytes per microsecond.
+    /// For each PCIe link, its rails and its capacity in bytes per microsecond.
     links: Vec<(Vec<usize>, f64)>,
-    /// Writes in each rail's queue, and their bytes left.
+    /// Writes in each rail's queue, each with its number of unsent bytes.
     queues: Vec<VecDeque<(QueuedShare, f64)>>,
     unfinished: VecDeque<(u64, usize)>,
-    /// Confirmations on their way to the sender: time of arrival in microseconds, lane, write.
+    /// Confirmations in transit to the sender: time of arrival (in microseconds), lane, write.
     confirmations: VecDeque<(f64, LaneId, QueuedShare)>,
     latency_us: f64,
     now_us: f64,
@@ -64,7 +64,7 @@ impl Run {
         (self.now_us * 1000.0) as u64
     }
 
-    /// Runs for some seconds with `window` messages under way, and returns MB/s.
+    /// Runs with `window` messages under way. Returns the throughput in MB/s.
     fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
         let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
         while self.now_us < end {
@@ -96,7 +96,8 @@ impl Run {
         self.next += 1;
     }
 
-    /// Current rate of each rail: its own, or its part of the link if the link is the bottleneck.
+    /// Returns the current rate of each rail: its own rate, or its part of the link's capacity if
+    /// the link is the bottleneck.
     fn current_rates(&self) -> Vec<f64> {
         let mut rates = self.rates.clone();
         for (rails, capacity) in &self.links {
@@ -135,7 +136,7 @@ impl Run {
             self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
-        // The sender's caller takes finished messages in order.
+        // The caller tests messages in order, so a finished message waits for those before it.
         while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
             self.unfinished.pop_front();
             self.done_bytes += bytes;
@@ -143,7 +144,7 @@ impl Run {
     }
 }
 
-/// Other connections that have 1 MiB under way on this lane's rail.
+/// Other connections with 1 MiB under way on the rail of one lane.
 struct LoadOnLane(LaneId);
 
 impl OtherConnections for LoadOnLane {
@@ -164,8 +165,8 @@ fn unequal_rails_with_equal_announced_rates_carry_their_sum() {
     assert!(mbytes > 0.98 * 32.5, "{mbytes} of 32.5 MB/s");
 }
 
-/// One of the two functions of a PCIe link runs at a quarter of its speed. The other function
-/// carries what is left of the link.
+/// One of two rails on a PCIe link runs at a quarter of its speed. The other rail uses the rest of
+/// the link's capacity.
 #[test]
 fn a_slow_rail_leaves_the_rest_of_its_link_to_the_other_rail() {
     for bytes in [512 * 1024, 1 << 20, 8 << 20] {
@@ -224,17 +225,17 @@ fn shares_are_balanced_with_one_message_in_flight() {
     }
 }
 
-/// First a rail is slow from the start. Then the rail in use becomes slow.
+/// First, one rail is slow from the start. Later, the rail in use becomes slow.
 #[test]
 fn unsplit_messages_move_away_from_a_slow_rail() {
     let mut run = Run::new(&[100_000; 4], &[2_500.0, 10_000.0, 10_000.0, 10_000.0]);
-    // With this latency, a fast rail with one message in flight carries no more than the slow rail
-    // with several in flight.
+    // With this latency, a fast rail with one message in flight is no faster than the slow rail
+    // with several messages in flight.
     run.latency_us = 10.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(1.0, 8, 4096);
     assert!(mbytes > 0.95 * 1_250.0, "{mbytes}");
-    // Now the rail in use becomes slow, after two seconds in which no trial found a better rail.
+    // No trial finds a better rail for two seconds. Then the rail in use becomes slow.
     run.run(2.0, 8, 4096);
     let slow = run.striping.favourite;
     run.rates[slow.index()] = 2_500.0 / 8.0;
@@ -268,7 +269,7 @@ fn a_small_message_stays_on_its_rail_unless_the_rail_is_busy_or_slow() {
     striping.record_queued(lane(0), 1 << 20, None);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(1));
     assert_eq!(striping.lane_for(8, &LoadOnLane(lane(1))), lane(2), "other connections use lane 1");
-    // The favourite turns out to be slow.
+    // The measurements show that the favourite is slow.
     for slow in [lane(2), lane(3)] {
         striping.record_queued(slow, 1 << 20, Some(Moment::default()));
         let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };

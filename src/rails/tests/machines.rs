@@ -9,8 +9,8 @@ pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// The functions of the Spark with number `host`, with cables in these ports and no other addresses
-/// than these.
+/// The functions of the Spark with number `host`. Only the ports in `cables` have a cable, and only
+/// `addresses` are set.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
@@ -63,7 +63,8 @@ pub(super) fn workstation(function: u8) -> Function {
 }
 
 /// A virtual function of port p0 of Spark `n`, as a pod sees it: under another name, and without a
-/// port name. A pod cannot open devices that its cgroup forbids, so `host` gets no such functions.
+/// port name. A pod cannot open devices that its cgroup forbids, so its tests have no such
+/// functions.
 pub(super) fn pod_function(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),

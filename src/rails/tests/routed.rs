@@ -13,15 +13,15 @@ struct Routed {
     routes: Vec<(&'static str, String)>,
 }
 
-/// p0 of each host is cabled to p1 of the next, with a subnet for each twin.
+/// p0 of each host is cabled to p1 of the next host, with a subnet for each twin.
 fn address(n: u8, device: &str) -> String {
     let (cable, end) = if device.ends_with("f0") { (n, 1) } else { ((n + 3) % 4, 2) };
     let twin = u8::from(device.starts_with("roceP2"));
     format!("10.{cable}.{twin}.{end}")
 }
 
-/// Host `n` with routes to the opposite host: between hosts 0 and 2 by host 1 for the first twins,
-/// by host 3 for the second twins. With a 32-bit prefix, host routes lead to neighbours too.
+/// Host `n` with routes to the opposite host. Between hosts 0 and 2, the first twins are routed by
+/// host 1, and the second twins by host 3. With a 32-bit prefix, neighbours need host routes too.
 fn ring_host(n: u8, prefix: u8) -> Routed {
     let (next, opposite, before) = ((n + 1) % 4, (n + 2) % 4, (n + 3) % 4);
     let addresses = [F0, P2F0, F1, P2F1].map(|device| (device, format!("{}/{prefix}", address(n, device))));

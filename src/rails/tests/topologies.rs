@@ -184,7 +184,7 @@ fn p1_of_one_spark_to_p0_of_the_other() {
     assert_quiet(&[&one, &two]);
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // The second twin or both have no address on either side: only one cable is left.
+    // Without an address on the second twin, or on both, the twins still pair along the cable.
     let one = host(&spark_with(1, &[1], &[(F1, "10.0.0.1/24")]));
     let two = host(&spark_with(2, &[0], &[(F0, "10.0.0.2/24")]));
     let twins = pair("roceP2p1s0f1 link-local", "roceP2p1s0f0 link-local");
@@ -216,8 +216,8 @@ fn both_twins_in_one_subnet() {
         };
         assert_pairs(&one, &two, &[rail(F0, 0), rail(P2F0, 1)], ONE_CABLE_MBPS);
 
-        // With Ubuntu's settings the twins answer ARP for each other: both warnings. With a strict
-        // rp_filter one twin gets no answer.
+        // With Ubuntu's settings the twins answer ARP for each other, so there are two warnings.
+        // With a strict rp_filter one twin gets no answer.
         for (arp_ignore, rp_filter) in [(0, 2), (0, 0), (1, 1)] {
             let said = with_arp(&functions(1, ours), arp_ignore, rp_filter).survey("").warnings;
             assert_eq!(said.len(), 2, "{said:#?}");
@@ -252,7 +252,7 @@ fn one_twin_without_an_address() {
     assert_pairs(&one, &other, &rails, ONE_CABLE_MBPS);
 }
 
-/// The GID table always has the MAC's link-local address, which may not answer.
+/// The GID table always has the MAC's link-local address, even if the interface does not have it.
 #[test]
 fn netplan_without_link_local_addresses() {
     let without = |mut functions: Vec<Function>| {
@@ -271,7 +271,6 @@ fn netplan_without_link_local_addresses() {
     ];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // A twin without any address is no rail.
     let survey = host(&without(spark_with(1, &[0], &[(F0, "192.168.100.1/24")]))).survey("");
     assert_eq!(survey.rails.len(), 1);
     assert!(
@@ -316,7 +315,7 @@ fn sparse_gid_tables() {
         [pair("rocep1s0f0 10.0.0.1", "rocep1s0f0 10.0.0.2"), pair("roceP2p1s0f0 10.0.1.1", "roceP2p1s0f0 10.0.1.2")];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // More addresses than fit a HELLO: it still has the last one, which is useful.
+    // The port has more addresses than fit into a HELLO. HELLO still has the last, useful one.
     for port in &mut one.ports {
         let last = port.gids.last().copied().unwrap();
         for n in 0..40_u16 {
@@ -448,7 +447,7 @@ fn a_switch_with_everything_in_one_subnet() {
         let both = (2 * u64::from(speed_mbps)).min(TWO_CABLES_MBPS);
         assert_pairs(&one, &two, &same(&[F0, P2F0, F1, P2F1]), both);
 
-        // p0's second twin is down here, the peer has one cable: both PCIe links are still used.
+        // p0's second twin is down here, and the peer has one cable: both PCIe links stay in use.
         let mut functions = on_switch(1, &[0, 1]);
         let down = functions.iter_mut().find(|f| f.device == P2F0).unwrap();
         *down = down.clone().down();
@@ -461,7 +460,7 @@ fn a_switch_with_everything_in_one_subnet() {
     }
 }
 
-/// In the order of the rails, both pairs would share one PCIe link (112 Gb/s).
+/// Paired in the order of the rails, both pairs would share one PCIe link (112 Gb/s).
 #[test]
 fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
     let mut functions = spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24"), (P2F0, "10.0.0.2/24"), (F1, "10.0.0.3/24")]);
@@ -482,7 +481,7 @@ fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
 
 #[test]
 fn a_spark_with_a_workstation() {
-    // One twin suffices for a cable of 100 Gb/s, and for a switch with a port of 200.
+    // One twin fills the workstation's port of 100 Gb/s, also if a switch gives the Spark 200 Gb/s.
     for (speed_mbps, second) in
         [(100_000, Some("192.168.101.1/24")), (200_000, Some("192.168.101.1/24")), (100_000, None)]
     {

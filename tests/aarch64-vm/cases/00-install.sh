@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../rxe-vm/lib.sh"
 
 uname -a
 [[ $(uname -m) == aarch64 ]] || fail "the machine is $(uname -m)"
-# For 90-remove.
+# The case 90-remove compares with this list.
 find / -xdev -path /var/lib/dpkg -prune -o -path /var/log -prune -o -print | sort >/run/bed/results/files-before.txt
 dpkg -i "$BED_DEB"
 dpkg -L nccl-net-spark

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The deb is removed: none of its files are left, and none of the runs before.
+# The deb is removed. None of its files are left, and no files of the earlier cases.
 # shellcheck source-path=SCRIPTDIR source=../../rxe-vm/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../rxe-vm/lib.sh"
 

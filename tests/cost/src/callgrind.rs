@@ -1,4 +1,4 @@
-//! Runs this program's driving half under callgrind, and joins its output with callgrind's dumps.
+//! Runs `drive` under callgrind in a child process, and reads callgrind's dumps.
 
 use crate::drive::{Phase, Plan};
 use crate::profile::Dump;
@@ -58,11 +58,12 @@ impl Run<'_> {
             .args([list(&self.plan.sizes), list(&self.plan.windows), self.plan.messages.to_string()])
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
-            // Resolved early, so that the first call of each function costs as much as the others.
+            // Resolves symbols at load time, so that first calls cost as much as later ones.
             .env("LD_BIND_NOW", "1")
             .env("NCCL_IBVERBS_LIB", self.softverbs)
             .env("NCCL_IB_HCA", format!("={}", RAILS[..self.rails].join(",")))
-            // The RoCE v2 index of every rail, for plugins that look in /sys: the fabric has none.
+            // Index of each RoCE v2 GID, for plugins that would look in /sys, where the fabric has
+            // none.
             .env("NCCL_IB_GID_INDEX", "1")
             .env("NCCL_SOCKET_IFNAME", "lo")
             .env("NCCL_SPARK_SYSFS", fabric.join("cost/sys"))

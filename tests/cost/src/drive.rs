@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Calls that are counted in a phase. The other calls are made too.
+/// Calls that are counted in a phase. The phase makes the other calls too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counted {
     All,
@@ -26,7 +26,7 @@ pub struct Phase {
     pub counted: Counted,
     pub bytes: usize,
     pub window: usize,
-    /// Number of messages, or of calls where one call is repeated.
+    /// Number of messages, or of calls if the phase repeats one call.
     pub messages: usize,
     pub tests: usize,
     /// `isend` calls that came too early on a busy machine. Their cost is subtracted.
@@ -42,7 +42,7 @@ pub struct Plan {
 
 /// Time in which the fabric carries and confirms all posted requests, so no counted call waits.
 const SETTLED: Duration = Duration::from_millis(2);
-/// Most waits for one transfer, [`SETTLED`] each.
+/// Maximum number of waits for one transfer, [`SETTLED`] each.
 const PATIENCE: usize = 5000;
 
 /// Runs the plan. Fails if the plugin fails or bytes are missing.
@@ -143,7 +143,7 @@ fn repeated_calls(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Pha
     const BYTES: usize = 8;
     let mut phase = Phase { counted, bytes: BYTES, window: 1, messages: calls, tests: 0, early: 0 };
     pair.source()[..BYTES].fill(0);
-    // The first calls of a kind may have extra work.
+    // The first half of the calls is not counted: the first calls of a kind may do extra work.
     for call in 0..2 * calls {
         if counted == Counted::Refused && pair.isend(0, BYTES, call >= calls)?.is_some() {
             return Err("isend was taken although no receive was posted".to_owned());

@@ -6,15 +6,15 @@
 //!
 //! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
 //! the software fabric, and runs messages under callgrind. It counts only calls of `irecv`, `isend`
-//! and `test`, not set-up or other threads. Before testing, it waits until the fabric has carried
-//! everything, so two runs give the same numbers. It counts polls that find nothing separately.
-//! Instructions are summed by library file: *plugin* is its own code, *verbs* is work of the verbs
-//! library for it (the software fabric's, so without meaning for hardware), *libc* is work of all
-//! others.
+//! and `test`, not set-up or other threads. Before it tests a request, it waits until the fabric
+//! has carried everything, so two runs give the same numbers. It counts polls that find nothing
+//! separately. Instructions are summed by library file: *plugin* is the plugin's own code, *verbs*
+//! is the verbs library (here the software fabric, so it says nothing about hardware), *libc* is
+//! all others.
 //!
-//! It does not use gungraun, a benchmark harness for callgrind. That counts a function with
-//! everything that it calls, so mostly the software fabric, and links the measured code into the
-//! benchmark. This program compares two library files from any source.
+//! gungraun, a benchmark harness for callgrind, is not used. It counts a function with all its
+//! calls, here mostly the software fabric, and links the measured code. This program compares
+//! library files.
 
 mod callgrind;
 mod drive;
@@ -60,7 +60,7 @@ fn drive_as_told(words: &[String]) -> Result<(), String> {
     drive::run(Path::new(library), &plan)
 }
 
-/// Returns false if the required ratio was exceeded.
+/// Measures and prints. Returns false if the allowed ratio or number of instructions was exceeded.
 fn measure(words: Vec<String>) -> Result<bool, String> {
     let options = Options::parse(words.into_iter())?;
     let folder =

@@ -14,7 +14,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 type Raw = *mut c_void;
 
 pub struct Pair {
-    /// Used for version 12 too: the two versions agree in the functions used here.
+    /// Table of version 11 or 12. The functions used here are the same in both.
     table: *const NetV11,
     listener: Raw,
     send: Raw,
@@ -33,16 +33,16 @@ struct Memory {
 #[derive(Clone, Copy)]
 pub struct Request(Raw);
 
-/// valgrind collects while this function runs, in the thread that runs it (`--toggle-collect`).
+/// Calls `call`. valgrind counts only while this function runs, in its thread (`--toggle-collect`).
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn cost_counted(call: &mut dyn FnMut()) {
     call();
-    // Keeps the compiler from making the call a jump, which would never return here.
+    // Without this, the compiler could turn the call into a jump that never returns here.
     black_box(());
 }
 
-/// valgrind writes its counts, and resets them, when this function is entered (`--dump-before`).
+/// Ends a phase: at entry, valgrind writes and resets its counts (`--dump-before`).
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub fn cost_phase_ends() {
@@ -65,7 +65,7 @@ impl Pair {
         // NCCL would run them.
         let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())?;
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"].into_iter().find_map(|name| {
-            // SAFETY: only the symbol's address is taken, that of a table of either version.
+            // SAFETY: only the symbol's address is taken. The symbol is a table of either version.
             let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
             symbol.ok().map(|symbol| *symbol)
         });
@@ -137,7 +137,7 @@ impl Pair {
         &mut self.source.bytes
     }
 
-    /// True if each 64th byte of `range` of the received bytes and the last one have this value.
+    /// True if every 64th byte and the last byte of `range` in the received data have this value.
     pub fn has_come(&self, range: std::ops::Range<usize>, value: u8) -> bool {
         let bytes = &self.target.bytes[range];
         // SAFETY: `byte` is one of the buffer's; another thread may store to it, so the read is

@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// callgrind names files by their full paths.
+/// Returns the full path of a file, because callgrind names files so.
 fn file(path: &Path) -> Result<PathBuf, String> {
     path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dump {
-    /// Cost of own code, without that of calls.
+    /// Instructions of own code, without those of calls.
     pub own: BTreeMap<Place, u64>,
     /// Calls from one library file into another: caller's file, callee's file, callee.
     pub calls: BTreeMap<(String, String, String), Calls>,
@@ -15,7 +15,7 @@ pub struct Dump {
 pub struct Place {
     pub object: String,
     pub function: String,
-    /// The source file; for inlined code not the function's.
+    /// Source file of the code. For inlined code this is not the function's file.
     pub source: String,
 }
 
@@ -43,13 +43,13 @@ impl Dump {
                     "cob" => called_object = Some(value.to_owned()),
                     "cfn" => value.clone_into(&mut called),
                     "calls" => count = Some(value.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(bad)?),
-                    // Source of the callee.
+                    // Source of the called function.
                     "cfl" | "cfi" => {}
                     _ => return Err(bad()),
                 }
                 continue;
             }
-            // The head and the sums are "name: value".
+            // Lines of the head and of the sums have the form "name: value".
             if line.is_empty() || !line.starts_with(|c: char| c.is_ascii_digit()) {
                 continue;
             }
@@ -72,7 +72,7 @@ impl Dump {
         self.own.iter().filter(|(place, _)| place.object == object).map(|(_, cost)| cost).sum()
     }
 
-    /// Calls of `object` into other libraries, without those in `but`.
+    /// Calls from `object` into other libraries, except the libraries in `but`.
     pub fn leaving<'a>(&'a self, object: &'a str, but: &'a [&str]) -> impl Iterator<Item = (&'a str, Calls)> {
         self.calls.iter().filter_map(move |((caller, callee, function), calls)| {
             let leaves = caller == object && callee != object && !but.contains(&callee.as_str());

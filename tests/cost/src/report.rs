@@ -1,4 +1,4 @@
-//! The tables.
+//! Prints the tables of the report.
 
 use crate::drive::{Counted, Phase};
 use crate::options::Options;
@@ -12,8 +12,8 @@ pub struct Costs {
     phases: Vec<(Phase, Dump)>,
 }
 
-/// Largest relative difference between the separately counted calls' sum and the common count. A
-/// line above it is marked as noise.
+/// Largest relative difference between the sum of the separately counted calls and their common
+/// count. A line with a larger difference is marked as noise.
 const NOISE: f64 = 0.01;
 
 impl Costs {
@@ -108,7 +108,9 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
         }
         println!("{line}{notes}");
     }
-    for (counted, what) in [(Counted::Fruitless, "a test without result"), (Counted::Refused, "an isend without a grant")] {
+    for (counted, what) in
+        [(Counted::Fruitless, "a test without result"), (Counted::Refused, "an isend without a grant")]
+    {
         let other = theirs.and_then(|costs| costs.repeated_calls(counted));
         let other = other.map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
         println!("{what}: {:.1}{other}", ours.repeated_calls(counted).unwrap_or_default());

@@ -1,8 +1,8 @@
 //! The plugin's sources that two threads use, with loom's atomics, cells, locks and threads.
 //!
 //! The files are the shipped ones, unchanged: here `std` and `nix` are the names of other crates.
-//! `comm` replaces the other parts of the service thread (a peer's channel, a recovery driver,
-//! devices). `tests/` has the models, one file for each shared structure.
+//! `comm` replaces the other parts that the service thread uses (a peer's channel, a recovery
+//! driver, devices). `tests/` has the models, one file for each shared structure.
 
 extern crate loom_std as std;
 

@@ -16,7 +16,7 @@ type Ring = Arc<Vec<AtomicU64>>;
 
 const TAG: i32 = 5;
 const KEYS: PackedKeys = [0x11, 0x22, 0x33, 0x44];
-/// Sequence of the entry that each place contains before the first receive.
+/// Sequence of the entry in the first slot before the first receive.
 const LAP_BEFORE: u64 = 0u64.wrapping_sub(SLOTS as u64);
 
 fn words(terms: &Terms, keys: &PackedKeys, sequence: u64) -> [u64; ENTRY_WORDS] {
@@ -46,7 +46,7 @@ fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>
     })
 }
 
-/// Made in a system thread: this value is large, and the model's threads have small stacks.
+/// Creates the value in a system thread: it is large, and a model's threads have small stacks.
 fn sends() -> Sends {
     std::thread::spawn(Sends::new).join().unwrap()
 }
@@ -66,7 +66,7 @@ fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 
-/// One receive whose every word differs from the old one.
+/// Grants one receive, each of whose words differs from the old one.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
     let old = words(
         &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },
@@ -117,7 +117,7 @@ fn a_group_is_taken_once_all_its_entries_have_arrived() {
             let mut sends = sends();
             let order = (0..old.len()).map(|at| if backwards { old.len() - 1 - at } else { at });
             let nic = nic(&ring, &old, &new, order);
-            // A part that was found proves that the other one is there.
+            // If one part was found, the whole group has come, so the other part must be found too.
             for part in [0, 1] {
                 if let Some(head) = look(&mut sends, &ring, TAG + i32::from(part)) {
                     is_as_granted(&head, &ring, &terms(part));

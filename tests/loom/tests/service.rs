@@ -1,7 +1,7 @@
-//! Models of the service thread's orders and its waker (`comm/recovery/service.rs`), as NCCL's
-//! threads use them. No order may be lost, whether the service thread works, waits, or ends for
-//! lack of work. Loom reports a lost order as a deadlock: the wait on the modelled pipe has no
-//! time-out that could save it, and each model waits until all its connections are closed.
+//! Models of how NCCL's threads give orders to the service thread and wake it
+//! (`comm/recovery/service.rs`). No order may be lost, whether the service thread works, waits, or
+//! ends for lack of work. Loom reports a lost order as a deadlock: the wait on the modelled pipe
+//! has no time-out that could end it, and each model waits until all its connections are closed.
 
 use loom::model::Builder;
 use loom::thread;

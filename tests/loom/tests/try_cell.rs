@@ -1,12 +1,12 @@
-//! The ownership word of a data path (`comm/datapath/try_cell.rs`): one user at a time, who sees
-//! the previous user's changes; and the flag by which the service thread leaves a data path alone.
+//! The ownership word of a data path (`comm/datapath/try_cell.rs`). It admits one user at a time,
+//! who sees the previous user's changes, and records for the service thread that the path was used.
 
 use loom::model;
 use loom::thread;
 use loom_models::comm::datapath::try_cell::TryCell;
 use std::sync::Arc;
 
-/// A data path of two numbers: its owner sees both changed or none.
+/// A data path of two numbers. Its owner sees either both changed or none.
 type Path = (u32, u32);
 
 fn use_it(path: &TryCell<Path>) -> bool {
@@ -42,7 +42,7 @@ fn users_are_exclusive_and_see_earlier_changes() {
     });
 }
 
-/// The service thread asks if the path was used, and enters in either case, as it does for news.
+/// The service thread asks if the path was used, and enters in either case, as after a wake-up.
 #[test]
 fn a_query_for_use_does_not_admit_a_second_user() {
     model(|| {
@@ -94,8 +94,8 @@ fn peeking_does_not_count_as_a_use() {
     });
 }
 
-/// Two threads find at the same time that a third one panicked. Neither gets in, and neither makes
-/// the path look merely taken.
+/// Two threads find at the same time that a third one panicked. Neither may enter, and afterwards
+/// the path must not look merely taken.
 #[test]
 fn a_data_path_that_panicked_stays_unusable() {
     model(|| {

@@ -6,8 +6,8 @@ use std::mem::{align_of, offset_of, size_of};
 use rdma_sys as theirs;
 use verbs_sys as ours;
 
-/// `our_struct as their_struct { field, our_field = their_field }`. Names that are the same are
-/// given once. A missing field does not compile.
+/// `our_struct as their_struct { field, our_field = their_field }`. Equal names are given once. A
+/// missing field does not compile.
 macro_rules! layouts {
     ($($ours:ident $(as $theirs:ident)? { $($field:ident $(= $their_field:ident)?),* $(,)? })*) => {
         $(
@@ -141,7 +141,7 @@ fn unions_agree() {
     assert_eq!(size_of::<ours::ibv_async_event__bindgen_ty_1>(), size_of::<theirs::ibv_async_event_element_t>());
 }
 
-/// One test for each enum; `rdma-sys` represents them in three ways.
+/// Makes a test for each enum. `rdma-sys` represents enums in three ways.
 macro_rules! constants {
     ($($name:ident $way:ident { $($constant:ident),* $(,)? })*) => {
         $(

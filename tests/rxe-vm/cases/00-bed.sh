@@ -4,11 +4,11 @@
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# ping I COUNT SIZE: COUNT messages each way over rail I by the verbs library's own example. A queue
-# pair of soft-RoCE with more than 64 packets under way waits until they have left (rxe_req.c), and
-# can wait without end after a retransmission, which this example requests after 67 ms. With 64 KiB
-# at the example's own MTU of 1024 that happened in 10 of 12 runs on a rail of 80 Mb/s, at 4096 in
-# none.
+# ping I COUNT SIZE: sends COUNT messages each way over rail I with the verbs library's own example,
+# ibv_rc_pingpong. A queue pair of soft-RoCE with more than 64 packets under way waits until they
+# have left (rxe_req.c). After a retransmission it can wait without end, and the example requests
+# one after 67 ms. With 64 KiB on a rail of 80 Mb/s, this happened in 10 of 12 runs at the example's
+# own MTU of 1024, and in none at 4096.
 ping() {
   local server status=0
   ibv_rc_pingpong -d "b$1" -g "$(gid_index "b$1")" -n "$2" -s "$3" -m 4096 &
@@ -49,7 +49,7 @@ for rail in 0 1 2 3; do
   done
 done
 
-# 100 messages of 64 KiB each way at 80 Mb/s are at least 0.65 s of wire time.
+# At 80 Mb/s, 100 messages of 64 KiB each way take at least 0.65 s of wire time.
 rail_rate 1 80mbit
 before=$(date +%s%N)
 ping 1 100 65536

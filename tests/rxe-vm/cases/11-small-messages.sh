@@ -25,8 +25,8 @@ packets() {
 rails 4
 packets 1
 one=$packets
-# Each iteration is a message each way, each at least a packet for the data, one for the CTS, and
-# acknowledgements.
+# Each iteration sends a message each way. Each message takes at least one packet for the data, one
+# for the CTS, and acknowledgements.
 ((one >= 4 * iterations)) || fail "$one packets for $((2 * iterations)) messages: the counters do not see the traffic"
 packets 4
 ((packets <= one + one / 2)) || fail "8-byte messages cost $packets packets on four rails and $one on one"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Send and receive in both directions together, over four merged rails, with one channel and with
+# Sends and receives in both directions together, over four merged rails, with one channel and with
 # four.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

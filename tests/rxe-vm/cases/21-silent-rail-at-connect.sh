@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# A rail with its ports up on both sides carries nothing (a wrong VLAN, a dead switch port). It is
-# left out, with a line that names it, and the job runs on the others. When it carries again, a
-# running job adds it.
+# The ports of a rail are up on both sides, but it carries nothing (a wrong VLAN, a dead switch
+# port). The rail is left out, with a log line that names it, and the job runs on the others. When
+# the rail carries again, a running job adds it.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -24,8 +24,8 @@ heal() {
 mark 4
 heal &
 healer=$!
-# Long enough for several attempts, which become rarer: the rail is repaired after the first of
-# them.
+# The run is long enough for several attempts, whose intervals grow. The rail is repaired after the
+# first attempt.
 spark late sendrecv a0,a1,a2,a3 b0,b1,b2,b3 -b 2M -e 2M -n 500 -w 1 -c 1 "${slow_wire[@]}"
 wait "$healer" || fail "the rail could not be mended"
 check_table 1

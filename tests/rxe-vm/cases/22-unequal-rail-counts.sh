@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Two rails on one node, four on the other: the two common ones are used, and no others.
+# Two rails on one node, four on the other: only the two common ones are used.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

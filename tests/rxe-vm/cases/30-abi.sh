@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Every version of the C ABI, by the C program of tests/abi_drive.rs: both ends in one thread,
+# The C program of tests/abi_drive.rs uses every version of the C ABI: both ends in one thread,
 # grouped and optional receives, refusals.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

@@ -24,7 +24,7 @@ device_tests() {
 
 ran=0 failed=
 device_tests verbs_rxe --ignored
-# The ignored tests of these take minutes here and seconds on the software fabric.
+# The ignored tests of these programs take minutes here and seconds on the software fabric.
 device_tests connections
 device_tests quiet_data_path
 echo "$ran device tests"

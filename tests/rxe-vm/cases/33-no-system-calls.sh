@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Once connected, the thread that drives the data path allocates nothing (quiet_data_path counts
-# that itself) and makes no system call. Between the two files that quiet_data_path opens, strace
-# sees only soft-RoCE's doorbells, which its verbs library rings by `write` to the device (real
-# adapters ring theirs in memory).
+# Once connected, the thread that drives the data path allocates nothing and makes no system call.
+# quiet_data_path counts the allocations itself. Between the two files that it opens, strace sees
+# only soft-RoCE's doorbells, which its verbs library rings by `write` to the device (real adapters
+# ring theirs in memory).
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 rails 4
 export SPARK_TEST_RAILS="a0,a1,a2,a3;b0,b1,b2,b3"
 trace=$(mktemp -d)
-# One file for each thread, each descriptor with its path.
+# Writes one file for each thread, and shows each descriptor's path.
 timeout 200 strace -ff -qq -y -e 'signal=!all' -o "$trace/thread" \
   "$(test_program quiet_data_path)" --test-threads 1 || fail "quiet_data_path ended with status $?"
 

@@ -15,8 +15,8 @@ intrude() {
       visits[$port]=$((${visits[$port]:-0} + 1))
       ((visits[$port] <= 3)) || continue
       for nonsense in 'GET / HTTP/1.0\r\n\r\n' "$(printf 'A%.0s' {1..4000})" '\x4e' ''; do
-        # Without `exec`, which ends the shell where it cannot connect. The descriptor stays open in
-        # both forms.
+        # Not by `exec`, which would end the shell if it cannot connect. The descriptor stays open
+        # in both forms.
         { :; } {client}<>"/dev/tcp/$address/$port" || continue
         printf '%b' "$nonsense" >&"$client"
         echo "$address:$port: ${nonsense:0:12}" >>"$folder/met"
@@ -29,8 +29,9 @@ intrude() {
 }
 
 rails 4
-# Only rail 0 carries the bootstrap, each packet half a second late, so that the listeners stay open
-# for long. The clients, another user, reach them without that delay.
+# Only rail 0 carries the bootstrap. Each of its packets is half a second late, so that the
+# listeners stay open for long. The clients run as another user, and reach the listeners without
+# that delay.
 rail_slow 0 500ms
 nobody=65534
 ip rule add pref 5 uidrange "$nobody-$nobody" lookup local

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# All cables are pulled in mid-transfer. If they are back in time, the job continues; if not, both
-# ends fail with an error that names it.
+# All cables are pulled in mid-transfer. If they are back in time, the job continues. If not, both
+# ends fail with an error that names the loss.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # The bootstrap's cable is pulled permanently, so that the two ends can only communicate over their
-# rails. Then another cable is pulled and put back, and a third rail becomes silent with its ports
-# up (only its unanswered packets show that). After that every rail loses one packet in a hundred,
-# and the plugin warns of it by soft-RoCE's counters.
+# rails. Then another cable is pulled and put back, and a third rail becomes silent while its ports
+# stay up (only its unanswered packets show that). After that every rail loses one packet in a
+# hundred, and the plugin warns of the losses by soft-RoCE's counters.
 # Both directions run together, and every byte is checked.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # Cables are pulled in mid-transfer, and their rails return with another address, and so another GID
-# at another index of the port's table: one on the side that accepted the connections of node A, one
-# on the other. The rails return by their new GIDs, every byte is right, and the next job uses all
-# of them.
+# at another index of the port's table. Rail 1 changes its address on node B, and rail 2 on node A.
+# The rails return by their new GIDs, every byte is right, and the next job uses all of them.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -27,7 +26,7 @@ returns() {
   grep -Ec "rail $1$2:1 to [^ ]* recovered .*peer rail $other$2:1" "$BED_LOGS/readdressed.txt" || true
 }
 
-# changed SIDE I HOST: changes the address of rail I's end on SIDE; the rail has to return, in both
+# changed SIDE I HOST: changes the address of rail I's end on SIDE. The rail has to return in both
 # connections of both ranks.
 changed() {
   local tries before_a before_b

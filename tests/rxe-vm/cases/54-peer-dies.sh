@@ -1,17 +1,17 @@
 # shellcheck shell=bash
-# A peer that is stopped in mid-transfer (SIGSTOP) is awaited, and no rail is lost: the kernel's
-# soft-RoCE still acknowledges. The warning says that the peer does not answer. A peer that is killed
-# (SIGKILL) is reported within the limit below. The command that started the ranks would end the
-# other one as soon as the first is dead, so it is stopped meanwhile.
+# A peer that is stopped in mid-transfer (SIGSTOP) is awaited, and no rail is lost, because the
+# kernel's soft-RoCE still acknowledges. The warning says that the peer does not answer. A peer that
+# is killed (SIGKILL) is reported within the limit below. The command that started the ranks is
+# stopped meanwhile: it would end the other rank as soon as the first is dead.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# A peer is probed for 2 s, and pending completions may take 2 s more; the rest is for an emulated
-# machine on a busy host. Without the report, rank 0 would wait without end.
+# A peer is probed for 2 s, and pending completions may take 2 s more. The remaining time is for an
+# emulated machine on a busy host. Without the report, rank 0 would wait without end.
 readonly told_within_s=60
-# The death shows by the earlier of two signs: the end of the peer's bootstrap connection, reported
-# with all rails, or a write to memory whose registration ended a moment before its queue pairs,
-# reported with that rail.
+# The death shows by the earlier of two signs. One is the end of the peer's bootstrap connection,
+# reported with all rails. The other is a write to memory whose registration ended a moment before
+# its queue pairs, reported with that rail.
 gone_pattern() {
   echo "(:$1 is gone: .*rails a0:1 to b0:1.*a1:1 to b1:1|rail a[01]:1 to [^ ]*:$1 failed: peer denied access)"
 }
@@ -30,8 +30,8 @@ rank_pid() {
   fail "the run does not say who rank $2 is"
 }
 
-# moving: waits until node A has sent two megabytes more, so that the job is in mid-transfer. They
-# may be on any rail: a busy machine's rails need not carry equally.
+# moving: waits until node A has sent two more megabytes, so that the job is in mid-transfer. The
+# bytes may be on any rail: a busy machine's rails need not carry equally.
 moving() {
   local tries before
   before=$(node_bytes)
@@ -66,14 +66,14 @@ freeze() {
   quiet
   mark 2
   sleep 3
-  # Rails only repeat control frames that are not read.
+  # The rails only repeat control frames, which the stopped rank does not read.
   echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
   (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
   unanswered "$pid" || fail "no line says that rank 1 does not answer"
   kill -CONT "$pid"
 }
 
-# unanswered PID: waits until rank 0 has written that its stopped peer, process PID, does not answer.
+# unanswered PID: waits until rank 0 has logged that its stopped peer, process PID, does not answer.
 unanswered() {
   local tries
   for ((tries = 0; tries < 600; tries++)); do

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# A lost rail whose peer's IPv4 address resolves to another hardware address from then on, as where
-# twins answer ARP for each other: attempts by IPv4 fail, and the rail returns by the link-local
-# addresses of the two interfaces.
+# A rail is lost, and from then on its peer's IPv4 address resolves to another hardware address.
+# This happens where twins answer ARP for each other. Attempts by IPv4 fail, and the rail returns by
+# the link-local addresses of the two interfaces.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# seen PATTERN: waits until each of the two ranks has printed this for both its connections.
+# seen PATTERN: waits until the ranks' output has at least two lines that match.
 seen() {
   local tries
   for ((tries = 0; tries < 1200; tries++)); do
@@ -19,7 +19,7 @@ trouble() {
   once_connected wrong
   rail_black_hole 1
   seen 'rail [ab]1:1 to [^ ]* lost: '
-  # These are rail 0's hardware addresses: each NIC drops packets for another one.
+  # These are rail 0's hardware addresses. Rail 1's NICs drop packets to them.
   ip neigh replace "$(rail_address b 1)" lladdr "$(rail_mac b 0)" dev ea1 nud permanent
   ip neigh replace "$(rail_address a 1)" lladdr "$(rail_mac a 0)" dev eb1 nud permanent
   rail_rate 1 80mbit

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Two rails of each node are on one wire with addresses in one subnet, with Ubuntu's default
-# settings (rp_filter 2, arp_ignore 0): the rails' ends answer ARP for each other. The plugin warns
-# with the cure. The job runs on the working rails; the other rail is left out, and the reason names
-# the hardware address that the peer's address has. With the cure both rails carry and there is no
-# warning.
+# Two rails of each node are on one wire with addresses in one subnet. With Ubuntu's default
+# settings (rp_filter 2, arp_ignore 0) the rails' ends answer ARP for each other. The plugin warns
+# and names the cure. The job runs on the working rails. The other rail is left out; the reason
+# names the hardware address to which the peer's address resolves. With the cure both rails carry
+# and there is no warning.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -37,8 +37,8 @@ bridged_rails 2
 equal_rails 2
 sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
 told="192.168.100.12 resolves to $(rail_mac b 1), which is the address of b1:1 and not of b0:1 .*$(rail_mac b 0).*they answer ARP for each other; run sysctl -w $cure on"
-# Only the direction that fails first is reported; the other one's reason is the same fault seen
-# from the end that resolves correctly.
+# Only the direction that fails first is reported. If that is the direction whose end resolves the
+# address correctly, the reason does not name the cause, so the run is repeated.
 for ((tries = 0; tries < 5; tries++)); do
   resolved_wrongly
   mark 2

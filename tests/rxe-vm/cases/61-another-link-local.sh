@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The link-local address of a rail's interface is not derived from its MAC, as with NetworkManager's
-# stable-privacy, and the rail has no other. The GID table has both, and the rail uses the
-# interface's address.
+# stable-privacy, and the interface has no other address. The GID table has GIDs for the MAC and for
+# the address, and the rail uses the one for the address.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

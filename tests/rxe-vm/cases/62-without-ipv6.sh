@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# IPv6 is off on the interfaces: each GID table still has the link-local GID of the MAC, but that
+# IPv6 is off on the interfaces. Each GID table still has the link-local GID of the MAC, but that
 # address does not answer. Rails with an IPv4 address use it. A port without one is not used as a
-# rail, with the cure, and no connection tries its address.
+# rail: the log names the cure, and no connection tries its address.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

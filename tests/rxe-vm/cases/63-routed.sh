@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# A rail whose ends are in two subnets, with a router between: it pairs by the kernel's routes. Then
-# the router forwards only RoCE packets of one flow label, as rules of an owner's ring do.
+# The ends of a rail are in two subnets, with a router between. The rail pairs by the kernel's
+# routes. Then the router forwards only RoCE packets of one flow label, as the rules in an owner's
+# ring may do.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

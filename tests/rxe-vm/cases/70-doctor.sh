@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# nccl-spark doctor on the kernel's soft-RoCE: its findings on the unchanged bed, and with each
-# fault that the kernel can have here: a port down, an unequal MTU, no address, twins of one wire
-# that answer ARP for each other, a limit of locked memory. Its exit status agrees with its JSON.
+# nccl-spark doctor on the kernel's soft-RoCE. Checks its findings on the unchanged bed, and with
+# each fault that the kernel can have here: a port down, an unequal MTU, no address, twins of one
+# wire that answer ARP for each other, a limit of locked memory. Its exit status agrees with its
+# JSON.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -9,9 +10,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 limited=()
 
 # doctor NAME STATUS [VARIABLE=VALUE]...: examines node A, with rails a0 and a1 unless the variables
-# differ. It has to end with STATUS. $output gets its text, followed by the findings again, one in
-# each line. $found gets the ids of its findings with their severities, one in each line: "fragile
-# arp".
+# differ. The doctor has to end with STATUS. Sets $output to a file with its text, followed by the
+# findings again, one on each line. Sets $found to the severity and id of each finding, one on each
+# line: "fragile arp".
 doctor() {
   local name=$1 wanted=$2 release=${BED_TARGET:+$BED_TARGET/release} status=0 json verdict
   shift 2
@@ -35,9 +36,9 @@ with open(sys.argv[2], "a") as out:
   esac
 }
 
-# check_found [SEVERITY ID]...: checks that the last doctor found exactly these, apart from a
-# property of the bed: both nodes are one host, so node B's interfaces are in the subnets of node
-# A's rails.
+# check_found [SEVERITY ID]...: checks that the last doctor found exactly these. Ignores
+# subnet-clash, which the bed causes: both nodes are one host, so node B's interfaces are in the
+# subnets of node A's rails.
 check_found() {
   local wanted
   wanted=$(while [[ $# -gt 0 ]]; do echo "$1 $2"; shift 2; done | sort)
@@ -55,7 +56,7 @@ check_found
 check_says 'eb0 is in the subnet of a0 \(192\.168\.100\.0/24\)' "that node B's interface shares a subnet"
 check_says 'a0:1 .*10 Gb/s' "what the picture has of a0"
 check_says 'together: ' "what both rails carry together"
-# Without node B there is nothing to find.
+# Without node B the doctor finds nothing.
 ip addr flush dev eb0 scope global
 ip addr flush dev eb1 scope global
 doctor healthy 0
@@ -68,8 +69,8 @@ check_found broken network-not-spark
 doctor ib-disable 1 NCCL_IB_DISABLE=1
 check_found fragile ib-disable
 
-# Locked memory: too little for any job, and enough for NCCL alone. The kernel does not limit
-# processes with CAP_IPC_LOCK.
+# Two limits of locked memory: too little for any job, and enough for NCCL alone. The kernel does
+# not limit processes with CAP_IPC_LOCK.
 (
   ulimit -l 8192
   doctor memlock-lifted 0
@@ -119,8 +120,8 @@ rail_gid_wait a1 192.168.101.1
 doctor other-interface 3 NCCL_SOCKET_IFNAME=eth7
 check_found broken socket-ifname
 
-# Twins of one wire: with Ubuntu's settings they answer ARP for each other, with the doctor's cure
-# they do not.
+# Twins of one wire answer ARP for each other with Ubuntu's settings. With the doctor's cure they do
+# not.
 rails_remove
 bridged_rails 2
 ip addr flush dev eb0 scope global

@@ -1,20 +1,20 @@
 # shellcheck shell=bash
 # nccl-spark doctor --peer between the two nodes of the bed, with a partner that was started by
-# hand, and its token. Each rail and both together are measured and graded; a slow rail, and one
-# that carries nothing, are named.
+# hand, and its token. Each rail alone and both together are measured and graded. A slow rail and a
+# rail that carries nothing are named.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 readonly release=${BED_TARGET:+$BED_TARGET/release}
 readonly program=${release:+$release/}nccl-spark
 export NCCL_NET=Spark NCCL_NET_PLUGIN=${release:-/usr/local/lib}/libnccl_net_spark.so NCCL_SPARK_PROBE_TIMEOUT_MS=20000
-# A measurement that is queued on wires as slow as these takes longer than the default time-out, and
-# so does the first write of many queue pairs.
+# On wires as slow as these, a measurement takes longer than the default time-out, and so does the
+# first write of many queue pairs.
 export NCCL_IB_TIMEOUT=18
 
 # examine NAME: runs the doctor on node A with a partner on node B, over a0 and a1. The partner has
-# to end without help. $output gets the text, $json the answer as JSON, $found the ids of the
-# findings between the two.
+# to end without help. Sets $output to a file with the text, $json to a file with the answer as
+# JSON, and $found to the findings between the two nodes.
 examine() {
   local name=$1 tries address token partner status=0 out
   output=$BED_LOGS/$name.txt json=$BED_LOGS/$name.json out=$BED_LOGS/$name.partner
@@ -57,9 +57,9 @@ check_rate() {
   done
 }
 
-# Wires of 12 Mb/s. Their ports still report 10 Gb/s (a veth does): both rails are bad, and none
-# carries more than its wire (and the burst that it allows). The lower limit depends on the
-# machine's load and is not checked; so either of the two findings is accepted for a bad rail.
+# Wires of 12 Mb/s. Their ports still report 10 Gb/s, as a veth does, so both rails are bad. No rail
+# carries more than its wire and the wire's burst allow. The lowest rate depends on the machine's
+# load and is not checked, so a bad rail may have either of the two findings.
 rails 2 12mbit
 sysctl -qw net.ipv4.conf.all.arp_ignore=1
 examine alike
@@ -70,7 +70,7 @@ check_rate 0 1 13200
 check_rate 1 1 13200
 check_rate 2 1 26400
 
-# One of them at a sixth: it is named, and the other is not.
+# One rail gets a sixth of the rate. The doctor names it, and not the other.
 tc qdisc replace dev ea1 root netem rate 2mbit limit 100000
 tc qdisc replace dev eb1 root netem rate 2mbit limit 100000
 examine slow
@@ -78,7 +78,7 @@ examine slow
 check_rate 0 1 13200
 check_rate 1 1 2200
 
-# Every packet of one is lost: its ports are up, but nothing arrives.
+# Every packet of one rail is lost. Its ports are up, but nothing arrives.
 rail_black_hole 1
 NCCL_SPARK_PROBE_TIMEOUT_MS=2000
 examine silent

@@ -5,9 +5,9 @@
 #   cp /usr/local/lib/libnccl-net-spark.so THIS-FOLDER/
 #   ./launch-cluster.sh --apply-mod THIS-FOLDER exec vllm serve MODEL --tensor-parallel-size 2
 #
-# A mod cannot change the environment of what is started later. So the two variables go to
-# /etc/nccl.conf, from which NCCL takes what the environment does not set (setEnvFile in NCCL's
-# src/misc/param.cc).
+# A mod cannot change the environment of later processes. So this script writes the two variables to
+# /etc/nccl.conf. NCCL reads that file for variables that the environment does not set (setEnvFile
+# in NCCL's src/misc/param.cc).
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -26,7 +26,8 @@ main() {
   echo "nccl-net-spark: $settings names $library and NCCL_NET=Spark"
 }
 
-# What the environment or the user's own file sets wins over /etc/nccl.conf.
+# Stops if the environment or the user's own file sets another value: NCCL prefers both to
+# /etc/nccl.conf.
 check_variable() {
   local name=$1 wanted=$2 value=${!1-} own
   [[ ! -v $name || $value == "$wanted" ]] ||
@@ -44,7 +45,7 @@ install_library() {
   fi
 }
 
-# The image of spark-vllm-docker has them; others may not.
+# The image of spark-vllm-docker has the verbs libraries; other images may not.
 install_verbs() {
   if [[ ! -f /etc/libibverbs.d/mlx5.driver ]] || ! ldconfig -p | grep -q 'libibverbs\.so\.1 '; then
     apt-get update -qq
@@ -52,7 +53,7 @@ install_verbs() {
   fi
 }
 
-# NCCL keeps the first value of a name, so older lines go.
+# Removes older lines of these names, because NCCL uses the first value of a name.
 write_settings() {
   local lines=
   if [[ -f $settings ]]; then lines=$(grep -Ev '^NCCL_NET(_PLUGIN)?=' "$settings" || true); fi

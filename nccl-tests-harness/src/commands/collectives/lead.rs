@@ -35,7 +35,8 @@ pub struct Plan {
     pub verbs_library: Option<String>,
     pub shows_percentiles: bool,
     pub json: Option<Target>,
-    /// Launcher that started this process as a rank, and the place where its ranks meet.
+    /// Set if a launcher started this process as a rank: the launcher's job, and the address where
+    /// the job's ranks meet.
     pub launched: Option<(World, Meeting)>,
 }
 
@@ -45,10 +46,10 @@ impl Plan {
     }
 }
 
-/// Runs a collective with ranks of `program`. Returns true if all data was right. The table goes to
-/// standard output, or to standard error if the JSON goes to standard output. If a launcher started
-/// this process as a rank above 0, it becomes that rank. Fails when a rank fails or hangs, or a
-/// write fails.
+/// Runs a collective; each rank is a process of `program`. Returns true if all data was right. The
+/// table goes to standard output, or to standard error if the JSON goes to standard output. If a
+/// launcher started this process as a rank above 0, this process becomes that rank. Fails when a
+/// rank fails or hangs, or a write fails.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
         let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
@@ -58,7 +59,8 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
 }
 
-/// Leads one run: the table goes to `out`, figures to `report`. Returns true if all data was right.
+/// Starts the ranks or waits for them, and measures all sizes. Writes the table to `out` and the
+/// figures to `report`. Returns true if all data was right.
 pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
     let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.terms.ranks, plan.verbs_library.as_deref())?;
@@ -102,7 +104,7 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
         .ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { network, handles } => (network, handles)))?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
-    // A handle that a rank has not given is missing here; the rank at the other end reports it.
+    // A handle that a rank did not give is missing here. The rank that needs it reports that.
     let handles_for = |rank: usize| {
         let links = collective.links(rank, ranks, channels).into_iter().enumerate();
         links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
@@ -163,7 +165,7 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
 }
 
 /// Returns a row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of
-/// their wrong elements. Other times are the longest of any rank.
+/// their wrong elements. Percentiles and pauses are the largest of any rank.
 fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
@@ -180,7 +182,7 @@ fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// Describes the connections and the network as NCCL would see it (once if all ranks agree).
+/// Describes the connections, and the network as NCCL would see it (once if all ranks agree).
 fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
     let slowed =
         if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };
@@ -214,8 +216,8 @@ mod tests {
     const TERMS: Terms =
         Terms { collective: Collective::AllGather, ranks: 2, channels: 1, warmup_iters: 0, iters: 10, check_iters: 1 };
 
-    /// By hand: 10 iterations in 1 ms and in 3 ms take 200 us each on average; 2 x 4 MB in that
-    /// time are 40 GB/s. The slower rank's median and 99th percentile are 150 and 600 us.
+    /// Computed by hand: the ranks take 1 ms and 3 ms for 10 iterations, so the mean is 200 us. 2 x
+    /// 4 MB in 200 us are 40 GB/s. The slower rank's median is 150 us, its 99th percentile 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
         let row = row(TERMS, 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     Setup(Setup),
-    /// Handles from the ranks at the other ends, one for each link.
+    /// Connect to the peers. `handles` has, for each link, a handle of the rank that it sends to.
     Connect {
         handles: Vec<Vec<u8>>,
     },
@@ -39,7 +39,7 @@ pub struct Terms {
 pub struct Setup {
     pub rank: usize,
     pub plugin: PathBuf,
-    /// A number in place of NCCL's communicator, the same in all ranks.
+    /// Number passed to the plugin in place of NCCL's communicator id; the same in all ranks.
     pub job: u64,
     pub max_count: usize,
     pub terms: Terms,
@@ -64,9 +64,9 @@ pub struct Measurement {
     pub seconds: f64,
     pub p50_s: f64,
     pub p99_s: f64,
-    /// Longest time within the iterations in which nothing was posted or completed.
+    /// Longest time during the timed iterations without a posted or completed message.
     pub longest_pause_s: f64,
-    /// Wrong bytes of all checked iterations; none without checks.
+    /// Wrong bytes in all checked iterations; `None` if checks are off.
     pub wrong: Option<u64>,
     pub first_wrong: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! The collectives: the ranks that exchange messages, the contents of each result, and the counts
-//! and bandwidths of nccl-tests. `schedule` has the order of the messages.
+//! Definitions of the collectives: the ranks that exchange messages, the expected results, and
+//! counts and bandwidths as nccl-tests computes them. `schedule` has the order of the messages.
 //!
 //! Elements are bytes. A sum wraps around, so it does not depend on the order of its terms, and
 //! every byte of a result can be checked exactly.
@@ -18,15 +18,16 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
-    /// Every rank ends with every rank's part. In place: a rank's own part is already there.
+    /// Every rank ends with the parts of all ranks. In place: the receive buffer has the rank's own
+    /// part from the start.
     AllGather,
-    /// Every rank ends with the sum of all. Out of place.
+    /// Every rank ends with the sum of all ranks' data. Out of place.
     AllReduce,
-    /// Every rank ends with its part of the sum of all. Out of place.
+    /// Every rank ends with its own part of the sum of all ranks' data. Out of place.
     ReduceScatter,
     /// Every rank ends with the data of [`ROOT`]. In place.
     Broadcast,
-    /// Every rank has a part for every rank. Out of place.
+    /// Every rank sends one part to every rank. Out of place.
     #[serde(rename = "alltoall")]
     AllToAll,
     /// Every rank sends to the next one and receives from the one before. Out of place.
@@ -44,7 +45,7 @@ pub struct Shape {
     pub in_flight: usize,
 }
 
-/// One connection out of a rank, and one into it.
+/// Two connections of a rank: one sends to the rank `to`, the other receives from the rank `from`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
     pub to: usize,
@@ -55,7 +56,7 @@ pub struct Link {
 pub struct Part {
     /// Ranks whose data is added up.
     pub of: Range<usize>,
-    /// First byte of those ranks' data.
+    /// Position of the first byte within the data of each of these ranks.
     pub data_offset: usize,
     /// Place in the receive buffer, in bytes.
     pub range: Range<usize>,
@@ -87,7 +88,7 @@ impl Collective {
         matches!(self, Self::AllGather | Self::Broadcast)
     }
 
-    /// True if a rank sends received data on, from its receive buffer.
+    /// Returns true if a rank forwards received data from its receive buffer.
     pub fn passes_on(self) -> bool {
         !matches!(self, Self::AllToAll | Self::SendRecv)
     }
@@ -107,9 +108,9 @@ impl Collective {
         }
     }
 
-    /// Returns the shape of NCCL's messages. A ring keeps four slices of two 512 KiB steps. A
-    /// point-to-point transfer keeps eight steps of its chunk size, which is 128 to 256 KiB over a
-    /// network.
+    /// Returns the size and number of messages in flight, as in NCCL. A ring has four slices of two
+    /// 512 KiB steps in flight. A point-to-point transfer has eight steps in flight, each of its
+    /// chunk size, which is 128 to 256 KiB over a network.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
@@ -117,8 +118,8 @@ impl Collective {
         }
     }
 
-    /// Returns the connections of `rank`: `channels` to each rank that it sends to. A link and
-    /// the link of the same index of the rank `to` are the two ends of one connection.
+    /// Returns the connections of `rank`: `channels` links to each rank that it sends to. Link `i`
+    /// of a rank sends to link `i` of the rank `to`.
     pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
         let distances = match self {
             Self::AllToAll => 1..ranks,
@@ -128,9 +129,9 @@ impl Collective {
         distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
     }
 
-    /// Returns the elements that nccl-tests counts at a size: those of one rank's part if there are
-    /// parts. nccl-tests would round a part down to 16 bytes, which leaves nothing of small sizes.
-    /// Here every byte counts.
+    /// Returns the number of elements that nccl-tests shows for a size: those of one rank's part,
+    /// if the collective has parts. nccl-tests rounds a part down to a multiple of 16 bytes, so a
+    /// part of a small size would be empty. Here a part may have any number of bytes.
     pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
         size_bytes / self.parts(ranks)
     }
@@ -168,7 +169,7 @@ impl Collective {
         }
     }
 
-    /// Returns the contents of the receive buffer of `rank` at the end.
+    /// Returns the expected contents of the receive buffer of `rank` after the collective.
     pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
         let block = |index: usize| index * count..(index + 1) * count;
         let part = |of, data_offset, range| Part { of, data_offset, range };
@@ -188,7 +189,8 @@ impl Collective {
 mod tests {
     use super::*;
 
-    /// By hand: 1 GB gathered by 4 ranks in 0.1 s is an algbw of 10 GB/s, three quarters as busbw.
+    /// Computed by hand: 1 GB gathered by 4 ranks in 0.1 s is an algbw of 10 GB/s, and three
+    /// quarters of that as busbw.
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let gather = Collective::AllGather.bandwidth(250_000_000, 4, 0.1);

@@ -77,14 +77,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// True if this process starts all ranks, even under a launcher.
+    /// Returns true if this process starts all ranks itself, even under a launcher.
     pub fn is_local(&self) -> bool {
         self.ranks.is_some()
     }
 
-    /// Returns the run. `program` is this program's file, beside which the plugin may lie. `world`
-    /// is the launcher's job, `verbs_library` the user's verbs library. Fails on contradicting
-    /// options.
+    /// Returns the plan of the run. `program` is this program's file, which helps to find the
+    /// plugin. `world` is the launcher's job, if any. `verbs_library` is the verbs library that the
+    /// user's environment names. Fails if options contradict each other.
     pub fn plan(
         self,
         collective: Collective,

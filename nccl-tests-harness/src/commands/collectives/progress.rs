@@ -19,19 +19,20 @@ pub struct Buffers {
 }
 
 pub struct Channel {
-    // Fields in the order in which NCCL closes them: requests, registrations, comms.
+    // Rust drops fields from the top, here in the order in which NCCL closes them: requests,
+    // registrations, comms.
     sends: Lane,
     receives: Lane,
-    /// Send buffer registered with the sending comm, unless it is the receive buffer.
+    /// Registration of the send buffer with the sending comm; `None` if the collective is in place.
     send_memory: Option<Rc<Registration>>,
-    /// Receive buffer registered with the sending comm, if the rank sends from it.
+    /// Registration of the receive buffer with the sending comm, if the rank forwards data.
     pass_on_memory: Option<Rc<Registration>>,
     recv_memory: Rc<Registration>,
     buffers: Buffers,
     send: SendComm,
     recv: RecvComm,
     copy: Option<Range<usize>>,
-    /// NCCL uses the sender's rank as the tag.
+    /// The tag of a message is the sender's rank, as in NCCL.
     send_tag: i32,
     recv_tag: i32,
 }
@@ -85,7 +86,7 @@ impl Channel {
         self.sends.done == self.sends.slices.len() && self.receives.done == self.receives.slices.len()
     }
 
-    /// Posts and tests once. Returns true if a message was posted or completed.
+    /// Posts and tests messages once. Returns true if a message was posted or completed.
     fn progress(&mut self, in_flight: usize) -> Result<bool> {
         let mut moved = false;
         while let Some(slice) = self.receives.next(in_flight, self.sends.done) {
@@ -123,7 +124,8 @@ impl Channel {
 }
 
 impl Lane {
-    /// Returns the slice to post now, if there is room and the message it waits for is done.
+    /// Returns the next slice if it may be posted now: fewer than `in_flight` requests are open,
+    /// and the message that the slice waits for is among the `others_done` of the other direction.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
         let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
         slice.after.is_none_or(|other| other < others_done).then_some(*slice)
@@ -135,7 +137,8 @@ impl Lane {
         true
     }
 
-    /// Tests the oldest request: NCCL completes requests in order. Returns its slice once complete.
+    /// Tests the oldest request, because NCCL completes requests in order. Returns the request's
+    /// slice if it is complete.
     fn test(&mut self) -> Result<Option<Slice>> {
         let Some(request) = self.requests.front_mut() else { return Ok(None) };
         let Some(bytes) = request.test()? else { return Ok(None) };
@@ -182,7 +185,8 @@ pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Resul
             return Ok(());
         }
         if !moved {
-            // As NCCL's proxy does: ranks that share cores would use up each other's time slices.
+            // NCCL's proxy yields too. Otherwise ranks that share cores would use up each other's
+            // time slices.
             std::thread::yield_now();
         }
     }

@@ -17,10 +17,10 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Memory is filled and compared in parts of this size, so that the rank can report progress.
+/// Size of the parts in which memory is filled and compared. The rank reports progress after each.
 const FILL_BYTES: usize = 4 << 20;
 
-/// Longest time of an iteration in percentiles. A longer iteration counts as this time.
+/// Upper limit of the histogram: one hour. A longer iteration counts as this time.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 pub struct Collectives;
@@ -84,7 +84,7 @@ struct Rank {
     terms: Terms,
     channels: Vec<Channel>,
     buffers: Buffers,
-    /// Iteration number of the data, the same in all ranks.
+    /// Number of the current data, which selects its pattern; the same in all ranks.
     iteration: u64,
     count: usize,
     pauses: Pauses,
@@ -166,7 +166,8 @@ impl Rank {
         progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
     }
 
-    /// Writes new data to send. The receive buffer keeps its old data, which must fail the check.
+    /// Writes new data into the send buffer. The receive buffer keeps its old data, so that missing
+    /// data fails the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;

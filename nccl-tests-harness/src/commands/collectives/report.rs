@@ -5,7 +5,8 @@ use super::table::{self, Row};
 use crate::ranks::device::Network;
 use serde::Serialize;
 
-/// A run. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a second).
+/// JSON of a run. Sizes are in bytes, times in microseconds, bandwidths in GB/s (10^9 bytes a
+/// second).
 #[derive(Debug, Serialize)]
 pub struct Report {
     version: &'static str,

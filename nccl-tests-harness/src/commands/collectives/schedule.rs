@@ -1,9 +1,9 @@
-//! The messages of each connection of each rank in order, and the messages that they wait for.
+//! The order of the messages on each connection, and the message that each of them waits for.
 //!
-//! A ring works in steps: a rank forwards in one step the data that it received in the step before.
-//! The slices of a step do not wait for each other, so a long part keeps the connection busy. A
-//! broadcast is the ring without its last step. In an all-to-all no pair of ranks waits for
-//! another.
+//! A ring works in steps: in each step, a rank forwards the data that it received in the previous
+//! step. The slices of a step do not wait for each other, so a long part keeps the connection busy.
+//! A broadcast passes the data once around the ring, up to the rank before the root. In an
+//! all-to-all, no message waits for another.
 
 use super::{Collective, ROOT};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct Slice {
     pub bytes: usize,
     /// Index of the message in the other direction that must complete before this one starts.
     pub after: Option<usize>,
-    /// Adds the same part of the send buffer to the received data.
+    /// True if the same range of the send buffer is added to the received data.
     pub add: bool,
 }
 
@@ -32,7 +32,7 @@ pub struct Slice {
 pub struct Schedule {
     pub sends: Vec<Slice>,
     pub receives: Vec<Slice>,
-    /// Part that the rank copies from its send buffer to the same place of its receive buffer.
+    /// Range that the rank copies from its send buffer to the same place in its receive buffer.
     pub copy: Option<Range<usize>>,
 }
 
@@ -46,9 +46,10 @@ pub struct Seat {
     pub channels: usize,
 }
 
-/// A further channel is used only above this size: splitting small messages only adds messages.
+/// Minimum size of a channel's part, except for the last part. Splitting small messages further
+/// only adds messages.
 const CHANNEL_MIN_BYTES: usize = 64 << 10;
-/// Parts of channels start at multiples of this, a cache line pair, as in NCCL.
+/// Each channel's part starts at a multiple of this size (two cache lines), as in NCCL.
 const CHANNEL_ALIGN_BYTES: usize = 128;
 
 pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
@@ -87,7 +88,7 @@ pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
 struct Builder {
     schedule: Schedule,
     seat: Seat,
-    /// Slices of each block that this channel carries.
+    /// Slices that this channel carries, by block.
     pieces: Vec<Vec<Range<usize>>>,
     /// Index of the first slice of each block's last receive.
     received: Vec<Option<usize>>,
@@ -119,7 +120,8 @@ impl Builder {
         }
     }
 
-    /// Gathers: a rank starts with its own block complete, and ends with every block complete.
+    /// Adds the steps of a gather: a rank starts with its own block complete and ends with all
+    /// blocks complete.
     fn gather(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -128,7 +130,8 @@ impl Builder {
         }
     }
 
-    /// Reduces: partial sums travel around the ring. The last one completes a rank's own block.
+    /// Adds the steps of a reduction: partial sums travel around the ring. The last step completes
+    /// the rank's own block.
     fn reduce(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
@@ -138,7 +141,7 @@ impl Builder {
         }
     }
 
-    /// Sends a block. Each slice waits until its data has been received.
+    /// Adds the send of a block. Each slice waits until its data has been received.
     fn send(&mut self, block: usize, buffer: Buffer) {
         let first = self.schedule.sends.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -151,7 +154,8 @@ impl Builder {
         }
     }
 
-    /// Receives a block. A slice that was passed on is overwritten only after it is sent.
+    /// Adds the receive of a block. If the block was sent out of the receive buffer, each slice
+    /// waits until that send is complete.
     fn receive(&mut self, block: usize, add: bool) {
         let first = self.schedule.receives.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -192,8 +196,8 @@ mod tests {
         assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
     }
 
-    /// Runs the schedules of all ranks by copying, with the ranks in two orders that differ as much
-    /// as the dependencies allow. Every byte of every part of the result must be in its place.
+    /// Runs the schedules of all ranks by copying, once with the lowest and once with the highest
+    /// rank first. Every byte of every part of the result must be in its place.
     #[test]
     fn schedules_carry_every_byte_to_its_place() {
         for collective in ALL {
@@ -213,11 +217,11 @@ mod tests {
         count: usize,
         send: Vec<Vec<u8>>,
         recv: Vec<Vec<u8>>,
-        /// By rank and link.
+        /// Schedules by rank and link.
         plans: Vec<Vec<Schedule>>,
-        /// Number of sends that have arrived; `sent` is the number that the sender knows to be
-        /// complete, which is updated as late as possible.
+        /// Number of sends that have arrived.
         delivered: Vec<Vec<usize>>,
+        /// Number of sends that the sender knows to be complete; updated as late as possible.
         sent: Vec<Vec<usize>>,
         received: Vec<Vec<usize>>,
         channels: usize,

@@ -1,5 +1,5 @@
-//! The table of a collective: nccl-tests' columns in their order, for scripts and people that know
-//! them, within 80 characters (some columns are narrower). Optional columns follow.
+//! The table of a collective, for users and scripts that know nccl-tests: the same columns in the
+//! same order. Some are narrower, so that a row fits 80 characters. Optional columns follow.
 
 use super::{Bandwidth, Collective};
 use crate::output::table::{Table, right};
@@ -16,7 +16,7 @@ const COLUMNS: usize = 11;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     pub size_bytes: usize,
-    /// Elements (of one byte) that nccl-tests counts.
+    /// Number of elements (of one byte), as nccl-tests counts them.
     pub count: usize,
     /// Mean time of an iteration over the ranks.
     pub time_us: f64,
@@ -27,9 +27,9 @@ pub struct Row {
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
     /// Longest time within the timed iterations in which a rank neither posted nor completed a
-    /// message: the delay by a lost rail or a slow peer.
+    /// message. It shows the delay by a lost rail or a slow peer.
     pub longest_pause_us: f64,
-    /// Wrong bytes over all ranks; none if the data was not checked.
+    /// Wrong bytes over all ranks; `None` if the data was not checked.
     pub wrong: Option<u64>,
 }
 

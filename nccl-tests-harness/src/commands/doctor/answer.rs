@@ -1,4 +1,4 @@
-//! The doctor's work from the question to the answer.
+//! Examines a machine or process: reads its facts, judges them, and collects the results.
 
 use super::environment::{self, Judged, Variable};
 use super::finding::{Fact, Finding, NotSeen, Verdict};
@@ -34,7 +34,6 @@ pub struct Answer {
     pub not_seen: Vec<NotSeen>,
     pub facts: Vec<Fact>,
     pub picture: Vec<String>,
-    /// Results for both hosts, with `--peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerResult>,
 }
@@ -59,10 +58,10 @@ impl Answer {
     }
 }
 
-/// The plugin's path after `nccl-spark install`, named in cures where no plugin is installed.
+/// Path of the plugin after `nccl-spark install`. Cures name it if this program has no plugin.
 const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 
-/// Examines a machine or process. Returns the facts too, unless only variables were asked about.
+/// Examines a machine or process. Also returns the facts, except with `--env`.
 ///
 /// # Errors
 /// The process does not exist, or its environment cannot be read.
@@ -119,7 +118,8 @@ pub fn answer(place: &Place, asked: Asked) -> Result<(Answer, Option<Seen>), Str
     Ok((answer, seen))
 }
 
-/// `/proc/N/root` may lack a `/proc` of this namespace, so a container's process is read from `/`.
+/// Reads the files that process `pid` has mapped. A container's `/proc`, below `/proc/N/root`, may
+/// have other process numbers, so this namespace's `/proc` is read.
 fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Process> {
     let is_container = place.path("/").starts_with("/proc/");
     let place = if is_container { Place::new("/") } else { place.clone() };
@@ -127,7 +127,7 @@ fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Proces
     Process::read(&place, pid).map_err(|error| not_seen.push(why(error))).ok()
 }
 
-/// Returns a remark if the doctor cannot see the interfaces and devices of the process.
+/// Returns a [`NotSeen`] if the doctor cannot see the network interfaces of the process.
 fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
     let namespace = |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
@@ -142,9 +142,9 @@ fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Opti
     in_path("python3", &folders.join(":"), |file| place.has(file))
 }
 
-/// Drops findings about variables that the libraries make pointless or repeat.
+/// Drops findings that the libraries make redundant: `plugin-not-named` if NCCL finds the plugin
+/// without a variable, and `other-plugin` if `plugin-kept-out` gives the reason.
 fn plugin_after_all(libraries: &Libraries, findings: &mut Vec<Finding>) {
-    // NCCL finds the plugin even without a variable.
     if libraries.plugin.as_ref().is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours) {
         findings.retain(|finding| finding.id != Id::PluginNotNamed.text());
     }
@@ -198,7 +198,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
 }
 
-/// Returns the reason why NCCL uses neither symmetric memory nor its device-side network functions.
+/// Returns the reason if NCCL uses neither symmetric memory nor its device-side network functions.
 fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
     let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
     is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")

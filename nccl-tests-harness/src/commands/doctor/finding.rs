@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// The worst severity compares smallest.
+/// Severity of a finding. A worse severity compares smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -31,7 +31,7 @@ impl Severity {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// Text of an [`Id`](super::id::Id). Scripts rely on its meaning.
+    /// Text of an [`Id`](super::id::Id), whose meaning scripts rely on.
     pub id: Cow<'static, str>,
     pub text: String,
     pub cure: Option<String>,
@@ -59,7 +59,7 @@ impl NotSeen {
     }
 }
 
-/// A fact that was read, for reports and comparisons. It may be no fault, or may not be judged.
+/// A fact about the machine, for `-v` and `--json`. It need not be a fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: String,

@@ -1,14 +1,16 @@
-//! `nccl-spark doctor`: the faults of this machine or of a job, worst first, each with its cure.
+//! `nccl-spark doctor`: finds the faults of this machine or of a job, and prints the worst first.
+//! Most findings have a cure: a command that removes the fault.
 //!
-//! `place` is a root folder, so a folder with copied files can replace a machine. `look` reads
-//! facts without judging. `judge` and `environment` judge facts without reading. A new check reads
-//! its fact in `look` and makes its finding in one judge. `tests` injects single faults.
+//! `place` reads files below a root folder: `/`, or a folder with copied files of another machine.
+//! `look` reads facts and judges nothing. `judge` makes findings from these facts and reads
+//! nothing. `environment` reads and judges a job's variables. A new check reads its fact in `look`
+//! and makes its finding in `judge`. `tests` injects single faults.
 //!
-//! `options` is the command line. `peer` examines another host together with this one, and `hosts`
-//! compares the subnets of several. `together` has results for two hosts.
+//! `options` is the command line. `peer` examines another host together with this one. `hosts`
+//! compares the subnets of several hosts. `together` has the results for two hosts.
 //!
 //! `id` lists all kinds of findings. Scripts rely on ids and on `--json`: an id keeps its meaning,
-//! and `schema` increases when a field changes its meaning.
+//! and `schema` increases when a field is removed or changes its meaning.
 
 mod answer;
 mod environment;
@@ -47,10 +49,12 @@ pub enum Ended {
 }
 
 impl Options {
-    /// Examines, and prints the results.
+    /// Examines this machine (and a peer) and prints the results, or compares hosts, or serves as
+    /// the partner of another host's doctor.
     ///
     /// # Errors
-    /// A mistake on the command line, a failure to examine another host, or unwritable output.
+    /// A mistake on the command line, a failure to examine another host, or output that cannot be
+    /// written.
     pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
         let end = Instant::now() + self.limit();
         let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());

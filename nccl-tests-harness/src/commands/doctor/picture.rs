@@ -3,7 +3,7 @@
 use super::rail::name;
 use nccl_net_spark::rails::{Limit, PcieLink, Rail, Survey, gbps};
 
-/// Draws the rails, line by line. Empty without a rail.
+/// Returns the lines of the drawing, or none if there is no rail.
 pub fn picture(survey: &Survey) -> Vec<String> {
     if survey.rails.is_empty() {
         return Vec::new();

@@ -1,6 +1,6 @@
 //! The files of a machine below a root folder: `/` for this machine, or a folder with a copy of
-//! another machine's files. In a copy, files below `answers` hold the facts that a live machine has
-//! in no file, such as addresses and CUDA's attributes.
+//! another machine's files. A live machine has some facts in no file, such as addresses and CUDA's
+//! attributes. A copy has them in files below `answers`.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -42,7 +42,7 @@ impl Place {
         }
     }
 
-    /// Reads a file like [`Self::read`], with `None` for an error.
+    /// Reads a file like [`Self::read`], but returns `None` for an error.
     pub fn text(&self, absolute: impl AsRef<Path>) -> Option<String> {
         self.read(absolute).ok().flatten()
     }
@@ -59,14 +59,14 @@ impl Place {
         names
     }
 
-    /// Returns true if the path, with links resolved, leads to an existing file or folder.
+    /// Returns true if the path leads to an existing file or folder. Follows links.
     pub fn has(&self, absolute: impl AsRef<Path>) -> bool {
         self.resolve(absolute.as_ref()).is_some_and(|path| self.path(path).exists())
     }
 
     /// Follows the symbolic links of a path, all below the root. Returns `None` for a loop.
     pub fn resolve(&self, absolute: &Path) -> Option<PathBuf> {
-        // Linux follows the same number of links (path_resolution(7)).
+        // Linux follows at most 40 links (path_resolution(7)).
         self.followed(absolute, 40)
     }
 
@@ -78,7 +78,7 @@ impl Place {
                 other => path.join(other),
             };
             if let Ok(target) = fs::read_link(self.path(&path)) {
-                // A copy may have links that include the copy's own folder.
+                // A link of a copy may contain the path of the copy's own folder.
                 let target = match target.strip_prefix(&self.root) {
                     Ok(inside) => Path::new("/").join(inside),
                     Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),
@@ -89,8 +89,9 @@ impl Place {
         Some(path)
     }
 
-    /// Returns why no library can be loaded from this path, as a text that the path follows.
-    /// Returns `None` if the path has a file or cannot be examined.
+    /// Returns the reason why no library can be loaded from this path, as in `file not found:`.
+    /// Texts have the path after this reason. Returns `None` if the path has a file or cannot be
+    /// examined.
     pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
@@ -102,10 +103,11 @@ impl Place {
         }
     }
 
-    /// Opens a device file for reading and writing, like a program that uses it, and closes it.
+    /// Opens a device file for reading and writing, as libibverbs does, and closes it.
     ///
     /// # Errors
-    /// The file cannot be opened. A copied machine has `EACCES` or `EPERM` in `answers/open/NAME`.
+    /// The file cannot be opened. For a copied machine, `answers/open/NAME` has the error: `EACCES`
+    /// or `EPERM`.
     pub fn try_device(&self, absolute: &Path) -> io::Result<()> {
         if !self.is_live() {
             let name = absolute.file_name().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! A rail as another host sees it, and the rail pairs of two hosts, by the plugin's own rule.
+//! The facts about a rail that another host needs, and the rail pairs of two hosts by the plugin's
+//! own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
 use nccl_net_spark::flow::pairing::{self, Route};
@@ -13,22 +14,22 @@ pub struct RailSheet {
     pub name: String,
     pub netdev: Option<String>,
     pub phys_port: Option<String>,
-    /// Number of the PCIe link, shared by the rails on it.
+    /// Number of the PCIe link. All rails on the link have this number.
     pub link: u8,
     /// Payload rate of the PCIe link in Mb/s, or 0 if unknown.
     pub link_mbps: u32,
-    /// Number of the cable, shared by the rails on it.
+    /// Number of the cable. All rails on the cable have this number.
     pub cable: u8,
     /// Line rate of the port.
     pub port_mbps: u32,
-    /// Rate in Mb/s if the other rails on the PCIe link are equally busy.
+    /// Rate in Mb/s while all rails on the PCIe link are busy.
     pub share_mbps: u32,
     pub mtu_bytes: u32,
     /// IPv6 or IPv4-mapped addresses, each with its subnet's prefix length.
     pub addresses: Vec<(Ipv6Addr, Option<u8>)>,
 }
 
-/// Indices among the rails of this host and of the peer.
+/// A pair of rails, as indices into the rails of this host and of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     pub here: usize,
@@ -40,7 +41,7 @@ pub struct Pair {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PairedBy {
     Subnet,
-    /// Link-local addresses, and the names of the cable's ports.
+    /// Link-local addresses, where the ports' names and other addresses identify the cable.
     Cable,
     Route,
 }
@@ -97,9 +98,9 @@ pub fn name(rail: &Rail) -> String {
     format!("{}:{}", rail.device, rail.port)
 }
 
-/// Returns the pairs of a connection from the peer to this host. `has_route` answers for this
-/// host's kernel: is there a route from an address of a rail, through its interface, to an address
-/// of the peer?
+/// Returns the rail pairs of a connection from the peer to this host. `has_route(rail, own, peer)`
+/// returns true if this host's kernel has a route from address `own` of `rail`, through the rail's
+/// interface, to address `peer`.
 pub fn pairs(
     here: &[RailSheet],
     there: &[RailSheet],

@@ -1,4 +1,4 @@
-//! The answer as text.
+//! Prints the doctor's results as text.
 
 use super::answer::Answer;
 use super::finding::{Finding, Severity, Verdict};
@@ -8,7 +8,7 @@ use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
 use std::io::Write;
 
-/// `-v` adds the facts, and those that could not be read.
+/// Prints the results. With `-v`, also the facts, and the facts that could not be read.
 pub fn show(answer: &Answer, is_env_alone: bool, mut out: impl Write) -> Result<()> {
     let is_verbose = matches!(output::verbosity(), Verbosity::Verbose | Verbosity::Trace);
     write!(out, "{}", text(answer, is_env_alone, is_verbose, output::columns()))?;

@@ -1,5 +1,5 @@
 //! Runs programs on other hosts over ssh. With `BatchMode`, a login that needs a password fails
-//! instead of asking. Every wait has a limit.
+//! instead of asking. Every wait has a time limit.
 
 use crate::output;
 use crate::usage::wrong;
@@ -15,13 +15,13 @@ pub struct Ssh {
     program: String,
 }
 
-/// Limit for one command, because `hosts::order` searches for an order of ranks.
+/// Maximum number of hosts. The search in `hosts::order` grows exponentially with this number.
 pub const MOST_HOSTS: usize = 16;
 pub const SSH_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of connecting, in seconds.
+/// Time limit for ssh to connect, in seconds.
 const CONNECT_S: u32 = 10;
 const LINE_MAX_BYTES: u64 = 16 << 10;
-/// Longest error text.
+/// Maximum length of an error text, in characters.
 const KEPT_BYTES: usize = 2 << 10;
 /// Time limit for a program to exit after its output has ended.
 const EXIT: Duration = Duration::from_secs(5);
@@ -31,17 +31,17 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Remote {
     host: String,
     ssh: Child,
-    /// Closed on drop, which the program on the other host notices.
+    /// Standard input of the program. Closing it ends a partner (`doctor --partner --attached`).
     _input: Option<ChildStdin>,
     output: mpsc::Receiver<String>,
     errors: mpsc::Receiver<String>,
 }
 
 impl Ssh {
-    /// Takes the ssh command, as in `ssh -p 22`, and this program's name on the other hosts.
+    /// Takes the ssh command, as in `ssh -p 22`, and this program's name or path on other hosts.
     ///
     /// # Errors
-    /// Names the allowed form.
+    /// `words` is empty, or `program` has a forbidden character.
     pub fn new(words: &str, program: &str) -> Result<Self, String> {
         let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         if words.is_empty() {
@@ -53,10 +53,11 @@ impl Ssh {
         Ok(Self { words, program: program.to_owned() })
     }
 
-    /// Starts this program on a host. The remote shell reads `arguments`, so they must be plain.
+    /// Starts this program on a host. The remote shell interprets `arguments`, so few characters
+    /// are allowed besides letters and digits.
     ///
     /// # Errors
-    /// ssh cannot be started, or an argument is not plain.
+    /// ssh cannot be started, or an argument has a forbidden character.
     pub fn start(&self, host: &str, arguments: &[&str]) -> Result<Remote> {
         if let Some(odd) = arguments.iter().find(|one| !is_plain(one, "/_.-+:%=,")) {
             bail!("{odd:?} cannot be passed to {host}");
@@ -75,7 +76,7 @@ impl Remote {
     /// Returns the next line of output, or `None` at its end.
     ///
     /// # Errors
-    /// No line comes until `end`.
+    /// No line arrives before `end`.
     pub fn line(&mut self, end: Instant) -> Result<Option<String>> {
         match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => Ok(Some(line)),
@@ -86,10 +87,10 @@ impl Remote {
         }
     }
 
-    /// Returns the exit status after the end of the output.
+    /// Waits for ssh to exit, and returns its exit status. Callers have read the output to its end.
     ///
     /// # Errors
-    /// The program does not end.
+    /// ssh does not exit within 5 s.
     pub fn status(&mut self) -> Result<ExitStatus> {
         let end = Instant::now() + EXIT;
         loop {
@@ -106,10 +107,10 @@ impl Remote {
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
     }
 
-    /// Returns the last lines of standard error, as the end of a sentence.
+    /// Returns the last lines of standard error, after a colon. Empty if there are none.
     fn errors(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
-        // The reading thread may need a moment.
+        // The reading thread may not have sent the last lines yet.
         while let Ok(line) = self.errors.recv_timeout(LOOK * 10) {
             lines.push(line);
         }
@@ -123,16 +124,16 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         drop(self._input.take());
-        // Both fail if ssh has already ended.
+        // Both calls fail if ssh has already ended.
         let _ = self.ssh.kill();
         let _ = self.ssh.wait();
     }
 }
 
-/// Checks that ssh and a shell take this text only as a host's name.
+/// Checks that ssh and a shell interpret this text only as a host's name.
 ///
 /// # Errors
-/// Names the allowed form.
+/// The text is not a host's name.
 pub fn check_host(host: &str) -> Result<(), String> {
     let is_name = !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
     if is_name { Ok(()) } else { Err(format!("{host:?}: a host is a name or address, as in spark-2 or user@spark-2")) }
@@ -159,8 +160,9 @@ fn is_plain(text: &str, also: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c))
 }
 
-/// Sends the lines of a stream, without control characters, until its end. It also reads the excess
-/// of a long line and all lines after `MOST_LINES`, so that the other program does not block.
+/// Starts a thread that sends the lines of a stream, without control characters. A line longer than
+/// `LINE_MAX_BYTES` is sent in pieces. Lines after `MOST_LINES` are read and dropped, so that the
+/// other program does not block.
 fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     const MOST_LINES: usize = 1 << 16;
     let (lines_in, lines) = mpsc::channel();

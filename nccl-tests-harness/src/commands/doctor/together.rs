@@ -18,7 +18,7 @@ pub struct Path {
     /// Rails of this host: one, or every rail with a pair.
     pub here: Vec<String>,
     pub there: Vec<String>,
-    /// Payload rate in each direction, expected from links and ports, in Mb/s. Null if unknown.
+    /// Expected payload rate in each direction in Mb/s, from links and ports. Null if unknown.
     pub expected_mbps: Option<f64>,
     /// Smallest path MTU of the ports at both ends, in bytes.
     pub port_mtu_bytes: Option<u32>,
@@ -38,7 +38,7 @@ pub enum Outcome {
 pub struct Figures {
     pub to_peer: Rate,
     pub from_peer: Rate,
-    /// Median of half a round trip of 8 bytes, in microseconds.
+    /// Half a round trip of 8 bytes, in microseconds: the average of the two directions' medians.
     pub latency_us: f64,
     pub wrong_bytes: u64,
     /// Smallest path MTU of the connections, in bytes. Null if the plugin keeps no counters.
@@ -48,7 +48,7 @@ pub struct Figures {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
     pub mbps: f64,
-    /// Null if no rate is expected.
+    /// Null if the expected rate is unknown.
     pub grade: Option<Grade>,
 }
 
@@ -113,8 +113,8 @@ impl Path {
         }
     }
 
-    /// Returns the path MTUs of the connections and of the ports, if the first is smaller. A switch
-    /// between the ports then drops larger packets.
+    /// Returns the path MTUs of the connections and of the ports, if that of the connections is
+    /// smaller. A switch between the ports then drops larger packets.
     pub fn narrowed(&self) -> Option<(u32, u32)> {
         let both = (self.figures()?.path_mtu_bytes?, self.port_mtu_bytes?);
         Some(both).filter(|(path, port)| path < port)

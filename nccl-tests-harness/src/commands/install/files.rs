@@ -1,4 +1,4 @@
-//! The files below a prefix: which of them may be replaced or removed, and the code that does it.
+//! Replaces and removes files below a prefix, after a check that `install` wrote them.
 
 use super::manifest::{self, Manifest};
 use super::packaged::is_of_deb;
@@ -26,11 +26,11 @@ enum Present {
     Others(&'static str),
 }
 
-/// Checks that files can be made in `folder`, or `folder` itself below its nearest existing parent.
-/// `command` is this command line.
+/// Checks that files can be created in `folder`. If `folder` does not exist, checks its nearest
+/// existing parent. `command` is the command line that the error proposes with sudo.
 ///
 /// # Errors
-/// Names the folder, the reason and the cure.
+/// The folder cannot be written. The error names the folder, the reason and the cure.
 pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
     ensure!(existing.is_dir(), "cannot write to {}: {} is not a folder", folder.display(), existing.display());
@@ -40,14 +40,14 @@ pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
     bail!("cannot write to {}: {}; {advice}{command}", existing.display(), error.desc().to_lowercase())
 }
 
-/// Writes the items below `prefix`, and removes files of `old` that are no longer among them.
-/// Returns a line for each old file that stays.
+/// Writes the items below `prefix`, and removes the files of `old` that are not among the items.
+/// Returns a line of text for each old file that stays.
 ///
-/// The list has old and new digests until all files have their names. An interrupted installation
-/// can therefore be repeated or removed.
+/// Until all files are in place, the manifest has their old and new digests. An interrupted
+/// installation can therefore be repeated or removed.
 ///
 /// # Errors
-/// Names the files in the way, or the file that cannot be written.
+/// Other files are in the way, or a file cannot be written. The error names these files.
 pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>> {
     let mut in_the_way = Vec::new();
     for item in items {
@@ -72,11 +72,13 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
     Ok(kept)
 }
 
-/// Removes the listed files, the list, and folders that become empty. Returns the number of removed
-/// files, and a line for each file that stays. `command` is this command line.
+/// Removes the files of the manifest, the manifest itself, and folders that become empty. Returns
+/// the number of removed files, and a line of text for each file that stays. `command` is the
+/// command line that an error proposes with sudo.
 ///
 /// # Errors
-/// Names a file or folder that cannot be changed. Folders are checked before anything is removed.
+/// A file or folder cannot be changed; the error names it. Folders are checked before anything is
+/// removed.
 pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usize, Vec<String>)> {
     for path in paths(manifest) {
         if !matches!(present(prefix, path, manifest, None)?, Present::Nothing) {
@@ -88,7 +90,7 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
     fs::remove_file(&list).with_context(|| format!("remove {}", list.display()))?;
     for path in paths(manifest).into_iter().chain([manifest::PATH]) {
         let folders = Path::new(path).ancestors().skip(1).map(|folder| prefix.join(folder));
-        // Folders with other files stay. Below /usr, only this program's own folders are removed.
+        // A folder with other files stays. Below /usr, only folders named nccl-spark are removed.
         let own = folders.filter(|folder| !prefix.starts_with("/usr") || folder.ends_with("nccl-spark"));
         own.for_each(|folder| drop(fs::remove_dir(folder.components().as_path())));
     }
@@ -115,7 +117,7 @@ fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Re
     Ok((removed, kept))
 }
 
-/// Examines a file or link. It is ours if `manifest` lists its content, or if it equals `new`.
+/// Examines a file or link. A file is ours if its digest is in `manifest` or its content is `new`.
 fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Present> {
     let file = prefix.join(path);
     let is_file = match file.symlink_metadata() {
@@ -124,11 +126,11 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
         }
         about => about.with_context(|| format!("look at {}", file.display()))?.is_file(),
     };
-    // dpkg may have replaced the file that `install` wrote.
+    // dpkg may have replaced a file that `install` wrote.
     if is_of_deb(&file) {
         return Ok(Present::Others("belongs to the Debian package nccl-net-spark"));
     }
-    // `install` makes no links.
+    // `install` creates no links, so a link is not ours.
     if is_file {
         let content = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
         if new == Some(&content) || manifest.contains(&(path.to_owned(), sha256(&content))) {
@@ -143,7 +145,7 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
     }))
 }
 
-/// Writes temporary files first, then renames them. A running job keeps the old file in memory.
+/// Writes temporary files first, then renames them. A running job keeps the old file mapped.
 fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     let written = items.iter().map(|Item { path, content, mode }| {
         let path = prefix.join(path);
@@ -157,7 +159,7 @@ fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     Ok(())
 }
 
-/// Makes a folder and its parents, readable for all users regardless of the umask.
+/// Creates a folder and its parents, readable for all users regardless of the umask.
 fn make_folder(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         return Ok(());

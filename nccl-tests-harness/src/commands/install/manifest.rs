@@ -7,13 +7,14 @@ use std::io::ErrorKind;
 use std::path::{Component, Path};
 
 pub const PATH: &str = "lib/nccl-spark/manifest";
-/// Paths below the prefix with SHA-256. A file has two digests while its content is being replaced.
+/// Pairs of a path below the prefix and a SHA-256 digest. A file has two entries while its content
+/// is being replaced.
 pub type Manifest = BTreeSet<(String, String)>;
 
 /// Reads the list in `prefix`, if there is one.
 ///
 /// # Errors
-/// Names the list and the line that is not valid.
+/// The list cannot be read, or has an invalid line. The error names the list and the line.
 pub fn read(prefix: &Path) -> Result<Option<Manifest>> {
     let path = prefix.join(PATH);
     let list = match fs::read_to_string(&path) {

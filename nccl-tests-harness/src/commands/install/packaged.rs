@@ -1,11 +1,11 @@
-//! Files of packages, which the package's tool must remove instead of `uninstall`.
+//! Recognises files of packages. The package's tool must remove them, not `uninstall`.
 
 use std::fs;
 use std::path::Path;
 
-/// dpkg's list of the package's files, below the folder that contains usr.
+/// dpkg's list of the package's files, relative to the folder that contains `usr`.
 const LIST: &str = "var/lib/dpkg/info/nccl-net-spark.list";
-/// The wheel's folder in site-packages, and a file that tells it from others with this name.
+/// The wheel's folder in site-packages, and a file that other folders with this name lack.
 const WHEEL: (&str, &str) = ("nccl_net_spark", "__init__.py");
 
 /// Returns the kind of package that installed `program`, and the command that removes the package.

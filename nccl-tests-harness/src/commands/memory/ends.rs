@@ -1,4 +1,5 @@
-//! The two ends of a memory test, with their memory and actors, and the connection between them.
+//! The two ends of a memory test, each with its memory and the GPU or CPU that acts on it, and the
+//! connection between them.
 
 use crate::gpu::{Block, Gpu, Pattern, Wrong};
 use crate::net::{RecvComm, Registration, Request, SendComm};
@@ -6,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Tag of all messages: any number, the same on both sides.
+/// Tag of all messages: an arbitrary number, the same on both sides.
 pub const TAG: i32 = 7;
 
 pub struct End {
@@ -62,7 +63,7 @@ pub struct Wire {
     pub recv: RecvComm,
 }
 
-/// A request: not yet accepted by the plugin, in progress, or done with this number of bytes.
+/// State of a request: not yet accepted by the plugin, in flight, or done with a number of bytes.
 pub enum Step {
     NotPosted,
     Posted(Request),
@@ -90,7 +91,7 @@ impl Step {
 }
 
 impl Wire {
-    /// Moves a message from one end's memory into the other's. The caller limits the time.
+    /// Moves a message from one end's memory to the other's. The caller limits the time.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
         let (mut receiving, mut sending) = (Step::NotPosted, Step::NotPosted);
         loop {

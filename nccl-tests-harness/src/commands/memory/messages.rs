@@ -16,7 +16,7 @@ pub struct Setup {
     pub sizes: Vec<usize>,
     /// The GPU that writes, and the GPU that checks.
     pub gpus: [u32; 2],
-    /// The litmus test of LL128, run instead of messages, in buffers of the largest size.
+    /// If set, the LL128 litmus test runs instead of messages, in buffers of the largest size.
     pub litmus: Option<litmus::Order>,
 }
 
@@ -70,7 +70,7 @@ pub struct Message {
     pub wrong: u32,
     /// Position of the first wrong byte.
     pub first_wrong: Option<u32>,
-    /// Changed bytes after the end of the message.
+    /// Number of changed bytes after the end of the message.
     pub beyond: u32,
 }
 

@@ -1,12 +1,14 @@
 //! `nccl-spark memory`: tests which kinds of memory the plugin registers. It also tests that data
-//! arrives intact between two buffers of one kind. One GPU writes, and another or the same checks.
+//! arrives intact between two buffers of one kind. One GPU writes the data, and the same or another
+//! GPU checks it.
 //!
-//! With `--litmus` it also tests whether NCCL's LL128 protocol is safe here ([`litmus`]).
+//! With `--litmus` it also tests whether NCCL's LL128 protocol is safe on this machine
+//! ([`litmus`]).
 //!
-//! Each kind is tested in its own process, which is both ends of one connection. Memory that the
-//! fabric cannot reach therefore fails one row of the table, not the command. Promises: a row
-//! reports what was done, never what should have been done. A GPU's check counts only after the GPU
-//! has found bytes that the CPU changed. No process is left behind.
+//! Each kind is tested in its own process, which is both ends of one connection. So if the fabric
+//! cannot reach a kind of memory, only that kind's row of the table fails. A row reports what was
+//! done, never what should have been done. A GPU's check counts only after the GPU has found bytes
+//! that the CPU had changed on purpose. No process outlives the command.
 
 pub mod ends;
 pub mod litmus;
@@ -57,7 +59,7 @@ struct Row {
     fault: Option<String>,
 }
 
-/// Tests all kinds. Returns false if a kind fails that must not fail.
+/// Tests all kinds of memory, and LL128 if requested. Returns false if a result counts as failed.
 ///
 /// # Errors
 /// The plugin does not start, or the output cannot be written.
@@ -148,10 +150,10 @@ fn describe(gpu: &GpuInfo) -> String {
     )
 }
 
-/// Tests one kind in its own process. `Ready` is there if the process started.
+/// Tests one kind in its own process. Returns `Ready` if the process started.
 ///
 /// # Errors
-/// The process does not start with `malloc`. It would then not start with any kind.
+/// The process does not start for `malloc`. Then it would not start for any kind.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, TestResult)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,

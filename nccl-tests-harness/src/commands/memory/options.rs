@@ -48,7 +48,7 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Plan {
     pub setup: Setup,
-    /// True if the options need a GPU. Its absence is then an error.
+    /// True if the options need a GPU. Then a machine without a GPU is an error.
     pub needs_gpu: bool,
     pub litmus: Option<Order>,
     pub timeout: Duration,
@@ -57,9 +57,11 @@ pub struct Plan {
     pub json: Option<Target>,
 }
 
-/// Managed memory may move to the GPU as a whole, where it must leave room for other programs.
+/// Limit of --bytes. Managed memory may move to the GPU as a whole, and must leave room there for
+/// other programs.
 const MAX_BYTES: usize = 64 << 20;
-/// Smaller and larger than a work request, a page, and not multiples of words or pages.
+/// Message sizes below and above 128 bytes (which fit into a work request) and a page. Some are not
+/// multiples of a word or a page.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {

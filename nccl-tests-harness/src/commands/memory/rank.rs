@@ -17,7 +17,7 @@ use std::sync::mpsc;
 /// Bytes after each message that must not change.
 const GUARD_BYTES: usize = 4096;
 
-/// Refused or absent memory is an answer of this process, not an error.
+/// The work of this process. If memory is refused or absent, that is an answer, not an error.
 pub struct Memory;
 
 impl Work for Memory {
@@ -82,7 +82,8 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// Opens and tests the writing and the checking GPU. The inner error is why there is no GPU.
+/// Opens and tests the writing and the checking GPU. The inner error is the reason why this machine
+/// has no GPU.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -106,7 +107,8 @@ fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
     sends.into_iter().zip(receives).next().context("no connection")
 }
 
-/// Allocates the memory of both ends. The inner error is why there is no such memory.
+/// Allocates the memory of both ends. The inner error is the reason why this kind of memory is not
+/// available.
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
@@ -138,7 +140,8 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
     Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
 }
 
-/// Managed memory beyond the card's free memory can crash the card, so it is not tried.
+/// Returns the reason not to try managed memory, if any. More managed memory than the card has free
+/// can crash the card.
 fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option<String> {
     if !has_it {
         return Some(format!("{gpu} has no managed memory"));
@@ -151,7 +154,7 @@ fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Re
     let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
     activity::stage(format!("writing {bytes} bytes of {name} by {}", ends.from.name()));
     ends.from.fill(0..bytes, sent)?;
-    // Every byte differs from the expected byte, so that a byte that does not arrive is found.
+    // Every byte differs from the sent byte, so that the check finds bytes that did not arrive.
     ends.into.fill(0..bytes + GUARD_BYTES, stale)?;
     activity::stage(format!("moving {bytes} bytes of {name}"));
     wire.move_message(bytes)?;

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs of this machine as /dev shows them, which needs no driver library.
+//! Counts the NVIDIA GPUs of this machine by their files in /dev, which needs no driver library.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ pub fn gpus() -> usize {
     entries.filter(|entry| is_gpu(&entry.file_name().to_string_lossy())).count()
 }
 
-/// True if a file of this name in /dev is a GPU.
+/// Returns true if a file of this name in /dev is a GPU.
 pub fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }

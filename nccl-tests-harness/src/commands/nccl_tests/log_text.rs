@@ -1,10 +1,10 @@
-//! Finds the start of a line of NCCL's log behind other text on the same line.
+//! Finds the start of NCCL's log in a line of output that begins with other text.
 
 use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// Hosts of lines that have only the log: in `-1vm:12:12 [0]` a host's start is not visible.
+    /// Hosts from lines without other text. They show where a host begins, as in `-1vm:12:12 [0]`.
     hosts: BTreeSet<String>,
 }
 
@@ -12,7 +12,7 @@ pub struct LogText {
 const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
 
 impl LogText {
-    /// Splits a line into the text before NCCL's log and the log, if there is any.
+    /// Splits a line into the text before NCCL's log, and the log, if there is any.
     pub fn split<'a>(&mut self, line: &'a str) -> (&'a str, Option<&'a str>) {
         let Some(level) = LEVELS.iter().filter_map(|level| line.find(level)).min() else { return (line, None) };
         let Some((word_start, host)) = origin(&line[..level]) else { return (line, None) };
@@ -24,7 +24,8 @@ impl LogText {
         (own, Some(log))
     }
 
-    /// Returns the length of the host's name at the end of `text`, after the text before the log.
+    /// Returns the length of the host's name at the end of `text`. Other output may precede the
+    /// name.
     fn name_bytes(&self, text: &str) -> usize {
         let known = self.hosts.iter().filter(|host| text.ends_with(host.as_str())).map(String::len).max();
         known.unwrap_or_else(|| text.len() - value_bytes(text))
@@ -32,7 +33,7 @@ impl LogText {
 }
 
 /// Finds the first word of `text` that ends in `:PID:TID`, the origin of a log line. Returns the
-/// word's place and the host before the numbers.
+/// word's position and the host in it.
 fn origin(text: &str) -> Option<(usize, &str)> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut at = 0;
@@ -57,8 +58,8 @@ fn value_bytes(text: &str) -> usize {
     text.char_indices().map(|(at, _)| at).rev().find(|end| is_value(&text[..*end])).unwrap_or(0)
 }
 
-/// Returns the length of `text` without the time in brackets at its end. NCCL writes the time
-/// before the origin of a WARN, and of other lines if asked (`NCCL_DEBUG_TIMESTAMP_LEVELS`).
+/// Returns the length of `text` without the time in brackets at its end. NCCL writes this time
+/// before the origin of a WARN, and of other lines if `NCCL_DEBUG_TIMESTAMP_LEVELS` requests it.
 fn before_time(text: &str) -> usize {
     let is_time = |text: &str| text.contains(':') && text.bytes().all(|byte| b"0123456789-:. T".contains(&byte));
     match text.trim_end().strip_suffix(']').and_then(|rest| rest.rsplit_once('[')) {

@@ -1,9 +1,9 @@
-//! `nccl-spark nccl-tests`: the user's own build of nccl-tests over this plugin, and over NCCL's
-//! networks in turns.
+//! `nccl-spark nccl-tests`: runs the user's own build of nccl-tests over this plugin, or in turns
+//! over it and NCCL's own networks.
 //!
 //! The command sets the plugin's environment and shows it. A run counts only if NCCL's own log says
-//! that every channel uses the requested network. A program's table is read, never recomputed. The
-//! command builds and downloads nothing.
+//! that every channel uses the requested network. All figures come from the program's own table.
+//! The command builds and downloads nothing.
 
 pub mod gpus;
 mod log_text;
@@ -104,8 +104,8 @@ fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the order of `count` runs in a round. Each run is first in its turn, so none always has
-/// the best or the worst place.
+/// Returns the order of the `count` runs in a round. Each round starts with another run, so that
+/// none always has the best or the worst place.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
@@ -125,7 +125,7 @@ fn once(
         let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
-    // For one network, the program's own output is shown; for several, a table of all.
+    // For one network, the program's own output is shown; for several networks, one table for all.
     let alone = plan.networks.len() == 1;
     let (mut rows, mut last) = (Vec::new(), None);
     for arguments in &plan.arguments {
@@ -155,7 +155,8 @@ fn once(
     Ok(rows)
 }
 
-/// Adds a table to those of its network. A table with other sizes was read incompletely.
+/// Adds a table to the outcome of its network. Fails if the table has other sizes than the first
+/// one, because it was then read incompletely.
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());

@@ -1,8 +1,9 @@
-//! Starts the ranks: mpirun, and each rank's work before it becomes a program of nccl-tests.
+//! Starts the ranks of a program of nccl-tests: runs mpirun, and prepares the process of each rank
+//! before it becomes the program.
 //!
-//! mpirun copies the ranks' output in blocks that end anywhere, so lines of several ranks cut each
-//! other. If all ranks are on this machine, only rank 0, which prints the table, prints through
-//! mpirun. Each other rank has a named pipe.
+//! mpirun copies the output of the ranks in blocks that can end inside a line, so lines of
+//! different ranks mix. If all ranks are on this machine, each rank except rank 0 therefore prints
+//! into its own named pipe. Rank 0, which prints the table, prints through mpirun.
 
 use super::gpus::{gpus, missing_gpu};
 use super::options::{Call, Place};
@@ -35,7 +36,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Becomes the program; returns only if it cannot. `lookup` returns an environment variable.
+    /// Replaces this process by the program; returns only if that fails. `lookup` returns an
+    /// environment variable.
     pub fn run(self, rank: usize, lookup: impl Fn(&str) -> Option<String>) -> Result<()> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -65,8 +67,8 @@ fn pipe_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(rank.to_string())
 }
 
-/// Runs the program once. `on_line` gets every printed line. Returns none if the run took too long
-/// and was stopped.
+/// Runs the program once. `on_line` gets every printed line. Returns `None` if the run exceeded its
+/// time limit and was stopped.
 pub fn run(
     call: &Call<'_>,
     fabric: &Fabric,
@@ -77,7 +79,7 @@ pub fn run(
     let (pipes, folder) = pipes(&call.conditions.place)?;
     let mut command = command(call, fabric, environment, own, folder.as_ref())?;
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    // This variable would take the log away from standard output.
+    // With this variable, NCCL would write its log to a file instead of standard output.
     command.env_remove("NCCL_DEBUG_FILE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
@@ -86,7 +88,7 @@ pub fn run(
     Ok(ends.map(|ends| ends[0]))
 }
 
-/// Makes a pipe for each local rank but the first, and their folder.
+/// Makes a pipe for each local rank except rank 0, and a folder for the pipes.
 fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
     let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
@@ -141,13 +143,13 @@ fn command(
     Ok(command)
 }
 
-/// True for a program that was built with MPI: it contains the name of MPI's library.
+/// Returns true if a program was built with MPI. Such a program contains the name of MPI's library.
 fn speaks_mpi(program: &Path) -> Result<bool> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// Checks that a run succeeded. The error has NCCL's complaints, or else the last line.
+/// Checks that a run succeeded. The error has NCCL's complaints, the missing GPU, or the last line.
 pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
     if end.is_some_and(|end| end.success()) {
         return Ok(());

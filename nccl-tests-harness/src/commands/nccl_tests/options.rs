@@ -64,7 +64,7 @@ struct Sweep {
 pub struct Plan {
     /// Files of the programs: one or more, measured one after another.
     pub programs: Vec<PathBuf>,
-    /// Arguments of a program's runs: one or more. The rows of these runs form one table.
+    /// Arguments of each run of a program: one or more runs, whose rows form one table.
     pub arguments: Vec<Vec<String>>,
     /// Networks to measure in turns: one or more, none twice.
     pub networks: Vec<Network>,
@@ -113,7 +113,7 @@ impl Place {
 }
 
 impl Options {
-    /// Returns the run for these options. `program` is this program's file, `path` the variable
+    /// Returns the plan for these options. `program` is this program's file, `path` the variable
     /// PATH. Fails when options contradict each other, or nccl-tests is not found.
     pub fn plan(self, program: &Path, path: Option<&str>) -> Result<Plan> {
         let mut networks = self.compare;
@@ -145,7 +145,7 @@ fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
     values.iter().enumerate().find_map(|(at, value)| values[..at].contains(value).then_some(value))
 }
 
-/// Returns the arguments of each run. Fails if `--sizes` and the other arguments name sizes.
+/// Returns the arguments of each run. Fails if both `--sizes` and the other arguments name sizes.
 fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
     if sweeps.is_empty() {
         let default = || ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
@@ -186,7 +186,8 @@ fn tests() -> Vec<PossibleValue> {
     names.split(' ').map(named).collect()
 }
 
-/// Returns the program's file. `all_gather`, `all-gather` and `all_gather_perf` are the same.
+/// Returns the program's file. `all_gather`, `all-gather` and `all_gather_perf` name the same
+/// program.
 pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
     let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };

@@ -1,14 +1,15 @@
-//! The table that a program of nccl-tests prints, read from an output that NCCL's log cuts into.
+//! Reads the table that a program of nccl-tests prints. Lines of NCCL's log may interrupt its rows.
 //!
-//! Rank 0 prints a row in pieces: size to root before it measures, each half when it is measured,
-//! then the newline (src/util.cu and src/common.cu of nccl-tests 2.19.6). The stream is flushed
-//! only at newlines, and NCCL's log goes to the same stream. So a log line between two pieces
-//! follows the first piece on its line or, as a WARN begins with a newline (debug.cc), on the next
-//! line. The row continues after the log line's newline.
+//! Rank 0 prints a row in pieces: the columns from size to root before it measures, each half (out
+//! of place, in place) when it is measured, then the newline (src/util.cu and src/common.cu of
+//! nccl-tests 2.19.6). The stream is flushed only at newlines, and NCCL's log goes to the same
+//! stream. So after a piece, a log line can follow on the same line. A WARN begins with a newline
+//! (debug.cc), so it follows on the next line. The row continues after the newline of the log line.
 //!
-//! Lines of standard error, and of other ranks with their own streams, come between those of this
-//! stream. Across hosts mpirun copies the output of each rank in blocks of at most 4096 bytes. It
-//! cuts lines and continues with lines of another rank: a row can begin after half a log line.
+//! Lines of standard error, and of other ranks with their own streams, can come between the lines
+//! of rank 0. Across hosts, mpirun copies the output of each rank in blocks of at most 4096 bytes.
+//! A block can end inside a line, and a block of another rank can follow. So a row can begin after
+//! half a log line.
 
 use super::log_text::LogText;
 use anyhow::{Context, Result, bail, ensure};
@@ -19,7 +20,7 @@ pub struct Row {
     pub bytes: u64,
     /// With separate buffers for input and output.
     pub out_of_place: Half,
-    /// With one buffer for both.
+    /// With one buffer for input and output.
     pub in_place: Half,
 }
 
@@ -31,13 +32,13 @@ pub struct Half {
     pub algbw_gb_s: f64,
     /// Bandwidth on each rank's wire, as nccl-tests computes it.
     pub busbw_gb_s: f64,
-    /// Wrong elements; none if the program did not check (`N/A`).
+    /// Wrong elements; `None` if the program did not check (`N/A`).
     pub wrong: Option<f64>,
 }
 
 #[derive(Debug, PartialEq)]
 pub enum Read {
-    /// The end of a row, with the row's whole text without log lines.
+    /// The line completed a row. This is the row's whole text, without log lines.
     Row(String),
     Part,
     Other,
@@ -54,9 +55,9 @@ pub struct PrintedTable {
 
 #[derive(Debug)]
 struct Heading {
-    /// From the size to the root.
+    /// Columns from the size to the root.
     parameters: Vec<String>,
-    /// From the first `time` on.
+    /// Columns from the first `time` on.
     values: Vec<String>,
 }
 
@@ -65,7 +66,7 @@ enum Fit<'a> {
     No,
     /// Begins as a row, but continues differently.
     Wrong,
-    /// Beginning of a row; `has_parameters`: all columns before the time are there.
+    /// Beginning of a row. `has_parameters` is true if it has all columns before the time.
     Begun { has_parameters: bool },
     /// Has as many columns as the heading, with these values.
     Whole(Vec<&'a str>),
@@ -73,7 +74,7 @@ enum Fit<'a> {
 
 impl PrintedTable {
     /// Reads a line of the program's output, which may contain NCCL's log. Fails when a row does
-    /// not fit the heading, or another row begins before it is complete.
+    /// not fit the heading, or a row begins before the previous one is complete.
     pub fn read(&mut self, line: &str) -> Result<Read> {
         let (own, log) = self.log.split(line);
         let Some(heading) = &self.heading else {
@@ -118,7 +119,7 @@ impl Heading {
             return None;
         }
         let mut values = names[first..].to_vec();
-        // A date and a time of day (-S 1).
+        // This column (-S 1) has two words: a date and a time of day.
         if values.last().is_some_and(|name| name == "timestamp") {
             values.push("clock".to_owned());
         }
@@ -126,11 +127,11 @@ impl Heading {
     }
 
     /// Reads a text that may be a row, begin a row, or continue the row in `begun`. Returns the row
-    /// so far, and its values if it is complete. The end of a log line (`is_log`) counts as part of
-    /// the table only where there is no doubt.
+    /// so far, and its values if it is complete. If the text is from a log line (`is_log`), it
+    /// counts as part of the table only where there is no doubt.
     fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
-        // Rows are indented. A row without an indent may have been cut inside it.
+        // Rows are indented. Text without an indent may be a row that was cut within its indent.
         let (is_indented, is_blank) = (text.starts_with(' '), text.trim().is_empty());
         let is_first = begun.is_none() && !is_log;
         match self.fit(&joined) {
@@ -146,7 +147,7 @@ impl Heading {
             }
             Fit::Whole(values) => match self.row(&joined, &values) {
                 Err(error) if is_first => Err(error),
-                // A line with the right number of words is no row if one of them is no number.
+                // The right number of words is not enough: the values of a row must be numbers.
                 row => Ok(row.ok().map(|row| (joined.clone(), Some(row)))),
             },
             Fit::No | Fit::Wrong => Ok(None),
@@ -158,11 +159,11 @@ impl Heading {
         let mut at = 0;
         for name in &self.parameters {
             let Some(word) = words.get(at) else { return Fit::Begun { has_parameters: false } };
-            // The last word may be cut, as in -1.
+            // The last word may be cut: `-` is the beginning of `-1`.
             let is_integer = word.parse::<i64>().is_ok() || (*word == "-" && at + 1 == words.len());
             match name.as_str() {
                 "type" if is_integer => return Fit::No,
-                // Older programs print nothing for a missing operation.
+                // Older programs leave this column empty if there is no operation.
                 "redop" if is_integer => continue,
                 "type" | "redop" => {}
                 "root" if !is_integer => return Fit::Wrong,
@@ -192,19 +193,20 @@ impl Heading {
     }
 }
 
-/// True if a line begins with a size, a count and a type.
+/// Returns true if a line begins with a size, a count and a type.
 fn starts_row(line: &str) -> bool {
     let mut words = line.split_whitespace().map(|word| word.parse::<u64>().is_ok());
     line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
 }
 
-/// Returns each end of `text` that begins with two or more spaces, as every piece of a row does.
+/// Returns the rest of `text` from each gap of two or more spaces on. Every piece of a row begins
+/// with such a gap.
 fn gaps(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
     starts.map(|at| &text[at..])
 }
 
-/// True for a number, `N/A`, a part of a timestamp, or the beginning of one of these.
+/// Returns true for a number, `N/A`, a part of a timestamp, or the beginning of one of these.
 fn is_value(word: &str) -> bool {
     let number = word.trim_end_matches(['e', '+', '-', '.']);
     "N/A".starts_with(word) || number.parse::<f64>().is_ok() || word.bytes().all(|byte| b"0123456789-:".contains(&byte))
@@ -343,7 +345,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         ] {
             assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
         }
-        // The next row reveals it before the program has ended.
+        // The next row reveals the incomplete row before the program has ended.
         let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([PARAMETERS, WARN]) {
             table.read(line).unwrap();

@@ -1,4 +1,4 @@
-//! One run of a program of nccl-tests: its table, and the network by NCCL's log.
+//! Runs a program of nccl-tests once: reads its table, and finds the network in NCCL's log.
 
 use super::mpirun;
 use super::options::Call;
@@ -8,10 +8,10 @@ use crate::scene::network::Used;
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-/// Runs `call`, and returns the rows of its table (1 or more). `own` is this program's file, `who`
+/// Runs `call`, and returns the rows of its table (1 or more). `own` is this program's file. `who`
 /// names the run in the user's log. `on_line` gets each line that the ranks print, and the text to
-/// show for it: a complete row of the table, or another line of the program's own. Fails when the
-/// program does not start, fails, or prints no complete table.
+/// show for it, if any: a complete row of the table, or a line of the program outside the table.
+/// Fails when the program does not start, fails, or prints no complete table.
 pub fn run(
     call: &Call<'_>,
     scene: &Scene,

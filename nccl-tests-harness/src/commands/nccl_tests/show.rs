@@ -14,10 +14,10 @@ use std::path::Path;
 
 pub struct Outcome {
     pub network: Network,
-    /// True for repeated runs over the same network, which show the noise.
+    /// True if these runs repeat another outcome's runs over the same network, to show the noise.
     pub is_control: bool,
     pub rounds: Vec<Vec<Row>>,
-    /// Network that NCCL used, by its log.
+    /// Network that NCCL used, according to NCCL's log.
     pub used: Option<String>,
     pub channels: Option<BTreeMap<String, u32>>,
     pub version: Option<String>,
@@ -25,7 +25,7 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
-/// With fewer rounds, ranges are not compared.
+/// Least number of rounds for which ranges are compared.
 const COMPARABLE_ROUNDS: usize = 3;
 
 impl Outcome {
@@ -34,7 +34,7 @@ impl Outcome {
         Self { network, is_control: false, rounds, used, channels, version, failure }
     }
 
-    /// Makes the outcome of the plugin without its tuner, measured again.
+    /// Makes the control: the outcome of the plugin without its tuner, measured a second time.
     pub fn control() -> Self {
         Self { is_control: true, ..Self::new(Network::SparkUntuned) }
     }
@@ -43,7 +43,7 @@ impl Outcome {
         if self.is_control { "control" } else { self.network.name() }
     }
 
-    /// Returns the wrong elements in all rounds; none if nothing was checked.
+    /// Returns the number of wrong elements in all rounds; `None` if nothing was checked.
     pub fn wrong(&self) -> Option<f64> {
         let halves = self.rounds.iter().flatten().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         halves.flatten().reduce(|sum, wrong| sum + wrong)
@@ -80,7 +80,7 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
-    /// Formats the ratio. `~` marks overlapping ranges of the rounds, which are no difference.
+    /// Formats the ratio. `~` marks no difference: the ranges of the two networks' rounds overlap.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
@@ -93,7 +93,8 @@ impl Ratio<'_> {
         }
     }
 
-    /// Returns the second's median time over the first's: nccl-tests prints small busbw as 0.00.
+    /// Returns the second network's median time divided by the first's. It does not use busbw,
+    /// because nccl-tests prints a small busbw as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
@@ -112,8 +113,8 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     others.iter().map(ratio).collect()
 }
 
-/// Prints all networks' medians out of place, and each time as a multiple of the first network's: a
-/// line for each network, within 80 columns.
+/// Prints a line for each size and network, within 80 columns: the out-of-place medians, and the
+/// time as a multiple of the first network's.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -134,8 +135,8 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Prints, for each network that the first is compared with, the size at which the first is slowest
-/// beside it; for several programs also the program.
+/// Compares the first network with each other one. Prints the size at which the first is slowest in
+/// comparison and, if there are several programs, the program.
 pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> {
     let mut worst = BTreeMap::new();
     for (program, outcomes) in all {
@@ -153,7 +154,7 @@ pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> 
     Ok(())
 }
 
-/// Returns the least time ratio to each network that the first is compared with, and its size.
+/// Returns, for each network that the first is compared with, the least time ratio and its size.
 fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
     let sizes = sizes(outcomes);
     let least = |ratio: &Ratio<'_>| {

@@ -1,6 +1,6 @@
 //! The facts of a report, field by field, read from the JSON of a command or of `machine`. A field
-//! that is not named here is not read. A leaf is a number, a truth value, an enumeration of this
-//! program, a [`Name`], a [`Digest`] or [`LeftOut`].
+//! that is not named here is not read. Each value is a number, a boolean, an enum of this program,
+//! a [`Name`], a [`Digest`] or [`LeftOut`].
 
 use super::names::{Digest, LeftOut, Name, Value};
 use super::parts::Part;
@@ -29,7 +29,7 @@ facts! {
         plugin_copies: u32, plugin_bytes: Option<u64>, plugin_sha256: Option<Digest>,
     }
     Nccl { version: Option<Name>, build_id: Digest }
-    /// `product` and `gpus` are the known words of their names.
+    /// `product` and `gpus` have only the known words of the product names (`names::PRODUCTS`).
     Hardware {
         product: Vec<Name>, gpus: Vec<Vec<Name>>, cuda: Vec<Cuda>, container: Option<Name>, processors: u32,
         deepest_idle_us: Option<u64>, memlock_bytes: Option<u64>, cma_total_kib: Option<u64>, cma_free_kib: Option<u64>,
@@ -43,7 +43,7 @@ facts! {
     }
     Address { prefix: Option<u8>, gid_index: u16 }
     PcieLink { payload_mbps: Option<u32> }
-    /// An RDMA function. `refusal`: why it is no rail. Counters have the kernel's names.
+    /// An RDMA function. `refusal` is the reason why it is no rail. Counters have kernel names.
     Function {
         device: Name, refusal: Option<Name>, physical_port: Option<Name>, firmware: Option<Name>, board: Option<Name>,
         iommu: Option<Name>, mtu_bytes: Option<u32>, pause_rx: Option<bool>, pause_tx: Option<bool>, pcie: Option<Pcie>,
@@ -54,16 +54,16 @@ facts! {
         max_speed_mts: Option<u32>, max_payload_bytes: Option<u32>, max_read_request_bytes: Option<u32>,
     }
     PcieErrors { corrected: u64, nonfatal: u64, fatal: u64 }
-    /// A setting of the plugin in effect; `source`: default, file or environment.
+    /// A setting of the plugin, with the value in effect. `source` is default, file or environment.
     Setting { name: Name, value: Option<Value>, source: Name }
     /// A variable of the environment that NCCL or the plugin may read, with its effect.
     Variable { name: Name, value: Option<Value>, effect: Name }
 
-    /// The facts of `nccl-spark doctor`: a machine, and with `--peer` another one and their paths.
+    /// The facts of `nccl-spark doctor`; with `--peer` also about the other machine and the paths.
     Doctor { verdict: Name, findings: Vec<Finding>, peer: Option<Peer> }
     Finding { severity: Name, id: Name }
     Peer { verdict: Name, findings: Vec<Finding>, paths: Vec<Path> }
-    /// One pair of rails, or all of them; rates are in Mb/s.
+    /// A pair of rails, or all pairs together. Rates are in Mb/s.
     Path {
         here: Vec<Name>, there: Vec<Name>, expected_mbps: Option<f64>, port_mtu_bytes: Option<u32>,
         measured: Option<Figures>, failed: Option<LeftOut>, not_measured: Option<LeftOut>,
@@ -73,9 +73,9 @@ facts! {
     }
     Rate { mbps: f64, grade: Option<Name> }
 
-    /// The facts of `nccl-spark doctor --hosts`. Hosts have the option's order.
+    /// The facts of `nccl-spark doctor --hosts`. Hosts are in the order of the option.
     Hosts { hosts: Vec<Host> }
-    /// `pairs`: number of pairs of rails that this host has with each host.
+    /// `pairs` has the number of rail pairs of this host with each host.
     Host { rails: Vec<Name>, pairs: Vec<u32> }
 
     Memory {
@@ -144,7 +144,7 @@ pub(super) enum Facts {
 }
 
 impl Facts {
-    /// Reads the facts of a part from JSON. Fails when a fact is missing or has another type.
+    /// Reads the facts of a part from JSON. Fails if a fact is missing or has another type.
     pub(super) fn read(part: Part, json: serde_json::Value) -> serde_json::Result<Self> {
         Ok(match part {
             Part::Machine => Self::Machine(serde_json::from_value(json)?),

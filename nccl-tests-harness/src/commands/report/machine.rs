@@ -1,4 +1,4 @@
-//! Reads this machine as JSON without a filter. `facts` takes the fields that a report may hold.
+//! Reads this machine as JSON. `facts` then keeps only the fields and texts that a report may have.
 
 use super::names::{Name, Value, is_counter};
 use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Reads the machine at `place`. `program` is this program's file, `variables` its environment.
-/// Fails when the doctor cannot examine the machine.
+/// Fails if the doctor cannot examine the machine.
 pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String)>) -> Result<Json> {
     let asked = Asked { own_program: program.to_owned(), variables, ..Asked::default() };
     let (answer, seen) = answer(place, asked).map_err(Error::msg)?;
@@ -126,7 +126,7 @@ fn pcie(pci: &PciFunction) -> Json {
     })
 }
 
-/// Returns the settings of this process; none if one is refused, which the doctor reports.
+/// Returns this process's settings, or none if one is refused (which the doctor reports).
 fn settings() -> Vec<Json> {
     let settings = Settings::of_this_process();
     let held = settings.iter().flat_map(Settings::held).map(|held| {

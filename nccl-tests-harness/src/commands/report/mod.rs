@@ -4,9 +4,9 @@
 //! this machine. `parts` has the commands that measure, `run` starts them, `options` is the command
 //! line.
 //!
-//! The file holds text only if [`names::Name`] knows its form. A part that fails, hangs or cannot
-//! run is named in the file and does not end the report. No process of a part outlives the part. No
-//! file is overwritten.
+//! The file has text only of the forms in [`names::Name`]. If a part fails, hangs or cannot run,
+//! the file says so, and the report continues. A part's processes end with the part, except those
+//! that have left its process group. No file is overwritten.
 
 mod facts;
 mod machine;
@@ -36,7 +36,7 @@ use tempfile::NamedTempFile;
 /// Time to write the file after an interrupt.
 const WRITE: Duration = Duration::from_secs(60);
 
-/// The file. `schema` increases when a field is removed or changes its meaning.
+/// Content of the file. `schema` increases when a field is removed or changes its meaning.
 #[derive(Serialize)]
 struct Report {
     schema: u32,

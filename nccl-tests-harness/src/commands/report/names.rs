@@ -1,4 +1,4 @@
-//! Text that a report may hold: a newtype for text of a known form, and a marker for omitted text.
+//! Texts that a report may have: a newtype for text of known forms, and a marker for omitted text.
 
 use crate::commands::doctor::FINDINGS;
 use nccl_net_spark::config;
@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// Forms of versions and dates: `#` is a number of up to five digits, everything else is literal.
-/// No form is four numbers with dots between them, because an IPv4 address is.
+/// No form has four numbers with dots between them, because that is the form of an IPv4 address.
 const VERSIONS: &str = "#.# #.#.# #.#-# #.#-#.#.# #.#.#-# #.#.#-#-nvidia #.#.#-#-nvidia-64k #.#.#-#-generic #.#.#+cuda#.# \
     libibverbs.so.1.#.#.# #.#_#ACUM# #/#/# #-#-#";
 /// Names of RDMA devices (by PCI location or by number) and of ports, and NVIDIA's board ids.
@@ -58,7 +58,7 @@ pub(super) struct Name(String);
 #[serde(from = "String")]
 pub(super) struct Digest(String);
 
-/// Place of an omitted value: any value is read, and `true` is written.
+/// An omitted value: reads any value, and writes `true`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(from = "IgnoredAny", into = "bool")]
 pub(super) struct LeftOut;
@@ -76,7 +76,7 @@ impl Name {
         Self(if is_known(text) { text } else { "other" }.to_owned())
     }
 
-    /// Takes the version at the start of `text`: custom kernels have the owner's words after it.
+    /// Takes the version at the start of `text`. In custom kernels, the owner's words may follow.
     pub(super) fn version(text: &str) -> Self {
         let ends = text.char_indices().filter(|(_, c)| "-+_ ".contains(*c)).map(|(at, _)| at).chain([text.len()]);
         let mut starts = ends.rev().filter_map(|end| text.get(..end));
@@ -91,7 +91,7 @@ impl Name {
 }
 
 impl Value {
-    /// Returns the value of a variable; none for an empty text.
+    /// Returns the value of a variable, or `None` for an empty text.
     pub(super) fn new(variable: &str, text: &str) -> Option<Self> {
         let number = text.parse().ok().filter(|_| NUMBERS.split(' ').any(|known| known == variable));
         (!text.is_empty()).then(|| number.map_or_else(|| Self::Word(Name::new(text)), Self::Number))
@@ -99,7 +99,7 @@ impl Value {
 }
 
 fn is_known(text: &str) -> bool {
-    // A rail is a device and its port number.
+    // The name of a rail is a device and its port number.
     let (name, port) = text.split_once(':').unwrap_or((text, "1"));
     let forms = [VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES];
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));

@@ -66,7 +66,7 @@ impl Options {
         !self.dry_run
     }
 
-    /// Returns the plan. Results go below `folder`. Fails on a mistake on the command line.
+    /// Returns the plan, whose parts write below `folder`. Fails on a mistake on the command line.
     pub(super) fn plan(self, program: &Path, folder: &Path, variables: &[(String, String)]) -> Result<Plan> {
         if !self.hosts.is_empty() {
             ssh::check_hosts(&self.hosts)?;
@@ -102,8 +102,9 @@ impl Options {
     }
 }
 
-/// Makes the report's file under a temporary name beside `path`; none for standard output. Fails
-/// when `path` exists or its folder cannot be written: before anything runs, not after an hour.
+/// Creates the report's file under a temporary name beside `path`, or returns `None` for standard
+/// output. Fails if `path` exists or its folder cannot be written, so that the user learns of it
+/// before the parts run, which may take hours.
 pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
     if path == Path::new("-") {
         return Ok(None);
@@ -114,14 +115,14 @@ pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
     replacement::beside(path).map(Some).with_context(|| format!("--output {}", path.display()))
 }
 
-/// Writes the report to `path` or standard output. Fails when `path` has appeared meanwhile.
+/// Writes the report to `path` or standard output. Fails if `path` exists by now.
 pub(super) fn write(text: &str, file: Option<NamedTempFile>, path: &Path) -> Result<()> {
     let Some(mut file) = file else {
         let mut out = std::io::stdout();
-        // Not `output::standard`: with --quiet it would leave out lines that start with #.
+        // With --quiet, `output::standard` would leave out lines that start with #.
         return out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT);
     };
-    // Readable for all users: a report is made to be shared.
+    // The file is readable for all users, because a report is made to be shared.
     let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
     let kept = filled.and_then(|()| file.persist_noclobber(path).map_err(|error| error.error));
     kept.map(drop).with_context(|| format!("write {}", path.display()))

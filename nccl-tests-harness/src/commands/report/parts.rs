@@ -1,4 +1,4 @@
-//! The parts of a report: each part's command, time limit, and the reason why it cannot run.
+//! The parts of a report. Each has a command and a time limit, or the reason why it cannot run.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub(super) enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Not stopped from outside, with any exit status.
+    /// The part was not stopped from outside. Its exit status may be any.
     Ended,
     OutOfTime,
     Interrupted,
@@ -53,7 +53,7 @@ pub(super) struct Step {
 
 pub(super) enum Order {
     Read,
-    /// A program runs, and leaves its results in the file `json`.
+    /// Runs a program that writes its results to the file `json`.
     Run {
         program: PathBuf,
         arguments: Vec<String>,
@@ -67,12 +67,12 @@ pub(super) struct Asked {
     pub(super) has_gpu: bool,
     pub(super) mpirun: Option<PathBuf>,
     pub(super) nccl_tests: Option<PathBuf>,
-    /// This host first; empty, or two or more.
+    /// The hosts of `--hosts`, this host first. Empty, or at least two.
     pub(super) hosts: Vec<String>,
     pub(super) ssh: String,
 }
 
-/// TCP port on the first host where the ranks of a collective between hosts meet.
+/// Rendezvous port on the first host, for the ranks of a collective between hosts.
 const MEETING_PORT: u16 = 29_501;
 const BY_HOST: &str = "--map-by node --bind-to none";
 
@@ -81,8 +81,8 @@ impl Part {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Returns the time limit. It is above the doctor's own 300 s. nccl-tests limits each run to
-    /// 600 s. A sweep takes about 15 minutes.
+    /// Returns the time limit of a step. For a peer, it is above the doctor's own limit of 300 s.
+    /// `nccl-tests` limits each of its runs to 600 s. The tuner's sweep takes about 15 minutes.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Machine | Self::Hosts => 120,
@@ -129,7 +129,7 @@ pub(super) fn all(asked: &Asked) -> Vec<Step> {
     for (at, step) in steps.iter_mut().enumerate() {
         if let Ok(Order::Run { arguments, json, .. }) = &mut step.order {
             *json = asked.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
-            // Words after -- are for another program.
+            // Words after `--` are arguments of another program.
             let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
             arguments.splice(end..end, ["--json".to_owned(), json.display().to_string()]);
         }
@@ -145,7 +145,8 @@ fn run(program: &Path, arguments: Vec<String>) -> Order {
     Order::Run { program: program.to_owned(), arguments, json: PathBuf::new() }
 }
 
-/// One of this program's commands. Unlike `command`, the words of `options` may have blanks.
+/// Makes an order to run a command of this program. `command` is split at blanks. `options` are
+/// whole arguments, which may have blanks.
 fn own(asked: &Asked, command: &str, options: &[&str]) -> Order {
     run(&asked.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
 }
@@ -161,7 +162,7 @@ fn between_hosts(asked: &Asked) -> Vec<Step> {
     [hosts].into_iter().chain(others.iter().enumerate().map(peer)).collect()
 }
 
-/// Two ranks on this host, or one on each of the first two hosts.
+/// Makes the order for all-gather: two ranks on this host, or one on each of the first two hosts.
 fn all_gather(asked: &Asked) -> Result<Order, State> {
     const SIZES: &str = "all-gather -b 8 -e 32M -f 4";
     let [first, second, ..] = &asked.hosts[..] else {

@@ -23,7 +23,7 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
 }
 
-/// Time for a program to end after Ctrl-C; longer than the time that `interrupt` gives it.
+/// Time for a program to end after Ctrl-C. It is longer than the time that `interrupt` gives it.
 const GRACE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -50,13 +50,14 @@ pub(super) fn read(work: impl FnOnce() -> Result<Json> + Send + 'static, limit: 
     }
 }
 
-/// Runs a program until it ends, its time is up or the report is interrupted, and reads its JSON
-/// from the file `json`. Its processes end with it, except one that has left the process group.
+/// Runs a program until it ends, its time is up or the report is interrupted. Then ends the
+/// remaining processes of its process group, and reads its JSON from the file `json`.
 pub(super) fn run(program: &Path, arguments: &[String], json: &Path, limit: Duration) -> (Ended, Result<Json>) {
     let start = Instant::now();
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The group finds the program's remaining processes, and keeps the terminal's Ctrl-C from it.
+    // With a process group of its own, the program's child processes can be ended too, and the
+    // terminal's Ctrl-C does not reach them.
     let child = match command.process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return (Ended::new(State::NotStarted, Duration::ZERO), Err(error.into())),
@@ -90,8 +91,8 @@ pub(super) fn run(program: &Path, arguments: &[String], json: &Path, limit: Dura
     (ended, text.and_then(|text| serde_json::from_slice(&text).context("invalid JSON")))
 }
 
-/// Ends the group after Ctrl-C: `interrupt` ends only the program, and its processes may keep the
-/// output open.
+/// Ends the process group after Ctrl-C. `interrupt` ends only the program, and its child processes
+/// may keep the output open.
 fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
     let mut ends_at = None;
     while !is_done.load(Ordering::Acquire) {
@@ -105,7 +106,7 @@ fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
     }
 }
 
-/// Returns false for a zombie too.
+/// Returns true if the process exists and is no zombie.
 fn runs(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     proc_stat::fields(&stat).next().is_some_and(|state| state != "Z")

@@ -1,4 +1,4 @@
-//! Texts that a report may contain, and texts that it may not.
+//! Texts that a report may have, and texts that it must not have.
 
 use super::names::{Name, Value};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The figures of a row as text, for the terminal and for plain lines. Pure.
+//! The figures of a row as text, for the terminal and for plain lines. Has no I/O.
 
 use super::rows::{Condition, Row};
 use crate::output::numbers::significant;
@@ -8,7 +8,7 @@ pub struct Column {
     pub name: &'static str,
     /// Width in characters, with room for the name and the usual figures.
     pub width: usize,
-    /// Rank of the figure. A narrow terminal omits the figures with the greatest ranks.
+    /// Order of importance, 0 first. A narrow terminal omits the columns with the greatest numbers.
     pub place: usize,
     text: fn(&Row) -> String,
 }
@@ -36,7 +36,7 @@ impl Column {
     }
 }
 
-/// Returns the mark of a row, for terminals without colours, and its word for plain lines.
+/// Returns the mark of a row for terminals without colours, and the word for plain lines.
 pub fn mark(condition: Condition) -> (&'static str, &'static str) {
     match condition {
         Condition::Good => (" ", ""),

@@ -30,7 +30,8 @@ struct JobJson<'a> {
     passed_over_lanes: usize,
     #[serde(flatten)]
     row: Row,
-    /// Rails, each summed over all peers. Empty with `--peers`: then each peer has its own rails.
+    /// Rails, each summed over all peers. Empty with `--peers`, because then each peer lists its
+    /// own rails.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rails: Vec<RailJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

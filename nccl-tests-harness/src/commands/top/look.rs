@@ -1,9 +1,10 @@
-//! Finds processes that keep counters, by the links in `/proc/PID/fd`. Their data is not trusted.
+//! Finds processes with counters files by the links in `/proc/PID/fd`, and reads the files. The
+//! data of the processes is not trusted.
 //!
-//! A counters file is opened only after it was found to be a regular file of the right size,
-//! because the link may lead to another file by then. The file is read, not mapped: if it is
-//! truncated, a read gives fewer bytes, but a mapping would end this program with SIGBUS. A process
-//! can start or end between any two of these steps.
+//! A file is opened only after it was found to be a regular file of the right size, because the
+//! process may have replaced it since the link was read. The file is read, not mapped: if a process
+//! truncates it, a read gives fewer bytes, but a mapping would end this program with SIGBUS. A
+//! process can start or end between any two of these steps.
 
 mod process;
 
@@ -23,9 +24,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Limit for counters files of one process. A well-behaved process has one.
+/// Maximum number of counters files of one process. A well-behaved process has one.
 const MOST_OF_A_PROCESS: usize = 4;
-/// Limit for counters files of one look.
+/// Maximum number of counters files in one look.
 const MOST: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -60,7 +61,7 @@ pub struct Look {
     pub hidden: usize,
     /// Processes with files of another layout, and requested processes that cannot be shown.
     pub passed_over: Vec<SkippedProcess>,
-    /// By rail name.
+    /// Counters of ports, by rail name.
     pub ports: BTreeMap<String, PortCounters>,
     /// Time of reading the ports, in ns since the first look.
     pub ports_at_ns: u64,
@@ -72,7 +73,8 @@ pub struct Looker {
     /// The processes to show. Empty means all.
     only: Vec<u32>,
     sysfs: PathBuf,
-    /// Cached ranks, because a process's first environment does not change.
+    /// Ranks found in earlier looks. They come from the processes' initial environments, which do
+    /// not change.
     ranks: BTreeMap<(u32, FileId), Option<u32>>,
 }
 
@@ -91,7 +93,7 @@ impl Looker {
         Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }
 
-    /// Takes a look.
+    /// Takes a look: reads the counters of all processes that are to be shown.
     ///
     /// # Errors
     /// /proc itself cannot be read.
@@ -112,7 +114,7 @@ impl Looker {
             look.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
         }
         self.ranks = ranks;
-        // A forked process also has its parent's file. Show its own file.
+        // A forked process also has its parent's file open. If it has its own file, show that one.
         look.jobs.sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
         look.jobs.dedup_by_key(|job| job.pid);
         look.ports = self.ports(&look.jobs);
@@ -120,7 +122,8 @@ impl Looker {
         Ok(look)
     }
 
-    /// Reads the ports of the jobs' rails. Processes choose the names; only those in sysfs count.
+    /// Reads the counters of the ports that the jobs use. The processes choose the names of the
+    /// rails, so only names that exist in sysfs are read.
     fn ports(&self, jobs: &[Job]) -> BTreeMap<String, PortCounters> {
         let rails: BTreeSet<&str> =
             jobs.iter().flat_map(|job| &job.counters.records).map(|record| record.rail.as_str()).collect();
@@ -194,7 +197,8 @@ impl Looker {
     }
 }
 
-/// Returns the holder with this number in its own namespace, or else the first holder.
+/// Returns the owner of a counters file: the holder whose number in its own PID namespace is
+/// `process_id`, or else the first holder.
 fn owner(holders: &[u32], process_id: u64) -> u32 {
     let is_owner = |pid: &&u32| process::own_number(**pid) == Some(process_id);
     holders.iter().find(is_owner).or(holders.first()).copied().unwrap_or(0)
@@ -219,7 +223,8 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
         let text = format!("{} bytes instead of {FILE_BYTES}", metadata.len());
         return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
-    // The link may lead elsewhere by now, but this path does not. std adds O_CLOEXEC.
+    // The link may lead to another file by now, but this path leads to the checked file. std adds
+    // O_CLOEXEC.
     let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(same)?;
     Ok((FileId { device: metadata.dev(), inode: metadata.ino() }, file))
@@ -270,7 +275,8 @@ mod tests {
         File::options().write(true).open(&file).unwrap().set_len(FILE_BYTES as u64).unwrap();
         let (_, opened) = open(&file).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: the file has no valid header".to_owned()));
-        // If the file is truncated after it was opened, there are fewer bytes but no signal.
+        // If the file is truncated after it was opened, a read gives fewer bytes and causes no
+        // signal.
         File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
         assert_eq!(read_twice(&opened), Err("its counters: 0 bytes, fewer than a header's".to_owned()));
     }

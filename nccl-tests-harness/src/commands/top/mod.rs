@@ -1,10 +1,10 @@
 //! `nccl-spark top`: the live traffic of this machine's jobs over their rails.
 //!
-//! `look` reads the counters of processes without trusting their data. `rates` computes the traffic
-//! between two looks, and `rows` the figures. `screen` shows a look in the terminal, drawn by
-//! `view`. Without a terminal, `lines` or `json` prints the look. `prometheus` writes it to a file.
-//! Only `look`, `session`, `screen` and the file of `prometheus` do I/O. Jobs are not affected:
-//! their counters are read, but not mapped or written.
+//! `look` takes a look: it reads the counters of all processes, without trusting their data.
+//! `rates` computes the traffic between two looks, and `rows` the figures. `screen` shows a look in
+//! the terminal, drawn by `view`. Without a terminal, `lines` or `json` prints the look.
+//! `prometheus` writes it to a file. Only `look`, `session`, `screen` and the file of `prometheus`
+//! do I/O. Jobs are not affected: their counters are read, but not mapped or written.
 
 mod columns;
 mod json;
@@ -55,7 +55,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Takes looks until a signal or key, or for --count looks.
+    /// Shows looks until a signal or a key ends the program, or --count looks were shown.
     ///
     /// # Errors
     /// A process does not exist, /proc cannot be read, or the output cannot be written.

@@ -93,7 +93,8 @@ impl Collector for Picture {
         for ((name, kind, help, value), rows) in all.filter(|(_, rows)| !rows.is_empty()) {
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for (job, row) in rows {
-                // Counters are written the same way. `encode_counter` would also need an exemplar.
+                // Counters are encoded like gauges here. `encode_counter` would also need an
+                // exemplar.
                 family.encode_family(&labels(job, row))?.encode_gauge(&value(row))?;
             }
         }
@@ -146,12 +147,12 @@ impl Textfile {
     /// Writes a temporary file and renames it, so readers see either the old text or the new text.
     ///
     /// # Errors
-    /// Names the file that cannot be written. No temporary file remains.
+    /// The file cannot be written; the error names it. No temporary file remains.
     pub fn write(&mut self, text: &str) -> Result<()> {
         // The temporary file must not end in .prom, or the collector would read it.
         let written = replacement::beside(&self.path).and_then(|mut file| {
             replacement::fill(&mut file, text)?;
-            // The full error would keep the temporary file.
+            // The rest of the error owns the temporary file, and removes it when dropped here.
             file.persist(&self.path).map_err(|error| error.error)
         });
         written.with_context(|| format!("--prometheus {}", self.path.display()))?;

@@ -1,9 +1,10 @@
-//! The traffic between two looks. Pure: no clock and no files.
+//! Computes the traffic between two looks (readings of all counters). Uses no clock and no files.
 //!
-//! A record with the same sequence as in the previous look describes the same lane. A different
-//! sequence, or a counter that decreased, begins a new lane. This module adds up counts by rail,
-//! peer and direction, so that a sum does not fall when the record of a closed connection is
-//! reused. No data of a process can make this module panic or grow without limit.
+//! A counters file has a record for each lane. A record with the same sequence as in the previous
+//! look describes the same lane. A different sequence, or a counter that decreased, begins a new
+//! lane. This module adds up counts by rail, peer and direction, so that a sum does not fall when
+//! the record of a closed connection is reused. No data of a process can make this module panic or
+//! grow without limit.
 
 use super::look::{self, FileId, Look, SkippedProcess};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
@@ -27,13 +28,14 @@ pub struct Side {
     /// Counts since the process started, as far as top has read them.
     #[serde(skip)]
     pub total: Counts,
-    /// Counts since the previous look. Unknown at the first look. `longest_ns` is that of `total`.
+    /// Counts since the previous look, except `longest_ns`, which is the same as in `total`.
+    /// Unknown at the first look.
     #[serde(skip)]
     pub since_last: Option<Counts>,
     /// Highest payload rate of the rail in any record, or 0 if unknown.
     #[serde(skip)]
     pub bits_per_s: u64,
-    /// Since the process started, like `writes`.
+    /// Bytes since the process started. `writes` counts from the same time.
     pub bytes: u64,
     pub writes: u64,
     pub bytes_per_s: Option<f64>,
@@ -66,7 +68,7 @@ pub struct Job {
     pub seen: look::Job,
     /// Time since the previous look. Unknown at the first look.
     pub elapsed_ns: Option<u64>,
-    /// Sorted by rail, peer and direction.
+    /// The flows, sorted by rail, peer and direction.
     pub flows: Vec<Flow>,
 }
 
@@ -97,7 +99,7 @@ pub struct Rates {
 #[derive(Debug, Default)]
 struct Known {
     at_ns: u64,
-    /// True if all records were read. A record that was absent then is new.
+    /// True if all records were read. Then a record that appears in the next look is new.
     is_whole: bool,
     lanes: HashMap<usize, Record>,
     totals: BTreeMap<Key, Counts>,
@@ -175,7 +177,7 @@ fn growth(before: &Known, record: &Record) -> Counts {
         }
         Some(_) => record.counts,
         None if before.is_whole => record.counts,
-        // The record may have been changing then, so the time of its counts is unknown.
+        // The previous look may have skipped this record, so the time of its counts is unknown.
         None => Counts { longest_ns: record.counts.longest_ns, ..Counts::default() },
     }
 }
@@ -185,7 +187,7 @@ pub fn sum(a: &Counts, b: &Counts) -> Counts {
     Counts { longest_ns: a.longest_ns.max(b.longest_ns), ..sum.unwrap_or_default() }
 }
 
-/// Returns `None` if any counter decreased. `longest_ns` is that of `new`.
+/// Returns the growth of each counter, or `None` if any decreased. `longest_ns` is that of `new`.
 fn difference(old: &Counts, new: &Counts) -> Option<Counts> {
     Some(Counts { longest_ns: new.longest_ns, ..each(new, old, u64::checked_sub)? })
 }

@@ -1,5 +1,6 @@
-//! The rows of a picture: one for each job, for each of its peers if requested, and for each rail.
-//! A row has the fields of the JSON (docs/guide/monitoring.md). Pure.
+//! The rows of a picture (all jobs of one look): one for each job, for each of its peers if
+//! requested, and for each rail. A row has the fields of the JSON (docs/guide/monitoring.md). Has
+//! no I/O.
 
 use super::rates::{self, Flow, Job, Picture, Side};
 use nccl_net_spark::counters::layout::Direction;
@@ -7,8 +8,8 @@ use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail is slow if its load is less than this share of the busiest rail's load. A load is
-/// relative to the rail's own rate.
+/// A rail is slow if its load is less than this share of the busiest rail's load. A load is a
+/// rail's traffic divided by its payload rate.
 const SLOW: f64 = 0.5;
 /// Rails are compared if the busiest rail carries at least this share of its payload rate.
 const BUSY: f64 = 0.1;
@@ -19,7 +20,7 @@ const SHARED_BYTES: u64 = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Condition {
-    /// Every connection carries data.
+    /// Every rail of every connection carries data.
     #[default]
     Good,
     /// The rail carries less than half of another rail's load.
@@ -55,7 +56,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns the number of open connections, and of those for which the rail carries data.
+    /// Returns the number of open connections, and the number of those for which the rail carries
+    /// data.
     pub fn connections(&self) -> (usize, usize) {
         (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
     }
@@ -89,10 +91,10 @@ impl Row {
         bytes(&self.sent).saturating_add(bytes(&self.received))
     }
 
-    /// Computes the figures that depend on the counts.
+    /// Computes the figures that depend on the counts. `whole` is the row of the whole job.
     fn figure(&mut self, whole: &Row, elapsed_ns: Option<u64>) {
         self.share_percent = elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
-        // Without a connection in a direction, its bytes are 0.
+        // A direction without a connection has 0 bytes.
         for (side, all) in [(&mut self.sent, &whole.sent), (&mut self.received, &whole.received)] {
             let bytes = side.since_last.map_or(0, |since_last| since_last.bytes);
             (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
@@ -111,8 +113,8 @@ impl Row {
     }
 }
 
-/// Returns the job's row, then for each peer its own row and those of its rails. Without `by_peer`,
-/// returns the job's row and those of the rails.
+/// Returns the row of the job and, with `by_peer`, for each peer its row and the rows of its rails.
+/// Without `by_peer`, returns the row of the job and the rows of the rails.
 pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
     // `None` sorts before all names, so a row precedes the rows that it sums up.
     let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::default())]);
@@ -132,8 +134,8 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
     rows
 }
 
-/// Marks slow rails. Rails of one job and peer should carry equal shares of their rates. Only rails
-/// with connections in this direction are compared.
+/// Marks slow rails. Rails of one job and peer should have equal loads. Only rails with connections
+/// in this direction are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
         Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::time::Instant;
 
-/// Restores the terminal when dropped. `ratatui::try_init` does it before a panic's message.
+/// Restores the terminal when dropped. On a panic, the hook of `ratatui::try_init` restores it
+/// before the message is printed.
 struct Restore;
 
 impl Drop for Restore {

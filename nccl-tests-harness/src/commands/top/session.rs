@@ -1,4 +1,5 @@
-//! One call of top: its looks, and their output without a terminal.
+//! One run of `nccl-spark top`: takes looks (readings of all counters), and prints them if there is
+//! no terminal.
 
 use super::json::LookJson;
 use super::lines::Lines;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest time to react to a signal.
+/// Longest sleep, and so the longest time to react to a signal.
 pub const SLICE: Duration = Duration::from_millis(50);
 
 pub struct Session {
@@ -18,7 +19,7 @@ pub struct Session {
     pub rates: Rates,
     pub textfile: Option<Textfile>,
     pub interval: Duration,
-    /// Number of looks left. `None` if only a signal ends the call.
+    /// Number of looks left. `None` if only a signal or a key ends the program.
     pub looks_left: Option<u32>,
 }
 
@@ -68,7 +69,7 @@ impl Session {
     }
 }
 
-/// Returns false after a signal.
+/// Waits until `time`. Returns false after a signal.
 fn wait_until(time: Instant) -> bool {
     loop {
         let left = time.saturating_duration_since(Instant::now());
@@ -79,7 +80,8 @@ fn wait_until(time: Instant) -> bool {
     }
 }
 
-/// Returns the time of the next look. Skips missed looks, as after the machine slept.
+/// Returns the time of the look after the one at `time`. Skips missed looks, for example after the
+/// machine slept.
 pub fn after(time: Instant, interval: Duration) -> Instant {
     (time + interval).max(Instant::now())
 }

@@ -11,10 +11,12 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use std::time::Duration;
 
-/// Minimum width of a name with its mark. On a narrow terminal the first figures leave no more.
+/// Minimum width of a name with its mark. A terminal of 20 columns has room for this width and the
+/// first figure.
 const LEAST_NAME: usize = 11;
 const MOST_NAME: usize = 44;
-/// Number of figures that may cut the names of rails. Further figures are omitted instead.
+/// Number of figures that are shown even if rails' names must be cut for them. Further figures are
+/// omitted instead.
 const FIRST_FIGURES: usize = 2;
 const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C  end",
@@ -84,12 +86,12 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the width of a rail's name with its mark. Other names may be cut.
+    /// Returns the width of a rail's name with its mark, or 0 for other names, which may be cut.
     fn room(&self) -> usize {
         if self.row.rail.is_some() { 1 + self.name.chars().count() } else { 0 }
     }
 
-    /// Fits mark and name into `width` characters. Cuts the start of rails' names: their ends
+    /// Fits mark and name into `width` characters. Cuts the start of a rail's name: the ends
     /// differ.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;

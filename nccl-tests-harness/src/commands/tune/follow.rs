@@ -1,5 +1,6 @@
-//! The processes that a launcher started besides rank 0. They start a rank for each run, and
-//! finally write the settings on their machine. Rank 0 sends its orders over a TCP connection.
+//! Followers: the processes above rank 0 that a launcher started. A follower starts a rank for each
+//! run, and finally writes the settings on its machine. Rank 0 sends its orders over a TCP
+//! connection.
 
 use super::judge::Candidate;
 use super::options::Tune;
@@ -19,7 +20,7 @@ enum Order {
     End,
 }
 
-/// Rank 0's connections to the other ranks.
+/// Rank 0's connections to the followers.
 #[derive(Default)]
 pub struct Followers(Vec<Follower>);
 
@@ -62,7 +63,7 @@ impl Followers {
     }
 }
 
-/// Returns the job and the meeting of one run. Each run has different names.
+/// Returns the job and the meeting of one run. Each run has its own job name.
 pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
     let job = format!("{}, run {number}", world.job);
     (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
@@ -80,7 +81,8 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
-                // `spawn` drops the command, whose copy of the rank's socket would keep it open.
+                // The command has a copy of the rank's socket, so it is dropped directly after
+                // `spawn`.
                 let rank = seats::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
                     .spawn();
                 // Rank 0 gets the exit reason from the rank itself.
@@ -130,7 +132,7 @@ mod tests {
         leading.join().unwrap();
         let text = std::fs::read_to_string(&output).unwrap();
         assert_eq!(text, "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=8192\n");
-        // Each run has its own name, and so has the meeting before them.
+        // Each run has its own name, different from that of the followers' meeting.
         let jobs = [1, 2].map(|number| of_run(&world, &meeting, number).1.job);
         assert!(jobs[0] != jobs[1] && !jobs.contains(&meeting.job), "{jobs:?}");
     }

@@ -1,9 +1,10 @@
 //! Finds the best settings, and compares them with the defaults. Pure arithmetic on bandwidths.
 //!
 //! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the
-//! defaults' median. The sweep's best settings are only a proposal, because the best of many noisy
-//! figures looks better than it is. The proposed settings are measured again, alternately with the
-//! defaults. They are chosen if their lowest score is above the defaults' highest.
+//! defaults' median. The best settings of the first measurement are only a proposal, because the
+//! best of many noisy figures looks better than it is. The proposed settings are measured again,
+//! alternately with the defaults. They are chosen if their lowest score is above the defaults'
+//! highest, and the gain is at least `MIN_GAIN`.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
@@ -46,7 +47,7 @@ impl Record {
         (0..sizes).map(|size| median(&self.rounds.iter().map(|round| round[size]).collect::<Vec<_>>())).collect()
     }
 
-    /// Returns one score for each round, relative to these bandwidths by size.
+    /// Returns one score for each round, relative to the bandwidths of `reference`, by size.
     pub fn scores(&self, reference: &[f64]) -> Vec<f64> {
         let score = |round: &Vec<f64>| {
             let logarithms = round.iter().zip(reference).map(|(bandwidth, reference)| (bandwidth / reference).ln());
@@ -56,9 +57,9 @@ impl Record {
     }
 }
 
-/// Returns the record to measure again. Of the records within `EQUAL_WITHIN` of the best, this is
-/// the one with the fewest queue pairs. Of several such records, it is the one whose minimum share
-/// is nearest to the default. Returns `None` if all failed.
+/// Returns the record to measure again, or `None` if all failed. Of the records within
+/// `EQUAL_WITHIN` of the best, this is the one with the fewest queue pairs. Of several such
+/// records, it is the one whose minimum share is nearest to the default.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
@@ -72,7 +73,7 @@ pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u
     good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
 }
 
-/// Compares the proposed settings with the defaults. The two were measured alternately.
+/// Compares the proposed settings with the defaults. Both records come from alternate runs.
 pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let reference = default.medians();
     let scores = proposed.scores(&reference);

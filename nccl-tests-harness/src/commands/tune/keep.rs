@@ -1,4 +1,4 @@
-//! Writes the chosen settings into a settings file, and reports if the plugin will use them.
+//! Writes the chosen settings into a settings file, and reports whether the plugin will use them.
 
 use super::judge::Candidate;
 use crate::output::replacement;
@@ -36,7 +36,8 @@ impl Candidate {
     }
 }
 
-/// `named` is the file from NCCL_SPARK_SETTINGS_FILE, which need not exist before it is written.
+/// Returns the current settings. `named` is the file from NCCL_SPARK_SETTINGS_FILE. If it does not
+/// exist yet, returns the default settings.
 ///
 /// # Errors
 /// A setting is not valid.
@@ -55,14 +56,15 @@ pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
     given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(geteuid().is_root()), Ok)
 }
 
-/// Returns the machine's file for root, or else the user's own. Fails without a home directory.
+/// Returns the machine's file for root, or else the user's own file.
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place.cloned().context("this user has no home directory for a settings file: name a file with --output")
 }
 
-/// Reads the file before the measurement, because settings will be added to it afterwards.
+/// Reads and checks the file. Called before the measurement, whose result will be added to the
+/// file.
 ///
 /// # Errors
 /// The file does not exist or is not a settings file.
@@ -71,10 +73,10 @@ pub fn check(path: &Path) -> Result<Config> {
 }
 
 /// Writes the settings of `part` into the file, or removes them if none are chosen. Other lines
-/// stay. Returns lines about what was done, and if the plugin will use it.
+/// stay. Returns messages about what was done, and whether the plugin will use the settings.
 ///
 /// # Errors
-/// Names the file that cannot be read or written, and the cure.
+/// The file cannot be read or written; the error names the file and the cure.
 pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
     // Replace the file, not a symbolic link to it.
@@ -135,7 +137,7 @@ fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     if !placed {
         text += &block;
     }
-    // A file without these settings keeps every byte.
+    // If there is nothing to remove, the text keeps every byte.
     if chosen.is_empty() && !old.lines().any(owned) { old.to_owned() } else { text }
 }
 
@@ -152,7 +154,7 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Reports if the plugin reads the file, and which of the current `settings` override it.
+/// Reports whether the plugin reads the file, and which of the current `settings` override it.
 fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,

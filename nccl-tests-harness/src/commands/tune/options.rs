@@ -75,19 +75,21 @@ pub enum What {
 pub struct Tune {
     pub plan: Plan,
     pub candidates: Vec<Candidate>,
-    /// One or more.
+    /// Number of rounds (1 or more).
     pub rounds: u32,
     pub output: PathBuf,
     pub dry_run: bool,
     pub write_best: bool,
-    /// The other settings of this machine's files. The ranks read this file instead of those files.
+    /// A file in memory with this machine's settings that are not tuned. The ranks read it instead
+    /// of the machine's settings files.
     pub others: File,
     /// Default of the smallest part into which a message is split.
     pub default_share_bytes: u64,
 }
 
 /// Rounds in which the proposed settings and the defaults are measured again. With five rounds
-/// each, all rounds of one are above all of the other by chance once in 252 times.
+/// each, all rounds of the proposed settings are above all rounds of the defaults by chance once in
+/// 252 times.
 pub const FINAL_ROUNDS: u32 = 5;
 
 impl Options {
@@ -149,7 +151,8 @@ impl Tune {
         keep::keep(&self.output, &keep::SHARES, &pairs, remark)
     }
 
-    /// Includes this machine's other settings. An empty variable counts as unset.
+    /// Returns the environment of all ranks: the candidate's settings (`None`: the defaults), and
+    /// the file with the other settings. An empty variable counts as unset.
     pub fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
         let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];
@@ -167,7 +170,7 @@ impl Tune {
 }
 
 fn parse_share(text: &str) -> Result<u64, String> {
-    // The setting's own range.
+    // The range that the setting itself has.
     let share = sizes::parse(text)? as u64;
     (128..=1 << 30).contains(&share).then_some(share).ok_or_else(|| "128 to 1G".to_owned())
 }

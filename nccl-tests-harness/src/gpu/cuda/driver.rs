@@ -1,8 +1,8 @@
-//! The driver's functions, and GPUs' contexts.
+//! The functions of CUDA's driver, and the contexts of GPUs.
 //!
-//! Functions are looked up by name and results are read as plain numbers, as in the plugin's
-//! `rails/cuda.rs`. A newer driver may return a code that cudarc's enumeration does not have, and
-//! an older driver may lack a function.
+//! Functions are looked up by name, because an older driver may lack one. Results are read as plain
+//! numbers, because a newer driver may return a code that cudarc's enumeration does not have. The
+//! plugin's `rails/cuda.rs` does the same.
 
 use crate::ranks::log;
 use anyhow::{Context as _, Result, bail};
@@ -16,8 +16,8 @@ use std::rc::Rc;
 pub(super) type Address = u64;
 pub(super) type Object = *mut c_void;
 
-/// Declares the driver's functions that are used, with their types in cuda.h (`CUresult` and the
-/// attribute are C enumerations).
+/// Declares the driver's functions that are used, with their types in cuda.h. `CUresult` and the
+/// attribute are C enumerations, so they are `c_int` here.
 macro_rules! functions {
     ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
         pub(super) struct Functions {
@@ -29,11 +29,11 @@ macro_rules! functions {
                 if !Driver::is_there() {
                     return Err("libcuda not found".to_owned());
                 }
-                // SAFETY: as in `is_there`; the library was just found, so this does not panic, and
-                // it stays loaded.
+                // SAFETY: as in `is_there`. The library was just found, so this does not panic. It
+                // stays loaded.
                 let library = unsafe { sys::culib() };
                 let missing = |error| format!("libcuda: {error}");
-                // SAFETY: the types are those of cuda.h for these very symbols.
+                // SAFETY: the types are those that cuda.h gives these symbols.
                 unsafe {
                     Ok(Self { $($field: *library.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)* })
                 }
@@ -87,18 +87,19 @@ pub struct GpuInfo {
     /// Number in CUDA's order.
     pub number: u32,
     pub name: String,
-    /// True if it shares its memory with the processor (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
+    /// True if the GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
     pub integrated: bool,
-    /// True if it reaches memory of `malloc` (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`).
+    /// True if the GPU can access memory of `malloc`
+    /// (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`).
     pub pageable_memory_access: bool,
-    /// True if it has managed memory (`CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY`).
+    /// True if the GPU has managed memory (`CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY`).
     pub managed_memory: bool,
-    /// True if the processor may use managed memory while the GPU works
+    /// True if the CPU may use managed memory while the GPU works
     /// (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`).
     pub concurrent_managed_access: bool,
 }
 
-/// Makes a kernel's arguments: the addresses of these variables.
+/// Makes a kernel's arguments: the addresses of the given variables.
 macro_rules! arguments {
     ($($variable:ident),*) => { [$((&raw mut $variable).cast::<std::ffi::c_void>()),*] };
 }
@@ -111,7 +112,7 @@ pub(super) struct Context {
 }
 
 impl Driver {
-    /// True if this machine has libcuda; cudarc panics without it.
+    /// Returns true if this machine has libcuda. Without libcuda, cudarc panics.
     pub(crate) fn is_there() -> bool {
         // SAFETY: loads and unloads libcuda. Its initialisers are made to run in any process.
         unsafe { sys::is_culib_present() }
@@ -123,8 +124,8 @@ impl Driver {
     /// The reason why there is no GPU, in one line.
     pub fn load() -> Result<Rc<Self>, String> {
         let mut driver = Self { functions: Functions::load()?, gpus: 0 };
-        // SAFETY: `cuInit` may be called any time, from any thread, repeatedly. Its flags must be
-        // 0.
+        // SAFETY: `cuInit` may be called repeatedly, at any time and from any thread. Its flags
+        // must be 0.
         let code = unsafe { (driver.functions.init)(0) };
         driver.check("cuInit", code).map_err(|error| error.to_string())?;
         // SAFETY: the pointer is to a live int, which the call writes.
@@ -141,12 +142,12 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: writes the address of a constant string, or NULL for an unknown code.
+        // SAFETY: the call writes the address of a constant string, or NULL for an unknown code.
         let known = unsafe { (self.functions.error_name)(code, &mut name) };
         if known != 0 || name.is_null() {
             bail!("{call} returned CUresult {code}");
         }
-        // SAFETY: not NULL, so a constant of the driver, which ends with NUL.
+        // SAFETY: not NULL, so this is a constant string of the driver, which ends with NUL.
         bail!("{call} returned {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
     }
 
@@ -164,7 +165,7 @@ impl Driver {
     pub(super) fn about(&self, number: u32, device: c_int) -> Result<GpuInfo> {
         const ROOM: usize = 256;
         let mut name = [0_u8; ROOM];
-        // SAFETY: writes at most that many bytes, the last of them NUL.
+        // SAFETY: the call writes at most `ROOM` bytes, the last of which is NUL.
         let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), ROOM as c_int, device) };
         self.check("cuDeviceGetName", code)?;
         let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName returned a name without an end")?;
@@ -197,7 +198,7 @@ impl Context {
 
     /// Returns the driver's functions, with this context current on this thread.
     pub(super) fn functions(&self) -> Result<&Functions> {
-        // SAFETY: the context is retained until this is dropped.
+        // SAFETY: the context is retained until `self` is dropped.
         let code = unsafe { (self.driver.functions.context_set)(self.raw) };
         self.driver.check("cuCtxSetCurrent", code)?;
         Ok(&self.driver.functions)
@@ -222,7 +223,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: `retain` retained it once. Every object made in it held it and has ended.
+        // SAFETY: `retain` retained the context once. Every object made in the context held `self`
+        // and has been dropped.
         let code = unsafe { (self.driver.functions.context_release)(self.device) };
         if let Err(error) = self.check("cuDevicePrimaryCtxRelease", code) {
             log::record(2, &format!("{error:#}"));

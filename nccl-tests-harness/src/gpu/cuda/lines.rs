@@ -1,5 +1,5 @@
-//! The kernels of the litmus test. They run on their own stream while the processor and the network
-//! use the same memory.
+//! The kernels of the litmus test. They run on their own stream while the CPU and the network use
+//! the same memory.
 
 use super::driver::{Address, Functions, Object, arguments};
 use super::memory::Allocation;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), whole warps of 32.
 const THREADS: c_uint = 640;
-/// One block stores, as one channel of NCCL does. More blocks load, to watch more lines together.
+/// One block stores, like one channel of NCCL. More blocks load, to watch more lines at a time.
 const STORE_BLOCKS: c_uint = 1;
 const LOAD_BLOCKS: c_uint = 4;
 /// Maximum number of loads of a group of lines: a bound that needs no clock.
@@ -66,7 +66,7 @@ impl Lines {
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
     }
 
-    /// Starts to wait for a round's lines, at most `wait` for each four, and to check them.
+    /// Starts the kernel that waits at most `wait` for each four lines of a round, and checks them.
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;
@@ -75,7 +75,7 @@ impl Lines {
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
 
-    /// True once the last kernel has ended. Fails on errors of the driver and of the kernel.
+    /// Returns true when the last kernel has ended. Fails on errors of the driver and the kernel.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream was created by `new` and is destroyed on drop.
         let code = unsafe { (self.gpu.context.functions()?.stream_query)(self.stream) };
@@ -90,7 +90,7 @@ impl Lines {
         ensure!(self.is_idle()?, "{} is still loading", self.name());
         let mut found = [0_u64; 6];
         let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
-        // SAFETY: as in `new`, in the other direction; no kernel runs.
+        // SAFETY: as in `new`, but from the tally to `found`; no kernel runs.
         let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(to, self.tally.address(), bytes) };
         self.gpu.context.call("cuMemcpyDtoH", copy_out)?;
         let [lines, torn, torn_again, missing, pieces, pieces_again] = found;
@@ -109,10 +109,10 @@ impl Lines {
         }
         let arguments = arguments.as_mut_ptr();
         // SAFETY: the arguments are the kernel's, in their order and sizes, and are read during the
-        // call. The kernel touches the tally and lines that lie in the buffer. The buffer lives
-        // until this is dropped, which waits for the kernel. `Words` ensures that there is no plain
-        // reference into it, and that the processor uses atomics. The kernel ends: its loads and
-        // its sleeps are bounded.
+        // call. The kernel touches the tally, and lines that lie in the buffer. The buffer lives
+        // until `self` is dropped, and the drop waits for the kernel. `Words` ensures that there is
+        // no plain reference into the buffer, and that the CPU uses atomics. The kernel ends,
+        // because its loads and its sleeps are bounded.
         self.gpu.context.call("cuLaunchKernel", |functions| unsafe {
             (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
         })

@@ -1,4 +1,4 @@
-//! Memory of every kind, by the driver.
+//! Allocates memory of every kind through CUDA's driver.
 
 use super::driver::{Address, Context};
 use crate::gpu::kind::Kind;
@@ -18,7 +18,8 @@ pub(super) struct Allocation {
     kind: Kind,
     start: NonNull<c_void>,
     bytes: usize,
-    /// The allocator's memory, if that is registered. It is freed after `drop` has unregistered it.
+    /// Memory of the system's allocator, for the kinds that use it. It is freed after `drop` has
+    /// unregistered it.
     heap: Option<Heap>,
     context: Rc<Context>,
 }
@@ -48,7 +49,7 @@ impl Allocation {
         let start = NonNull::new(start).with_context(|| format!("{call} returned no address"))?;
         if matches!(kind, Kind::HostAlloc | Kind::Managed) {
             // SAFETY: just allocated with that length. Memory of cuMemHostAlloc belongs to this
-            // process. The processor may use managed memory while no kernel runs, and none does.
+            // process. The CPU may use managed memory while no kernel runs, and none runs here.
             // From here on the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
@@ -60,11 +61,11 @@ impl Allocation {
     }
 }
 
-// SAFETY: an allocation of its own, of that length, known to no other code, which ends on drop.
-// Host memory lies in this process. Device memory holds its addresses of this process (CUDA's
-// unified addressing, which every 64-bit Linux has). `new` or the heap initialises host memory. The
-// processor may use managed memory while no kernel runs, which is always the case outside of
-// `Gpu::run`.
+// SAFETY: the allocation has this length, no other code has a pointer to it, and it is freed on
+// drop. Host memory lies in this process. Device memory also has its own addresses in this process
+// (CUDA's unified addressing, which every 64-bit Linux has). `new` or the heap initialises host
+// memory. The CPU may use managed memory while no kernel runs. Kernels run only in `Gpu::run`, and
+// in the litmus test, which has no managed memory.
 unsafe impl Memory for Allocation {
     fn start(&self) -> NonNull<c_void> {
         self.start
@@ -85,8 +86,8 @@ impl Drop for Allocation {
         match self.kind {
             Kind::Malloc => {}
             Kind::HostAlloc => {
-                // SAFETY: allocated by `new` and freed once. Registrations and requests that held
-                // the buffer have ended, and no kernel runs.
+                // SAFETY: allocated by `new` and freed once. Registrations and requests held the
+                // buffer and have ended, and no kernel runs.
                 context.give_back("cuMemFreeHost", |functions| unsafe { (functions.host_free)(start) });
             }
             Kind::HostRegister => {

@@ -1,4 +1,4 @@
-//! CUDA's driver as safe owners. In `gpu`, only this folder contains `unsafe`.
+//! Safe owners of the objects of CUDA's driver. In `gpu`, only this folder contains `unsafe`.
 //!
 //! `driver` has the driver's functions and contexts, `memory` the allocations, `lines` the kernels
 //! of the litmus test. This file runs the kernels that fill and check. Everything lives on one
@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// Kernels for any GPU that CUDA 13 drives: the driver translates them.
+/// Kernels as PTX, for any GPU that CUDA 13 supports. The driver translates them.
 const KERNELS: &str = include_str!("../kernels.ptx");
 const BLOCKS: c_uint = 128;
 const THREADS: c_uint = 256;
@@ -121,9 +121,9 @@ impl Gpu {
         Ok(Block { buffer, is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister) })
     }
 
-    /// Writes `pattern` into a range of `block`, from the pattern's byte at the same place on.
-    /// Fails while requests use the block, and on errors of the driver, such as memory that this
-    /// GPU does not reach.
+    /// Writes `pattern` into a range of `block`: byte i of the block gets byte i of the pattern.
+    /// Fails while requests use the block, and on errors of the driver, for example for memory that
+    /// this GPU cannot access.
     pub fn fill(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
         self.run(self.module.fill, block, range, pattern)
     }
@@ -150,11 +150,11 @@ impl Gpu {
             let mut memory = self.address(block, start)? + range.start as u64;
             let mut arguments = arguments![memory, first, count, seed, flip, tally];
             let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
-            // SAFETY: the arguments are those of either kernel, in their order and sizes (`fill`
-            // does not take the last), and are read during the call. A kernel touches the tally and
-            // `count` bytes at `memory`, which lie in the block. Nothing else uses either until
-            // `alone` returns, which is after the kernel's end. Memory that this GPU does not reach
-            // is an error of its context, which then runs nothing more.
+            // SAFETY: the arguments are those of both kernels, in their order and sizes (`fill`
+            // does not take the last one), and are read during the call. A kernel touches the
+            // tally, and `count` bytes at `memory`, which lie in the block. Nothing else uses the
+            // tally or the block until `alone` returns, which is after the kernel's end. If this
+            // GPU cannot access the memory, its context gets an error and then runs nothing more.
             self.context.call("cuLaunchKernel", |functions| unsafe {
                 (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut())
             })?;

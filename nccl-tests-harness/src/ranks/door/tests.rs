@@ -1,4 +1,4 @@
-//! Doors with the right connection, wrong tokens, another version, and strangers.
+//! Tests of doors: the right connection, wrong tokens, another version, clients without a token.
 
 use super::*;
 use crate::ranks::line::Line;
@@ -60,7 +60,7 @@ fn unknown_clients_do_not_block_the_port() {
     let waiting = std::thread::spawn(move || door.admit(far()));
     let dial = || Line::new(TcpStream::connect(address).unwrap(), "the door", far()).unwrap();
     let mut strangers: Vec<Line> = (0..MAX_UNAUTHENTICATED + 8).map(|_| dial()).collect();
-    // The first strangers have 5 s. Connections above the limit are closed immediately.
+    // The first clients have 5 s for a message. Connections above the limit are closed immediately.
     let begin = Instant::now();
     assert!(strangers.last_mut().unwrap().receive::<u8>(OPENING * 6).is_err());
     assert!(begin.elapsed() < OPENING * 6);

@@ -1,5 +1,5 @@
-//! Reaction of a receiver to lost and returning rails. Reports the receives that have arrived, and
-//! grants those again whose CTS may be lost.
+//! Reaction of a receiver to lost and returning rails. It reports the receives that have arrived,
+//! and repeats the grants (CTS entries) that may be lost.
 
 use super::{Found, RecvPath, Source, keys, source_of};
 use crate::comm::datapath::context::PathContext;
@@ -16,10 +16,10 @@ use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Time for a device to return completions of stopped queue pairs, usually microseconds. After it,
-/// the device is checked for being cut off or removed.
+/// Time to wait for the completions of stopped queue pairs, which usually takes microseconds. Then
+/// the device is checked, because it may have been cut off or removed.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
-/// Total time for a device that answers to return those completions.
+/// Limit for a device that answers to return all completions of stopped queue pairs.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
@@ -63,12 +63,12 @@ impl RecvPath {
         }
     }
 
-    /// Returns true if a fault of a stopping lane means that its device does not answer. A protocol
-    /// violation ends the connection. All other faults follow from the lost rail.
+    /// Returns true if a fault of a stopping lane means that its device does not answer. Ends the
+    /// connection on a protocol violation. Ignores other faults, which the lost rail causes.
     fn is_broken_by(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> bool {
         let is_broken = matches!(fault, Fault::Device(_));
         if let Fault::Violation(_) = fault {
-            // The caller gets the error from its next call.
+            // NCCL gets the error from its next call.
             let _ = self.fault(context, lane, fault);
         }
         is_broken
@@ -90,7 +90,8 @@ impl RecvPath {
         }
     }
 
-    /// Begins an epoch for a lane whose device has returned; repeats all grants with current keys.
+    /// Begins a new epoch (generation of keys) for a lane whose device has returned, and repeats
+    /// all grants with the current keys.
     fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
         let Self { receives, shadow, memory, rails, lanes_are_rails, .. } = self;
         receives.take_new_keys(lane, shadow.words(), |grant, part| {
@@ -123,8 +124,8 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        // Process everything that has arrived on the lane. The sender may have seen it
-        // acknowledged, and does not send it again then.
+        // Process everything that has arrived on the lane, because the sender does not resend bytes
+        // whose acknowledgement it has seen.
         let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,

@@ -1,4 +1,4 @@
-//! Reaction of a sender to lost and returning rails: sends missing bytes again over other rails.
+//! Reaction of a sender to lost and returning rails: it resends missing bytes over other rails.
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
@@ -63,7 +63,7 @@ impl DataPath for SendPath {
             return Fenced::NotYet;
         }
         let mut is_read = false;
-        // Errors come from the loss of the rail. The receiver reports which shares are missing.
+        // Ignore errors, which the lost rail causes. The receiver reports which shares are missing.
         loop {
             match self.take_in(lane, &mut is_read) {
                 Ok(false) => break,
@@ -111,13 +111,13 @@ impl DataPath for SendPath {
 
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.sends.learn_epoch(lane, epoch) {
-            // The peer's device has returned with new keys. Only its old keys were refused.
+            // The peer's device has returned with new keys. The refused keys were its old ones.
             self.rails.status.reset_key_losses();
         }
     }
 
     fn has_repeats(&mut self) -> bool {
-        // Other waiting writes are posted when their request is tested.
+        // Writes that wait for room are posted when their request is tested.
         self.sends.has_lost_shares() && self.rails.open_lanes() != 0
     }
 

@@ -25,7 +25,7 @@ impl Driver {
         self.end(error);
     }
 
-    /// Ends the connection. The data path returns the error from the next call.
+    /// Ends the connection. The data path returns the error from its next call.
     pub fn give_up(&mut self, error: Error) {
         if self.recovery.has_failed() {
             self.end_path(error);
@@ -45,7 +45,7 @@ impl Driver {
         self.show_failure();
         self.outages.ended();
         self.tcp.ended();
-        // The call that gets the error writes the warning.
+        // The NCCL call that returns the error logs it as a warning.
         if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
             tracing::info!("{error}");
         } else {

@@ -6,16 +6,16 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::{Error, Network, PeerGone, TimedOut};
 use std::time::Duration;
 
-/// Time without a rail until the first warning; [`NEXT_WARNING`] until each later one.
+/// Time without a rail until the first warning. Later warnings follow every [`NEXT_WARNING`].
 const FIRST_WARNING: Duration = Duration::from_secs(5);
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
 /// Time without a call from NCCL until a connection without a rail counts as abandoned. NCCL calls
-/// in a loop. After an abort it never calls again, nor closes a connection that it never got.
+/// in a loop. After an abort it neither calls again nor closes a connection that it never received.
 const ABANDONED: Duration = Duration::from_secs(60);
 
 impl Driver {
-    /// Gives up a connection without a rail that NCCL no longer asks for, and notifies the peer.
+    /// Gives up a connection without a rail that NCCL has abandoned, and notifies the peer.
     pub(super) fn give_up_if_abandoned(&mut self, is_unused: bool, at: u64) {
         if !is_unused {
             self.asked_at = at;
@@ -58,7 +58,7 @@ impl Driver {
         Network::NoFirstRail { peer, limit, tries: self.tries_text() }.into()
     }
 
-    /// Handles a peer that leaves. The connection has failed unless a rail has carried.
+    /// Handles a peer that leaves. Fails the connection if no rail has worked yet.
     pub(super) fn ends_without_rail(&mut self) {
         if !self.recovery.was_up() && !self.recovery.has_failed() {
             let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());

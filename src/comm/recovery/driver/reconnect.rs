@@ -1,7 +1,8 @@
 //! New queue pairs for a rail that returns.
 //!
 //! The connecting side creates queue pairs and sends a request. The accepting side creates its own,
-//! connects them to those of the request and answers. The connecting side then connects and tests.
+//! connects them to those in the request and answers. The connecting side then connects its queue
+//! pairs to those in the answer, and tests them.
 //!
 //! Each step may block: a device's firmware may not answer, and the kernel may take a second to
 //! resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
@@ -36,17 +37,17 @@ struct Job {
     priority: Priority,
     queue_count: usize,
     region: Arc<Region>,
-    /// Path MTU limit in bytes, if a path of the last two attempts is known to lose larger packets;
-    /// the smaller limit if both are.
+    /// Path MTU limit in bytes: the smallest one known for the paths of the last two attempts.
+    /// `None` if neither path is known to lose large packets.
     largest_mtu: Option<u32>,
 }
 
 impl Driver {
-    /// Starts to create the connecting side's new queue pairs. [`Self::poll_attempts`] takes the
+    /// result. The error is the reason why the attempt is postponed.
     /// result. The error is the reason why the attempt is put off.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
-        // Checked first: later, back-off could forbid to connect queue pairs that exist already.
+        // Checked before the queue pairs exist: back-off could later forbid to connect them.
         if let Err(error) = self.is_due(lane, now) {
             self.rails[lane.index()].stage = Stage::Deferred;
             return Err(error.to_string());
@@ -111,7 +112,7 @@ impl Driver {
         }
     }
 
-    /// Starts a thread for a step of an attempt. Fails while an earlier thread hangs in the rail's
+    /// Starts a thread for a step of an attempt. Fails while another one hangs in the rail's
     /// device.
     fn start(
         &mut self,
@@ -137,7 +138,7 @@ impl Driver {
         self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
         threads::detach("spark-connect", move || {
             // If the attempt was abandoned, `send` returns the result, and dropping it destroys the
-            // queue pairs. That may hang too, so `call` ends afterwards.
+            // queue pairs. The destruction may hang too, so `call` ends after it.
             drop(result_sender.send(step(&job)));
             drop(call);
         });
@@ -176,8 +177,8 @@ impl Driver {
                 managed.stage = Stage::Deferred;
                 self.recovery.answered(lane, Err(why), now_ns);
             }
-            // The right to test the path ends with this arm: the result is then recorded in
-            // `backoff`, where other connections see it.
+            // `_trial`, the right to test the path, is dropped at the end of this arm. By then the
+            // result is in `backoff`, where other connections see it.
             Done::Answered { way, trial: _trial, outcome } => {
                 if let Some(way) = way {
                     managed.record_path(way);
@@ -201,7 +202,7 @@ impl Driver {
     }
 
     /// Gives the accepting side's new queue pairs to the data path. Returns the answer to the peer,
-    /// with its epoch.
+    /// with its epoch (the generation of the keys in CTS entries).
     fn hand_to_data_path(
         &mut self,
         lane: LaneId,
@@ -243,9 +244,8 @@ impl Driver {
         self.recovery.probed(lane, outcome, now_ns);
     }
 
-    /// Checks that one of the last two paths may be tested now. The error is the reason why the
-    /// newest may not. To check the newest alone is not enough: the accepting side may choose the
-    /// other address next.
+    /// Checks that one of the last two paths may be tested now, because the accepting side may
+    /// choose either address. The error is the reason why the newest path may not.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.last_paths else { return Ok(()) };

@@ -1,6 +1,6 @@
-//! Requests without progress: samples the data path, asks the peer, and reports the cause to the
-//! log, the counters and, with `NCCL_SPARK_STALL_ABORT_S`, the caller. Decided by
-//! [`crate::flow::stall`].
+//! Detection of requests without progress. Samples the data path, asks the peer, and reports the
+//! cause to the log and the counters. With `NCCL_SPARK_STALL_ABORT_S`, a long stall fails the
+//! connection. [`crate::flow::stall`] decides.
 
 use super::Driver;
 use crate::comm::datapath::lane::Role;
@@ -11,7 +11,8 @@ use crate::wire::control::Progress;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds between samples of the data path. A limit of a second is noticed in half a second.
+/// Nanoseconds between samples of the data path. The smallest limit, one second, is thus noticed at
+/// most half a second late.
 const SAMPLE: u64 = 500_000_000;
 
 impl Driver {
@@ -20,12 +21,12 @@ impl Driver {
         self.show_no_stall();
     }
 
-    /// Does one round. `is_unused` is false if the caller has used the data path since the last.
+    /// Does one round. `is_unused` is false if NCCL has used the data path since the last round.
     pub(super) fn watch_progress(&mut self, is_unused: bool, at: u64, now: Instant) {
         if !is_unused {
             self.stall.watch.called(at);
         }
-        // Before the first rail, `first_rail` writes the messages.
+        // Until the first rail is up, `first_rail` writes the messages.
         if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.was_up() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {
@@ -45,7 +46,7 @@ impl Driver {
         self.stall.watch.answered(number, idle_ms, progress, at);
     }
 
-    /// Samples the data path and asks the peer if due. `None` after a panic in the data path.
+    /// Samples the data path; asks the peer if due. Returns `None` if the data path has panicked.
     fn sample(&mut self, at: u64) -> Option<Progress> {
         self.stall.next_sample = at + SAMPLE;
         let progress = self.path.borrow()?.progress();

@@ -1,33 +1,37 @@
-//! A search through every order of events, for two ends with two rails and two messages. Rails are
-//! lost, frames are lost and overtake each other, ports go down and come up, and deadlines pass
-//! early. [`Budget`] has the number of each mishap.
+//! A search through every order of events, for two ends with two rails and two messages. Some
+//! events are mishaps: rails are lost, frames are lost or overtake each other, ports go down and
+//! come up, deadlines pass early. [`Budget`] limits the number of each mishap.
 //!
-//! Grants and messages are the product's own `Sends` and `Receives`, with one slot or two in place
-//! of 32. The model adds the queue pairs of each side by generation, the writes in transit on them,
-//! and the frames. A write can land as long as the other side has the queue pairs that it was
-//! posted to. A loss waits in the data path's status until the service thread reports it to
-//! recovery. Queue pairs of a device that is cut off stop later, and a receiver's device then has
-//! new keys. The thread of an attempt may hang. A connection may begin without some of its rails,
-//! its TCP may break, its limits may pass, and either side may close it at any time. The search
-//! checks that
-//! - a rail is fenced on both sides before anything posted on it is resent, also each single share;
-//! - every message is delivered once, with its own bytes, and then its buffer is not written to;
-//! - a grant is written with the keys of the newest epoch, and no share with an older key;
-//! - no grant is written while an older one for its slot can land after it;
+//! Grants and messages use the plugin's own `Sends` and `Receives`, with one slot or two in place
+//! of 32. The model adds each side's queue pairs, their writes in transit, and the frames.
+//!
+//! - A write can land as long as the other side has the queue pairs that it was posted to.
+//! - A loss stays in the data path's status until the service thread reports it to recovery.
+//! - Queue pairs of a device that is cut off stop later. A receiver's device then has new keys.
+//! - The thread of an attempt may hang.
+//! - A connection may begin without some of its rails, its TCP may break, its limits may pass, and
+//!   either side may close it at any time.
+//!
+//! The search checks these promises:
+//! - both sides have fenced a rail before anything that was posted on it is resent; this is checked
+//!   for each share too;
+//! - every message is delivered once, with its own bytes, and its buffer is not written afterwards;
+//! - grants are written with keys of the newest epoch, and shares never with older keys;
+//! - no grant is written while an older grant for its slot can land after it;
 //! - the accepting side uses new queue pairs only after the connecting side does;
-//! - the rails that count as up are those in use, and those whose loss waits;
-//! - an end gives up when one of its limits passes, and not before, and names the true cause;
+//! - every rail in use counts as up, and every other rail that counts as up has an unreported loss;
+//! - an end gives up when one of its limits passes, but not earlier, and gives the true cause;
 //! - a side that no longer recovers rails keeps no queue pairs under test;
-//! - a side whose peer has closed no longer recovers rails, whatever TCP does;
-//! - BYE has the number of messages that were delivered;
-//! - every state can reach one in which all is delivered and both rails are up, or, if a side has
-//!   closed or failed, one in which both sides have left.
+//! - a side whose peer has closed no longer recovers rails, even if TCP breaks or is replaced;
+//! - BYE has the number of delivered messages;
+//! - from every state, a final state can be reached. In a final state, all messages are delivered
+//!   and both rails are up; or, if a side has closed or failed, both sides have left.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
 
-/// Visits every state and returns their number. The error has the events that lead to a broken
-/// promise, or to the first state beyond `most`.
+/// Visits every state, and returns the number of states. The error has the events that lead to a
+/// broken promise, or to the first state beyond the limit `most`.
 fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::<N>::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);
@@ -74,7 +78,7 @@ fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
     events
 }
 
-/// Returns a state that cannot reach any state in `done`. An edge is (to, from).
+/// Returns a state from which no state in `done` can be reached, if any. An edge is (to, from).
 fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Option<u32> {
     edges.sort_unstable();
     let mut is_good = vec![false; states];
@@ -89,7 +93,7 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
     is_good.iter().position(|good| !good).map(|at| at as u32)
 }
 
-/// Small budgets: takes seconds in a debug build.
+/// Runs small budgets, which take seconds in a debug build.
 #[test]
 fn every_order_of_events_keeps_the_promises() {
     for budget in [

@@ -1,5 +1,9 @@
-//! The model that the search explores: two ends, their queue pairs by generation, and the writes
-//! and frames in transit. Side 0 is the sender, which connects. Side 1 is the receiver.
+//! The model that the search explores: two ends, their queue pairs, and the writes and frames in
+//! transit. Side 0 is the sender, which connects. Side 1 is the receiver.
+//!
+//! The queue pairs that one attempt connects on both sides have a common generation, from a counter
+//! of the world. A mishap is an event with a limited number ([`Budget`]): a fault, an early
+//! deadline, a close.
 
 mod actions;
 mod events;
@@ -13,46 +17,46 @@ use messages::Messages;
 
 const RAILS: usize = 2;
 const MESSAGES: usize = 2;
-/// Size of a message. A cut message has a byte on each rail.
+/// Size of a message in bytes. A message that is cut sends one byte on each rail.
 const BYTES: u64 = RAILS as u64;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
-/// Most frames in transit in one direction. Another replaces the last one, as in a mailbox.
+/// Limit of frames in transit in one direction. Another frame replaces the last, as in a mailbox.
 const FRAMES: usize = 2;
 /// Generation of new queue pairs that are not connected.
 const UNCONNECTED: u32 = u32::MAX;
 
-/// Number of times that each mishap may still happen.
+/// Limit for the number of each mishap from now on.
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub struct Budget {
     pub losses: u8,
-    /// A device is cut off: its queue pairs stop when it has left the bus or answers again.
+    /// A device is cut off. Its queue pairs stop later, when it leaves the bus or answers again.
     pub cut_offs: u8,
-    /// Rails that the connection begins without.
+    /// Number of rails that the connection begins without.
     pub missing: u8,
     /// Lost frames.
     pub frames: u8,
     /// Breaks of the bootstrap's TCP connection.
     pub tcp: u8,
     pub overtakes: u8,
-    /// A port of the sender goes down, and comes up again.
+    /// A port of the sender goes down, and comes up later.
     pub restarts: u8,
-    /// A deadline passes although something else is about to happen.
+    /// A deadline passes although other events are possible.
     pub early: u8,
-    /// Queue pairs cannot be made or connected.
+    /// Queue pairs cannot be created or connected.
     pub failures: u8,
-    /// A thread that makes or connects queue pairs hangs. It returns after its attempt was given
-    /// up, or after the side no longer recovers rails.
+    /// A thread that creates or connects queue pairs hangs. It returns after its attempt was given
+    /// up, or after its side no longer recovers rails.
     pub hangs: u8,
-    /// A limit of the connection passes although something else is about to happen.
+    /// A limit of the connection passes although other events are possible.
     pub limits: u8,
-    /// A side closes the connection. Its peer then closes too, without a budget.
+    /// A side closes the connection. The close of its peer that follows has no budget.
     pub closes: u8,
     /// A message is cut into a share for each rail.
     pub cuts: u8,
 }
 
 impl Budget {
-    /// Takes a mishap off the budget. An event that follows from an earlier one has no budget.
+    /// Takes an event off the budget, if it is a mishap.
     fn spend(&mut self, event: Event) {
         let left = match event {
             Event::Lose { .. } => &mut self.losses,
@@ -81,12 +85,12 @@ pub enum Event {
     PostCut,
     Land(usize),
     Confirm(usize),
-    /// A data path finds a rail lost and stops it. [`Event::Report`] informs recovery.
+    /// A data path detects a lost rail, and stops it. [`Event::Report`] informs recovery later.
     Lose {
         side: usize,
         lane: LaneId,
     },
-    /// A data path finds a rail lost, and cannot stop it because its device is cut off.
+    /// A data path detects a lost rail, but cannot stop it, because the device is cut off.
     CutOff {
         side: usize,
         lane: LaneId,
@@ -96,7 +100,7 @@ pub enum Event {
         side: usize,
         lane: LaneId,
     },
-    /// The service thread takes the losses that wait in the data path's status.
+    /// The service thread reads the losses in the data path's status.
     Report {
         side: usize,
     },
@@ -116,31 +120,31 @@ pub enum Event {
         side: usize,
         lane: LaneId,
     },
-    /// Nothing happens until a deadline passes.
+    /// The next deadline passes, because no other event is possible.
     Tick,
-    /// The next deadline passes while a device is cut off or TCP is away.
+    /// The next deadline passes while a device is cut off, TCP is away or a thread hangs.
     Wait,
     /// TCP breaks, and the frames in transit are lost.
     BreakTcp,
-    /// A side finds TCP broken: closed by its other end, or timed out.
+    /// A side detects that TCP is broken: closed by the other end (`is_closed`), or timed out.
     FindTcp {
         side: usize,
         is_closed: bool,
     },
-    /// The sender dials, and the receiver takes the new TCP connection.
+    /// The sender dials, and the receiver accepts the new TCP connection.
     Dial,
     Limit {
         side: usize,
     },
-    /// A side closes the connection. If requests run, its data path ends.
+    /// A side closes the connection. If requests are running, its data path ends.
     Close {
         side: usize,
     },
-    /// A side that has closed drops the rest of the connection.
+    /// A side that has closed destroys what remains of the connection.
     Leave {
         side: usize,
     },
-    /// A deadline of one of the sender's rails passes before anything else happens.
+    /// A deadline of one of the sender's rails passes although other events are possible.
     Expire(LaneId),
 }
 
@@ -153,45 +157,48 @@ pub struct World<const N: usize> {
     frames: [Vec<ControlFrame>; 2],
     /// Generation of the queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
-    /// Generation of queue pairs out of use that do not stop, because their device is cut off.
+    /// Generation of lost queue pairs that have not stopped, because their device is cut off.
     cut_off: [[Option<u32>; RAILS]; 2],
-    /// Losses that wait in each data path's status.
+    /// By side and lane: true if the data path's status has a loss that is not reported yet.
     losses: [[bool; RAILS]; 2],
-    /// New queue pairs. The sender's may be [`UNCONNECTED`]; the receiver's wait for LIVE.
+    /// Generation of new queue pairs that are not used yet. The sender's may be [`UNCONNECTED`].
+    /// The receiver's are used after LIVE.
     new: [[Option<u32>; RAILS]; 2],
     requests: [u32; RAILS],
-    /// Request that the receiver's new queue pairs answer. A test works only for the sender's last
-    /// request (queue pair numbers, packet numbers).
+    /// The sender's request (by its number in `requests`) that the receiver's new queue pairs are
+    /// connected to. Test writes work only if this is the newest request, because another request
+    /// has other queue pair numbers and packet numbers.
     answered: [u32; RAILS],
-    /// Last generation whose test writes were confirmed.
+    /// Last generation of each rail whose test writes were confirmed.
     probed: [u32; RAILS],
     fails_next: bool,
     hangs_next: bool,
-    /// Threads that hang, by side and lane, each with its step until the attempt is given up.
+    /// Threads that hang, by side and lane. Each has the action that it executes, or `None` once
+    /// its attempt was given up.
     hung: [[Option<Option<Action>>; RAILS]; 2],
-    /// Last generation that the sender has used.
+    /// Last generation of each rail that the sender has used.
     activated: [u32; RAILS],
     next_generation: u32,
     is_port_up: [bool; RAILS],
     messages: Messages<N>,
     tcp_carries: bool,
-    /// Sides that have not found TCP broken.
+    /// By side: false once the side has detected that TCP is broken.
     tcp_is_open: [bool; 2],
-    /// True if frames can be lost by the budget. TCP repeats lost packets, so repeated frames then
-    /// arrive without a rail.
+    /// True if the budget has lost frames. Then repeated frames also arrive over TCP, without a
+    /// rail, because TCP repeats lost packets.
     is_lossy: bool,
     was_up: [bool; 2],
-    /// True once a limit has passed. From then on an end may give up.
+    /// True once a limit has passed. Both ends may give up after that.
     is_late: bool,
     closing: [Closing; 2],
 }
 
 #[derive(Debug, Clone, Copy, Default, Hash)]
 struct Closing {
-    /// The data path has ended, and its queue pairs are destroyed.
+    /// True once the data path has ended and its queue pairs are destroyed.
     path_ended: bool,
     has_closed: bool,
-    /// The peer has closed or ended.
+    /// True once this side has seen that the peer has closed or ended.
     peer_is_away: bool,
     has_left: bool,
 }
@@ -208,7 +215,7 @@ impl<const N: usize> World<N> {
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
         let mut world = Self {
-            // Long enough for the rails to count as steady.
+            // Late enough for the rails to count as steady.
             now: 2 * STEADY,
             budget,
             ends,
@@ -249,7 +256,7 @@ impl<const N: usize> World<N> {
             && self.messages.confirmed == [true; MESSAGES]
     }
 
-    /// Lets an event happen. The error is the promise that the event breaks.
+    /// Executes an event. The error describes the promise that the event breaks.
     pub fn happen(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
         self.budget.spend(event);
@@ -318,7 +325,7 @@ impl<const N: usize> World<N> {
         self.settle()
     }
 
-    /// Lets a limit pass, so the side's connection has to fail.
+    /// Lets a limit of a side pass. The side's connection must fail.
     fn reach_limit(&mut self, side: usize) -> Result<(), String> {
         self.is_late = true;
         self.now = self.limit(side).unwrap_or(self.now).max(self.now);
@@ -339,7 +346,7 @@ impl<const N: usize> World<N> {
                 self.ends[side].bootstrap_away(false, self.now);
             }
             self.act(side)?;
-            // The driver, too, checks each round if devices that were cut off have stopped.
+            // The driver also checks each round if devices that were cut off have stopped.
             for lane in lanes() {
                 if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
                     self.fence(side, lane);

@@ -1,4 +1,4 @@
-//! Throughput and shares per message of many connections over the same rails, in virtual time.
+//! Tests of many connections over the same rails, in virtual time: throughput and shares.
 
 use super::super::*;
 use super::rails;
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-/// By rail; see [`Crowd`].
+/// State that the connections share, by rail. The fields are those of [`Crowd`].
 struct CrowdState<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
@@ -24,7 +24,7 @@ impl OtherConnections for CrowdState<'_> {
         self.busy[lane.index()]
     }
 
-    /// Averages as [`crate::comm::rail::path_quality`] does.
+    /// Computes the average as [`crate::comm::rail::path_quality`] does.
     fn share_quality(&self, lane: LaneId, kept: f64) -> f64 {
         let all = &self.kept[lane.index()];
         all.set(if all.get() > 0.0 { all.get() + (kept - all.get()) / 8.0 } else { kept });
@@ -39,18 +39,20 @@ struct CrowdShare {
     left: f64,
 }
 
-/// Connections with a window of messages each, over rails that serve their queues in order.
+/// Connections, each with a window of messages, over rails that serve their queues in order.
 struct Crowd {
     stripings: Vec<Striping>,
-    /// Bytes per microsecond.
+    /// Rate of each rail, in bytes per microsecond.
     rates: Vec<f64>,
     queues: Vec<VecDeque<CrowdShare>>,
-    /// By rail: bytes under way, bytes given since last idle, average fraction of the promise.
+    /// For each rail: bytes under way (`waiting`), bytes posted since the rail was last idle
+    /// (`busy`), average quality (`kept`).
     waiting: Vec<u64>,
     busy: Vec<u64>,
     kept: Vec<Cell<f64>>,
     carried: Vec<u64>,
-    /// Numbers of each connection's messages under way, and of their unfinished shares.
+    /// For each connection, its messages under way: number of the message, and number of its
+    /// unfinished shares.
     unfinished: Vec<VecDeque<(u64, usize)>>,
     now_us: f64,
     next: u64,
@@ -79,7 +81,8 @@ impl Crowd {
         }
     }
 
-    /// Sends `each` messages per connection, `window` under way. Returns bytes per microsecond.
+    /// Sends `each` messages on each connection, with `window` under way. Returns the throughput in
+    /// bytes per microsecond.
     fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
         let (begin, before) = (self.now_us, self.done_bytes);
         (self.messages, self.shares) = (0, 0);
@@ -94,7 +97,8 @@ impl Crowd {
         (self.done_bytes - before) as f64 / (self.now_us - begin)
     }
 
-    /// Sends `each` messages per connection, two under way. Returns the microseconds until idle.
+    /// Sends `each` messages on each connection, with two under way. Returns the time until all
+    /// rails are idle, in microseconds.
     fn burst(&mut self, each: usize, bytes: u64) -> f64 {
         let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
         loop {
@@ -158,7 +162,7 @@ impl Crowd {
             self.stripings[connection].confirmed(lane, share, Some(Moment { now_ns, carried_bytes }));
             let messages = &mut self.unfinished[connection];
             messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
-            // The caller takes messages in order.
+            // The caller tests messages in order, so a finished message waits for those before it.
             while messages.front().is_some_and(|(_, left)| *left == 0) {
                 messages.pop_front();
                 self.done_bytes += bytes;
@@ -171,7 +175,7 @@ impl Crowd {
     }
 }
 
-/// NCCL uses 18 channels on a Spark.
+/// Uses 18 connections, because NCCL uses 18 channels on a Spark.
 #[test]
 fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
     for bytes in [64 * 1024, 128 * 1024] {
@@ -183,7 +187,8 @@ fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
     }
 }
 
-/// The messages of one collective. Unsplit ones of 1 MiB would leave rails idle at the end.
+/// Sends the messages of one collective. If messages of 1 MiB were sent unsplit, some rails would
+/// be idle at the end.
 #[test]
 fn a_burst_of_large_messages_ends_on_all_rails_together() {
     for each in [2, 4, 8] {
@@ -217,7 +222,7 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
     }
 }
 
-/// A stalled rail does not keep a message from being cut over the free rails.
+/// A message is cut over the free rails, even if another rail is stalled.
 #[test]
 fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
@@ -234,7 +239,8 @@ fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a large message is cut");
 }
 
-/// Microseconds until the last byte if pieces of at least [`MIN`] take the rail that is done first.
+/// Returns the best possible time of a burst, in microseconds: pieces of at least [`MIN`] bytes go
+/// one by one to the rail that finishes them first.
 fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let pieces = (bytes / MIN).max(1);
     let piece = bytes as f64 / pieces as f64;
@@ -247,8 +253,8 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     done.into_iter().fold(0.0, f64::max)
 }
 
-/// Covers the bursts that NCCL's channels, steps and sizes produce. Messages sent unsplit stay on a
-/// rail with little backlog ([`STAY_BYTES`]), so their rows are printed and not asserted.
+/// Covers the bursts that NCCL's channels, steps and sizes produce. Messages that are always sent
+/// unsplit stay on one rail for long ([`STAY_BYTES`]). So their rows are only printed.
 #[test]
 fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_best_time() {
     const FULL: f64 = 56_000.0;
@@ -264,7 +270,7 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
             for (connections, each) in (1..=32).flat_map(|connections| [1, 2, 4, 8].map(|each| (connections, each))) {
                 let mut crowd = Crowd::new(connections, rates_mbps);
                 if rates_mbps.iter().any(|rate| *rate != FULL) {
-                    // Lets the connections measure the rails first.
+                    // First, the connections measure the rails.
                     crowd.run(64, 4, 256 * 1024);
                     crowd.burst(0, 0);
                 }

@@ -33,8 +33,8 @@ pub mod poll {
         }
     }
 
-    /// Waits without a limit for the first pipe. A wake-up that only a time-out would replace is
-    /// lost here, and loom reports it ("deadlock").
+    /// Waits for the first pipe without a time limit. If a wake-up is lost and only a time-out
+    /// would end the wait, loom reports a deadlock.
     pub fn poll(fds: &mut [PollFd<'_>], _: PollTimeout) -> Result<i32, Errno> {
         let pipe = fds.iter().find_map(|fd| fd.0.0).ok_or(Errno::EINVAL)?;
         pipe.wait();

@@ -1,4 +1,4 @@
-//! In place of the plugin's `comm/recovery/devices.rs`: no model has a device.
+//! Replaces the plugin's `comm/recovery/devices.rs`: no model has a device.
 
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
@@ -10,7 +10,7 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct Devices;
 
-/// DeviceChange of a device.
+/// A change of a device.
 pub enum DeviceChange {
     /// A change of a port.
     Port(Arc<Rail>, super::driver::PortChange),
@@ -19,7 +19,7 @@ pub enum DeviceChange {
 }
 
 impl Devices {
-    /// Returns no news.
+    /// Returns no changes.
     pub fn round(&mut self, _: &Arc<Process>, _: Instant) -> Vec<DeviceChange> {
         Vec::new()
     }

@@ -107,7 +107,7 @@ impl Driver {
     /// Does nothing, because no completion queue fails.
     pub fn completions_lost(&mut self, _: usize, _: Instant) {}
 
-    /// A fault of the service thread, which no model has.
+    /// Records a fault of the service thread, which no model has.
     pub fn give_up(&mut self, _: Error) {
         self.log.record(|calls| calls.failed = true);
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 pub enum Redialling {
     /// A listener, with a flag that is true while it is open.
     Awaits(Arc<AtomicBool>),
-    /// None.
+    /// No source.
     Never,
 }
 
@@ -58,6 +58,6 @@ impl Tcp {
         false
     }
 
-    /// Does nothing, for the same reason.
+    /// Does nothing, because no peer dials.
     pub fn replace(&mut self, _: Channel, _: &Redial, _: &mut Driver) {}
 }

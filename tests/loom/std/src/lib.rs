@@ -1,5 +1,5 @@
 //! The standard library with loom's atomics, cells, locks and threads in place of its own, and with
-//! a pipe that loom knows. Sources of a crate that names this one `std` are modelled unchanged.
+//! a pipe that loom knows. If a crate names this library `std`, loom models its sources unchanged.
 
 #[doc(no_inline)]
 pub use ::std::*;
@@ -13,11 +13,11 @@ pub mod sync {
 
         /// Loom's atomic, except that `store` is a swap with an unused result.
         ///
-        /// A swap puts its value directly behind the value that it read. So the next store of that
-        /// value's writer comes behind the swap's. Loom 0.7 does not know this (its issue 254): a
-        /// swap that found `TAKEN` may come after the owner's `USED`, and the word stays taken. A
-        /// store by a swap has a place in that order. Otherwise it orders other threads no more
-        /// than a store does.
+        /// In a word's modification order, a swap comes directly after the value that it has read.
+        /// So a later store by that value's writer comes after the swap. Loom 0.7 does not know
+        /// this (its issue 254): it may order a swap that has read `TAKEN` after the owner's store
+        /// of `USED`, and then the word stays taken. A store made by a swap has a place in that
+        /// order. Otherwise it orders other threads no more than a store does.
         #[derive(Debug)]
         pub struct AtomicU8(loom::sync::atomic::AtomicU8);
 
@@ -53,8 +53,8 @@ pub mod thread {
         static PRETENDS: Cell<bool> = Cell::new(false);
     }
 
-    /// True if this thread panics, or pretends to. (Loom's threads share one of the system's
-    /// threads, so all would panic with one.)
+    /// True if this thread panics, or pretends to. A model cannot really panic: loom's threads
+    /// share one system thread, so all would panic together.
     pub fn panicking() -> bool {
         ::std::thread::panicking() || PRETENDS.with(Cell::get)
     }
@@ -79,7 +79,7 @@ pub mod hint {
 pub mod cell {
     pub use ::std::cell::*;
 
-    /// Loom checks that the threads' synchronisation orders all accesses.
+    /// Loom's cell, which checks that synchronisation orders all accesses.
     #[derive(Debug)]
     pub struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
 

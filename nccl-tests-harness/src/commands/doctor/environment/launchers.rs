@@ -1,5 +1,5 @@
-//! Launchers that set NCCL's variables. Each is recognised by the variables that it sets, and has
-//! the smallest change that lets the plugin load.
+//! Launchers that set NCCL's variables. Each is recognised by the variables that it sets. Each
+//! entry has the smallest change with which NCCL loads the plugin.
 //!
 //! The variables come from the launchers' sources (spark-vllm-docker's launch-cluster.sh,
 //! run-cluster-node.sh and cluster_topology.py, sparkrun's orchestration/infiniband.py,
@@ -11,8 +11,9 @@ use crate::commands::doctor::id::Id;
 
 struct Launcher {
     name: &'static str,
-    /// Variables that the launcher sets, with values where only this launcher uses them. The first
-    /// match wins, so more specific launchers come first.
+    /// Variables that identify the launcher, separated by blanks: NAME, or NAME=VALUE where the
+    /// value matters. The first launcher with all its marks set is chosen, so more specific
+    /// launchers come first.
     marks: &'static str,
     /// The reason why the plugin is not used, or empty.
     trouble: &'static str,

@@ -1,5 +1,7 @@
-//! The effect of a job's variables on this plugin: of each variable alone and of all together. Also
-//! recognises the launcher that set them. Pure: the caller says which files exist.
+//! Judges the effect of a job's variables on this plugin: of each variable alone (`variable`), and
+//! of some together. `launchers` recognises the launcher that set them. `source` reads the
+//! variables. Judging reads no file: the caller passes a function that checks whether a file
+//! exists.
 
 mod launchers;
 mod source;
@@ -36,12 +38,12 @@ pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
     Verdicts { variables: judged, findings }
 }
 
-/// Judges the time-out and the retry count together: the two decide when a rail counts as lost.
+/// Judges the time-out and the retry count, which together decide when a rail counts as lost.
 fn acknowledgement(variables: &[Variable]) -> Vec<Finding> {
     let names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"];
     let set = variables.iter().filter(|one| names.contains(&one.name.as_str()));
     let set: Vec<(String, String)> = set.map(|one| (one.name.clone(), one.value.clone())).collect();
-    // Refused values have findings of their own.
+    // A refused value has its own finding.
     let Ok(config) = Config::from_variables(&set) else { return Vec::new() };
     let finding = |text| Id::SlowFailover.finding(text).cured_by(format!("unset {}", names.join(" ")));
     config.qp.warnings().into_iter().map(finding).collect()

@@ -1,5 +1,5 @@
 //! Variables from an environment and from NCCL's own files. Only variables of NCCL, the plugin and
-//! related programs are taken, because others may be secrets.
+//! related programs are kept, because others may be secrets.
 
 use crate::commands::doctor::place::Place;
 use serde::Serialize;
@@ -45,7 +45,7 @@ pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> 
     Ok(pairs.filter(|(name, _)| taken(name)).collect())
 }
 
-/// Adds the variables of NCCL's files: `NCCL_CONF_FILE`, or else `~/.nccl.conf`, then
+/// Adds the variables of NCCL's files: `NCCL_CONF_FILE` (or else `~/.nccl.conf`), then
 /// `/etc/nccl.conf`. A variable that is already set keeps its value (`initEnv` in NCCL's param.cc).
 pub fn with_files(mut variables: Vec<Variable>, home: Option<&str>, place: &Place) -> Vec<Variable> {
     let named = variables.iter().find(|one| one.name == "NCCL_CONF_FILE" && !one.value.is_empty());

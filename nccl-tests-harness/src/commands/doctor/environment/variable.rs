@@ -30,13 +30,13 @@ pub enum Effect {
     Unset,
     /// The variable makes NCCL skip the plugin.
     Blocks,
-    /// The variable does something else than its users expect.
+    /// The variable has another effect than its users expect.
     Misleads,
     /// The plugin gets slower or more fragile.
     Harms,
     /// The plugin refuses the value and does not start.
     Refused,
-    /// NCCL itself follows the variable, as without the plugin.
+    /// NCCL itself reads the variable, as it does without the plugin.
     Nccl,
     /// Another program reads the variable.
     Other,
@@ -58,8 +58,9 @@ impl Effect {
     }
 }
 
-/// Returns why no file can be loaded from an absolute path, as the beginning of a sentence. Returns
-/// `None` if the path has a file or cannot be examined.
+/// Checks an absolute path. Returns the reason why no file can be loaded from it, as in "file not
+/// found:". Texts have the path after this reason. Returns `None` if the path has a file or cannot
+/// be examined.
 pub type Lack<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
 
 /// Returns true if this value of `NCCL_NET_PLUGIN` lists this plugin.
@@ -67,7 +68,8 @@ pub(super) fn names_this_plugin(list: &str) -> bool {
     list.split(',').any(is_this_plugin)
 }
 
-/// Applies the tuner's rule for telling plugins apart: this plugin has `spark` in its file name.
+/// Returns true if an entry of `NCCL_NET_PLUGIN` is this plugin: its file name contains `spark`.
+/// The tuner tests `NCCL_TUNER_PLUGIN` in a similar way.
 fn is_this_plugin(entry: &str) -> bool {
     entry.rsplit('/').next().is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
 }
@@ -90,7 +92,7 @@ pub(super) fn judge(variable: &Variable, plugin: &str, lack: Lack<'_>) -> Judged
     Judged { name: name.to_owned(), value: value.to_owned(), source: variable.source.clone(), effect, text, finding }
 }
 
-/// Effect, its text, and the id of its finding with the cure.
+/// Effect and its text; for a fault also the id and the cure of its finding.
 type Rule = (Effect, String, Option<(Id, String)>);
 
 fn harmless(effect: Effect, text: impl Into<String>) -> Rule {
@@ -112,7 +114,7 @@ fn network(value: &str) -> Rule {
     wrong(Blocks, Id::NetworkNotSpark, text, "export NCCL_NET=Spark")
 }
 
-/// The cure if the plugin's usual path has no file either.
+/// Cure if the plugin's own path has no file either.
 const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
 
 fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> Rule {
@@ -185,7 +187,8 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
     }
 }
 
-/// With fewer channels, a stream over four rails does not have a connection for each rail.
+/// A Spark has up to four rails. With fewer channels than rails, a stream has no connection for
+/// each rail.
 const FEW_CHANNELS: u32 = 4;
 
 fn general(name: &str) -> Rule {

@@ -1,5 +1,5 @@
-//! `nccl-spark doctor --hosts a,b,c,d`: counts the rail pairs between hosts. Finds an order of
-//! ranks in which a cable connects each rank to the next, and the last to the first.
+//! `nccl-spark doctor --hosts a,b,c,d`: counts the rail pairs between hosts, and finds an order of
+//! ranks. In this order a cable connects each rank to the next, and the last rank to the first.
 //!
 //! Each other host runs `nccl-spark rails --json -` over ssh. Nothing is measured: `order` only
 //! compares addresses and subnets, by the plugin's own pairing rule.
@@ -22,9 +22,9 @@ use std::time::Instant;
 #[derive(Debug, Default, Serialize)]
 pub struct HostsReport {
     hosts: Vec<HostJson>,
-    /// Names of the hosts in the order of their ranks. Null if no order connects all neighbours.
+    /// Host names in the order of ranks. Null if no order has a cable between all neighbours.
     order: Option<Vec<String>>,
-    /// Pairs of hosts without a common rail pair.
+    /// Pairs of hosts that have no rail pair.
     apart: Vec<[String; 2]>,
 }
 
@@ -36,8 +36,8 @@ struct HostJson {
     pairs: Vec<usize>,
 }
 
-/// Asks all hosts for their rails, and prints the result. Waits for answers until `end` at the
-/// latest. Returns false if no order of ranks has a cable between all neighbours.
+/// Reads the rails of all hosts, and prints the result. Waits for hosts until `end` at the latest.
+/// Returns false if no order of ranks has a cable between all neighbours.
 ///
 /// # Errors
 /// A host does not answer, or the output cannot be written.
@@ -101,7 +101,7 @@ struct Rails {
 
 /// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
-    /// Higher than the plugin's own limit on rails.
+    /// The plugin's own limit for the rails that a connection can offer.
     const MAX_LISTED_RAILS: usize = 32;
     let start = text.find("{\n").context("the output has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..])

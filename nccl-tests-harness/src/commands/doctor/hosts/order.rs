@@ -9,10 +9,10 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Pairs the hosts' rails by their addresses. Routes do not count: they say nothing of cables.
+    /// Pairs the hosts' rails by their addresses. Routes do not count, because they need no cable.
     ///
-    /// Rails with only link-local addresses are paired by their names. Such pairs count only
-    /// between two hosts: among three, the rail may lead to either of the others.
+    /// Rails with only link-local addresses are paired by their names. Such pairs count only if
+    /// there are two hosts. Among three hosts, the rail may lead to either of the others.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
@@ -46,8 +46,8 @@ impl Reach {
         }
         let joins = |one: usize, other: usize| self.rails(one, other) > 0;
         let all = (1_usize << count) - 1;
-        // Per set of visited hosts: one bit per last host with a path through the others to the
-        // first.
+        // For each set of visited hosts, one bit for each host in it. The bit is set if a path
+        // leads from this host through all hosts outside the set, and back to the first host.
         let mut ends = vec![0_u32; all + 1];
         for set in (1..=all).rev() {
             for last in (0..count).filter(|at| set >> at & 1 == 1) {

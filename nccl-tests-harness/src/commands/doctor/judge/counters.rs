@@ -1,4 +1,4 @@
-//! Port counters since boot. Errors are judged by their share of the packets.
+//! Findings about the ports' counters since boot. Errors are judged by their share of the packets.
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
@@ -7,7 +7,7 @@ use nccl_net_spark::counters::nic::TOLERATED_LOSS_ONE_IN;
 
 struct Group {
     id: Id,
-    /// Counters that are summed, by the names of rdma-core and the kernel's
+    /// Counters to add up, with the names of rdma-core and of the kernel's
     /// drivers/infiniband/hw/mlx5/counters.c.
     names: &'static str,
     what: &'static str,
@@ -63,7 +63,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
                 found.push(finding(rail, group, count, packets));
             }
         }
-        // Having pulled a cable once is ordinary.
+        // A cable that was pulled a few times is no fault.
         let downed = value("link_downed");
         if downed > ORDINARY_DOWNED {
             let text = format!("the link of {} has gone down {downed} times since boot", rail.device);

@@ -1,10 +1,9 @@
-//! Helpers for the texts of findings and cures.
+//! Facts and helpers for the texts of findings and cures.
 
 /// Facts about the job that cures need.
 #[derive(Debug, Clone)]
 pub struct Cures {
     pub plugin: String,
-    /// True if a variable turns NVLS off, which some NCCL versions need.
     pub nvls_is_off: bool,
     pub proxy_cpus: Option<String>,
     pub socket_interfaces: Option<String>,

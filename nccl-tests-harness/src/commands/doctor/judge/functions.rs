@@ -1,4 +1,4 @@
-//! The RDMA functions: each alone, and compared with each other.
+//! Findings about the RDMA functions: about each alone, and about their differences.
 
 use super::cures::{group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
@@ -15,7 +15,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     absent(facts, found);
 }
 
-/// The size on all Sparks that were examined: 16 machines of four makers.
+/// Payload and read request size of all Sparks that were examined: 16 machines of four makers.
 const USUAL_TRANSACTION_BYTES: u32 = 512;
 
 fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
@@ -62,7 +62,7 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Finds PCIe errors of one device. Corrected errors cost bandwidth, and a few are ordinary at
+/// Finds PCIe errors of one device. Corrected errors cost bandwidth; a few are ordinary at
 /// power-up. An uncorrected error has aborted a transfer.
 fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     const ORDINARY: u64 = 100;
@@ -79,8 +79,8 @@ fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
     found.push(id.finding(text).cured_by(cure));
 }
 
-/// Without pause frames the NIC drops packets that its PCIe link does not take in time. Each loss
-/// costs a retransmission. PFC on RoCE's priority replaces pause frames.
+/// Finds rails without pause frames. Their NIC drops packets that its PCIe link does not take in
+/// time, and each loss costs a retransmission. PFC on RoCE's priority replaces pause frames.
 fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
     let has_pfc = |device: &str| {
         let qos = facts.qos.rails.iter().find(|qos| qos.device == device);
@@ -118,7 +118,8 @@ fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// A Spark's NIC has four functions, but those of a port without a cable may be absent.
+/// Finds a Spark with fewer than four functions of its NIC. The functions of a port without a cable
+/// may be absent.
 fn absent(facts: &Facts, found: &mut Vec<Finding>) {
     let is_spark = facts.machine.product.as_deref().is_some_and(|product| product.contains("Spark"))
         || facts.functions.iter().any(|one| one.board.as_deref() == Some(SPARK_BOARD));

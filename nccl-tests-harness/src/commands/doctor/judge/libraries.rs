@@ -1,4 +1,4 @@
-//! The libraries of a job: builds of NCCL, network plugins, libibverbs, glibc.
+//! Findings about the libraries of a job: builds of NCCL, network plugins, libibverbs, glibc.
 
 use super::cures::Cures;
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -19,9 +19,9 @@ pub(super) fn judge(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Fin
 }
 
 enum Known {
-    /// Ran for an hour without errors on a Spark.
+    /// A build that ran for an hour without errors on a Spark.
     Good,
-    /// Leaks proxy slots on aarch64.
+    /// A build that leaks proxy slots on aarch64.
     Bad,
 }
 
@@ -78,11 +78,11 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     }
 }
 
-/// All versions since 2.31 have the network and tuner interfaces of the plugin
-/// (lab/notes/nccl-versions.md).
+/// Returns the known facts about this version on Sparks. The plugin has the network and tuner
+/// interfaces of NCCL 2.27 to 2.32.3 (lab/notes/nccl-versions.md).
 fn of_version(version: [u32; 3]) -> &'static str {
     match version {
-        // The uninitialised constants of ext-tuner were fixed in 2.32.3.
+        // NCCL 2.32.3 initialises the constants that it passes to tuner plugins.
         [2, 31, _] => {
             "nothing is known of it on Sparks; it hands tuners uninitialised constants, which the plugin's tuner does not read"
         }
@@ -91,8 +91,8 @@ fn of_version(version: [u32; 3]) -> &'static str {
     }
 }
 
-/// Returns true for an affected version that was built for Arm by a compiler that exposes the
-/// fault. The fault was fixed in the sources of 2.29.3, whose wheel has the same compilers.
+/// Returns true if a library leaks proxy slots: an affected version, built for Arm by a GCC before
+/// 10. The sources of 2.29.3 have a fix, so its wheel, built by the same compilers, does not leak.
 fn leaks(library: &Library, version: [u32; 3]) -> bool {
     let is_affected = ([2, 28, 9]..=[2, 29, 2]).contains(&version);
     is_affected && library.is_aarch64 && library.oldest_gcc().is_some_and(|major| major < 10)
@@ -106,7 +106,8 @@ fn short(library: &Library) -> &str {
     }
 }
 
-/// `LD_PRELOAD` or `VLLM_NCCL_SO_PATH` can load a second or an unexpected NCCL into a process.
+/// Finds a process with several NCCLs, and variables that choose one. `LD_PRELOAD` or
+/// `VLLM_NCCL_SO_PATH` can load a second or an unexpected NCCL.
 fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
     let [first, rest @ ..] = &found.nccl[..] else { return };
     let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));

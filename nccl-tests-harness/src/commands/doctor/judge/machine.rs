@@ -56,7 +56,8 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
-    // Without any device nothing works. Without one device, one rail is missing.
+    // If no device can be opened, nothing works. If some can be opened, only some rails are
+    // missing.
     let severity = if failed.len() == machine.device_files.len() { Severity::Broken } else { Severity::Slow };
     let id = |file: &DeviceFile| {
         let error = file.error.as_ref()?;
@@ -92,8 +93,8 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// NCCL's buffers count a few hundred MiB, summed over all rails. Below this limit, not even the
-/// buffers of one connection can be registered.
+/// Locked memory that NCCL needs: its buffers are a few hundred MiB, summed over all rails. With a
+/// lower limit, registering the buffers of even one connection fails.
 const MIN_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
@@ -113,8 +114,8 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
-/// Kernels 7.0.0-1019 and -1031 report more free CMA memory than they have, and refuse to pin
-/// memory.
+/// Finds kernels that report more free CMA memory than they have, such as 7.0.0-1019 and -1031.
+/// They refuse to pin memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("unknown");
@@ -155,7 +156,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// Exit latency from which leaving an idle state takes longer than a small all-reduce.
+/// Exit latency of a deep idle state: waking takes as long as a small all-reduce, or longer.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {

@@ -1,4 +1,4 @@
-//! Findings from facts. Pure.
+//! Makes findings from facts, without I/O.
 
 mod counters;
 mod cures;
@@ -23,7 +23,6 @@ pub fn machine(facts: &Facts, cures: &Cures) -> Vec<Finding> {
     found
 }
 
-/// Judges the libraries of a job. `has_mlx5` is true if the devices need mlx5's provider.
 pub fn libraries(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
     libraries::judge(found, cures, has_mlx5)
 }

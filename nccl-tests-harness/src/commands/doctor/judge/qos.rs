@@ -1,4 +1,4 @@
-//! Priorities of RoCE packets.
+//! Findings about the priorities of RoCE packets, and the cure for a priority without PFC.
 
 use super::cures::list;
 use crate::commands::doctor::finding::Finding;

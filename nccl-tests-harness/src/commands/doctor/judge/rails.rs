@@ -46,7 +46,7 @@ fn text_for_several(obstacle: &Obstacle) -> String {
     text.to_owned()
 }
 
-/// Returns the commands that bring ports with this obstacle up, or give them addresses.
+/// Returns the commands that remove this obstacle from the ports.
 fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
     let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
     match obstacle {
@@ -122,8 +122,8 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
     id.finding(warning.text.clone()).cured_by(cure)
 }
 
-/// A rail with only link-local addresses works if the peer's unpaired rail on the same cable has a
-/// link-local address.
+/// Finds rails with only link-local addresses whose twin has IPv4. Such a rail is used only if the
+/// peer's unpaired rail on the same cable has a link-local address too.
 fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|address| ip(&address.gid).is_ipv4());
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
@@ -141,7 +141,8 @@ fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     }
 }
 
-/// The kernel may route a rail's packets through another interface in the rail's subnet.
+/// Finds interfaces that are no rail but are in a rail's subnet. The kernel may route the rail's
+/// packets through such an interface.
 fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>) {
     let rails = &facts.survey.rails;
     let is_rail = |name: &str| rails.iter().any(|rail| rail.netdev.as_deref() == Some(name));
@@ -166,9 +167,9 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
     }
 }
 
-/// Reports NetworkManager's automatic profiles. Owners wrote netplan files for a function, but such
-/// a profile kept the function on DHCP until they deleted the profile. On a network with a DHCP
-/// server the profile may be wanted.
+/// Finds NetworkManager's automatic profiles. Owners wrote netplan files for a function, but such a
+/// profile kept the function on DHCP until they deleted it. On a network with a DHCP server the
+/// profile may be wanted.
 fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
     let has_v4 = |netdev: &str| {
         let its = facts.interfaces.iter().find(|interface| interface.name == netdev);

@@ -1,5 +1,5 @@
 //! Build id, compilers, version strings and search paths of a shared library, read from its file.
-//! No library is loaded, and no variable is read.
+//! The library is not loaded.
 
 use object::read::elf::{Dyn, FileHeader, SectionHeader};
 use object::read::{ReadCache, ReadRef};
@@ -14,13 +14,13 @@ pub struct Library {
     pub build_id: String,
     pub compilers: Vec<String>,
     pub is_aarch64: bool,
-    /// `DT_RPATH`: folders that the loader searches first. Ignored if there is a `runpath`.
+    /// `DT_RPATH`: folders that the loader searches first. Ignored if the library has a `runpath`.
     pub rpath: Option<String>,
     /// `DT_RUNPATH`: folders that the loader searches after `LD_LIBRARY_PATH`.
     pub runpath: Option<String>,
-    /// Newest required symbol version of glibc, as in (2, 28).
+    /// Newest glibc version that the library's symbols require, as in (2, 28).
     pub glibc: Option<(u32, u32)>,
-    /// Read-only texts that begin with one of [`MARKS`], without duplicates.
+    /// Texts of the section `.rodata` that begin with one of [`MARKS`].
     pub texts: BTreeSet<String>,
 }
 
@@ -67,7 +67,7 @@ impl Library {
             let numbers: Vec<u32> = text.split(['.', '+', '-']).take(3).map_while(|part| part.parse().ok()).collect();
             Some((text.to_owned(), <[u32; 3]>::try_from(numbers).ok()?))
         });
-        // The file has the version with and without the CUDA suffix. Take the longer text.
+        // The file has the version with and without the CUDA suffix. Return the longer text.
         versions.max_by_key(|(text, _)| text.len())
     }
 

@@ -14,7 +14,6 @@ pub struct Function {
     pub is_rail: bool,
     pub netdev: Option<String>,
     pub pci: Option<PciFunction>,
-    /// PCI vendor id of the NIC.
     pub vendor: Option<String>,
     pub firmware: Option<String>,
     pub board: Option<String>,
@@ -22,9 +21,10 @@ pub struct Function {
     /// IOMMU mode: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
     pub mtu_bytes: Option<u32>,
-    /// Only for rails.
+    /// Read only for rails.
     pub pause: Option<Pause>,
-    /// `counters` and `hw_counters`; for a rail also the discards and pauses of `ethtool -S`.
+    /// The port's counters in sysfs (`counters` and `hw_counters`). For a rail also the discards
+    /// and pauses of `ethtool -S`.
     pub counters: PortCounters,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: 
 /// Lists the facts that could not be read, with the functions and the reason.
 fn unread(functions: &[Function]) -> Vec<NotSeen> {
     const SIZES: &str = "PCIe payload and read request size";
-    // Source: `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
+    // See `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
     const PRIVILEGED: &str =
         "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
     // The software fabric has no configuration space file.
@@ -103,7 +103,7 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
     kinds.into_iter().filter_map(of).collect()
 }
 
-/// Finds Mellanox NICs without an RDMA device. Returns driver (if any) and PCI address of each.
+/// Finds Mellanox NICs without an RDMA device. Returns the driver (if any) and PCI address of each.
 pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
@@ -126,7 +126,7 @@ fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }
 
-/// Runs ethtool, or reads `answers/ethtool-a/NETDEV` of a copied machine (`-a` is the option).
+/// Runs ethtool. For a copied machine, reads `answers/ethtool-a/NETDEV` (`-a` is the option).
 fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> {
     if !place.is_live() {
         let text = place.text(format!("/answers/ethtool{option}/{netdev}"));
@@ -142,8 +142,8 @@ fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> 
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads the counts of discarded packets and pause frames, which sysfs lacks. Empty if ethtool is
-/// not available, which `pause` reports.
+/// Reads the counts of discarded packets and pause frames, which sysfs lacks. Empty if ethtool
+/// fails; `pause` reports the error.
 fn discards_and_pauses(place: &Place, netdev: &str) -> PortCounters {
     let text = ethtool(place, "-S", netdev).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));

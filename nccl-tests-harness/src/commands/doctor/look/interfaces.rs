@@ -1,5 +1,5 @@
-//! The network interfaces: those of the system, or those in `answers/ip-addr.json` of a copied
-//! machine (the output of `ip -json address`).
+//! The network interfaces of this machine. For a copied machine, those in `answers/ip-addr.json`,
+//! the output of `ip -json address`.
 
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::interfaces::{self, Interface, InterfaceAddress};

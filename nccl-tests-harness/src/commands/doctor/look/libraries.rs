@@ -14,7 +14,7 @@ pub struct Job<'a> {
     pub value: &'a dyn Fn(&str) -> Option<String>,
     pub python: Option<PathBuf>,
     pub program: Option<PathBuf>,
-    /// The plugin that was installed with this program.
+    /// The plugin that belongs to this program, if found.
     pub own_plugin: Option<PathBuf>,
     pub process: Option<Process>,
 }
@@ -33,7 +33,7 @@ pub struct Libraries {
 #[derive(Debug, Clone)]
 pub struct NcclFile {
     pub path: PathBuf,
-    /// The program or variable that loads the file, as in "the process" or `LD_PRELOAD`.
+    /// The programs and variables that load the file, as in `process 4711` or `LD_PRELOAD`.
     pub by: String,
     pub library: Result<Library, String>,
 }
@@ -133,7 +133,7 @@ fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) 
     files
 }
 
-/// Finds the libnccl that PyTorch's library loads through its own search path. Without PyTorch,
+/// Finds the libnccl that PyTorch loads, by the search path in PyTorch's library. Without PyTorch,
 /// finds the libnccl of NVIDIA's wheel.
 fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Path) -> Option<(PathBuf, String)> {
     let torch = folders.iter().map(|folder| folder.join("torch/lib/libtorch_cuda.so")).find(|path| place.has(path));
@@ -145,7 +145,8 @@ fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Pat
     Some((wheel, format!("NVIDIA's wheel of {}", python.display())))
 }
 
-/// NCCL loads the first existing file of the list (`openPluginLib` in NCCL's plugin_open.cc).
+/// Finds the network plugin that a process has mapped, or that NCCL would load: the first existing
+/// file of `NCCL_NET_PLUGIN` (`openPluginLib` in NCCL's plugin_open.cc).
 fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     if let Some(process) = &job.process {
         let is_network = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("net"));
@@ -159,7 +160,8 @@ fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     })
 }
 
-/// Searches installation folders, packages and wheels, and paths named in the job's variables.
+/// Finds copies of this plugin: beside this program, in the loader's folders and Python's packages,
+/// and at paths that the job's variables name.
 fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
     const NAME: &str = "libnccl-net-spark.so";
     let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));

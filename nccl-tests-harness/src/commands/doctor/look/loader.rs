@@ -29,7 +29,7 @@ impl<'a> Loader<'a> {
         &self.folders
     }
 
-    /// Finds library `name`, needed by `by`. The search path of `by` also counts.
+    /// Finds library `name`. If library `by` needs it, the search path in `by` also counts.
     pub fn find(&self, name: &str, by: Option<(&Path, &Library)>) -> Option<PathBuf> {
         if name.contains('/') {
             return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
@@ -49,7 +49,7 @@ impl<'a> Loader<'a> {
     /// Reads the library at `path`, which may be a link.
     ///
     /// # Errors
-    /// The same as [`elf::read`].
+    /// The path's links form a loop, or [`elf::read`] fails.
     pub fn read(&self, path: &Path) -> Result<Library, String> {
         let file = self.place.resolve(path).ok_or("its symbolic links form a loop")?;
         elf::read(&self.place.path(file))
@@ -72,7 +72,8 @@ fn normal(path: &Path) -> PathBuf {
     clean
 }
 
-/// Reads the folders of /etc/ld.so.conf, the source of the loader's cache.
+/// Adds the folders of /etc/ld.so.conf, from which the loader's cache is made, and of the files
+/// that it includes.
 fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) {
     // Files may include each other in a cycle.
     if depth > 4 {

@@ -8,12 +8,12 @@ use std::path::Path;
 
 #[derive(Debug, Default)]
 pub struct Machine {
-    /// The kind of container, recognised by its engine's marker.
+    /// The container's engine, recognised by its marker file.
     pub container: Option<&'static str>,
     pub product: Option<String>,
     pub bios: Option<String>,
     pub kernel: Option<String>,
-    /// The contiguous memory area (CMA), total and free, in KiB.
+    /// Sizes of the contiguous memory area (CMA) in KiB: total and free.
     pub cma_kib: Option<(u64, u64)>,
     /// Limit of locked memory in bytes. `u64::MAX` means no limit, or CAP_IPC_LOCK.
     pub memlock_bytes: Option<u64>,
@@ -57,7 +57,6 @@ pub struct IdleState {
     pub is_enabled: bool,
 }
 
-/// Reads a machine. Limits and processors are those of process `pid`, or else of this process.
 pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
     let process = pid.map_or("/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
     let dmi = |name: &str| place.text(format!("/sys/class/dmi/id/{name}"));
@@ -117,7 +116,7 @@ fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     Some((value("CmaTotal:")?, value("CmaFree:")?))
 }
 
-/// Reads the soft limit. CAP_IPC_LOCK lifts the limit (`ib_umem_get` in the kernel's
+/// Reads the soft limit of locked memory. CAP_IPC_LOCK lifts it (`ib_umem_get` in the kernel's
 /// drivers/infiniband/core/umem.c).
 fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -135,7 +134,7 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     }
 }
 
-/// Opens the uverbs file of each RDMA device. A missing file is an error of its device.
+/// Opens the uverbs file of each RDMA device. A missing file is recorded as an error of its device.
 fn device_files(place: &Place) -> Vec<DeviceFile> {
     let class = "/sys/class/infiniband_verbs";
     let named = place.names(class).into_iter().filter(|name| name.starts_with("uverbs")).filter_map(|name| {
@@ -196,8 +195,9 @@ fn cpu_list(text: &str) -> Vec<u32> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
-/// Reads `answers/cuda` of a copied machine. Each GPU has a line `INTEGRATED
-/// GPU_DIRECT_RDMA_SUPPORTED DMA_BUF_SUPPORTED GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+/// Reads `answers/cuda` of a copied machine. Each GPU has a line with four attributes, each 0 or 1:
+/// INTEGRATED, GPU_DIRECT_RDMA_SUPPORTED, DMA_BUF_SUPPORTED,
+/// GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
     let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;
     let device = |line: &str| {

@@ -1,10 +1,9 @@
 //! Reads the facts of a machine without judging them, or notes why a fact cannot be read.
 //!
-//! The doctor starts no Python and loads no library, for two reasons. A broken library would crash
-//! the doctor. And the doctor can also examine a folder with another machine's files. It derives
-//! the dynamic loader's choice from the documented search order. The crates `object` and `memchr`
-//! read build ids, compilers, search paths and version strings. Both crates are well maintained,
-//! and their authors fuzz the parsers.
+//! The doctor starts no Python and loads no library: a broken library would crash it, and the files
+//! may be copies from another machine. `loader` derives the dynamic loader's choice from the
+//! documented search order. The crates `object` and `memchr` read build ids, compilers, search
+//! paths and version strings. Both crates are well maintained, and their authors fuzz the parsers.
 
 mod elf;
 mod functions;
@@ -47,12 +46,12 @@ pub struct Facts {
     pub qos: Qos,
     pub interfaces: Vec<Interface>,
     pub survey: Survey,
-    /// Error of the verbs library. After an error, the ports were read from sysfs instead.
+    /// Error of libibverbs, if any. `survey` then has the ports from sysfs.
     pub verbs: Result<(), String>,
     pub cuda: Result<Vec<CudaDevice>, String>,
 }
 
-/// Reads a machine. Limits and processors are those of process `pid`, or else of this process.
+/// Reads a machine. Limits and processors are those of process `pid`, if given, or of this process.
 pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: &mut Vec<NotSeen>) -> Facts {
     let interfaces = interfaces::all(place).unwrap_or_else(|why| {
         not_seen.push(NotSeen::new("network interfaces and their addresses", why));
@@ -60,7 +59,7 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     });
     let config = config(variables);
     let (ports, verbs) = ports(place, &config.rails, not_seen);
-    // The software fabric has its own sysfs.
+    // The software fabric has its own sysfs folder.
     let sysfs = if place.is_live() { config.rails.sysfs.clone() } else { place.path("/sys") };
     let mut survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.rails.hca);
     let qos = qos::qos(place, &config, &survey, not_seen);
@@ -70,8 +69,8 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
     }
     let mut machine = machine::machine(place, pid, not_seen);
-    // If verbs found ports, it has opened their devices, so /dev/infiniband counts as present. The
-    // software fabric has no device files.
+    // If libibverbs lists ports, it has opened their devices, so /dev/infiniband counts as present.
+    // The software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &sysfs, &survey, not_seen);
     let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
@@ -94,13 +93,13 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     }
 }
 
-/// Returns the configuration that the variables give. A variable with a refused value counts as
-/// unset here. It has its own finding.
+/// Returns the configuration that the variables give. A variable with a refused value has its own
+/// finding, and counts as unset here.
 fn config(variables: &[Variable]) -> Config {
     let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
     let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
-    // This should not fail: each value was accepted alone, and no setting depends on another. If it
-    // fails, use the defaults.
+    // This should not fail, because each value was accepted alone and no setting depends on
+    // another. If it fails, use the defaults.
     Config::from_variables(&pairs)
         .or_else(|_| Config::from_variables(&[]))
         .unwrap_or_else(|error| unreachable!("{error}"))

@@ -1,4 +1,4 @@
-//! PCIe errors: counters of the functions and of the ports above them, and the kernel log.
+//! PCIe errors: the counters of functions and of the PCIe ports above them, and the kernel log.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -8,12 +8,11 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Kernel counts of PCIe errors since boot.
+/// The kernel's counts of PCIe errors since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aer {
-    /// Corrected by the link.
     pub correctable: u64,
-    /// Uncorrected, but not fatal.
+    /// Uncorrected errors that were not fatal.
     pub nonfatal: u64,
     pub fatal: u64,
 }
@@ -26,7 +25,7 @@ pub struct PciePort {
     pub aer: Option<Aer>,
 }
 
-/// The root ports above a Spark's NIC. They are read even if no device is below them.
+/// The root ports above a Spark's NIC. Their counters are read even if no device is below them.
 const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
 pub(super) fn ports<'a>(
@@ -36,7 +35,7 @@ pub(super) fn ports<'a>(
     let mut ports: Vec<PciePort> = Vec::new();
     for (device, pci) in functions {
         let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        // A function without a port above it is directly in the folder of its bus.
+        // A function without a port above it is in its bus's folder, and a bus is no PCI device.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
         match ports.iter_mut().find(|port| port.address == address) {
             Some(port) => port.devices.push(device.clone()),
@@ -63,8 +62,8 @@ pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
     })
 }
 
-/// Reads a root port's counters of errors reported by the port and the devices below it. Unlike a
-/// device's own counters, they outlive the removal of the device.
+/// Reads a root port's counts of the errors that it and the devices below it reported. These counts
+/// remain when a device is removed.
 fn messages(place: &Place, folder: &str) -> Option<Aer> {
     totals(|kind| place.number(format!("{folder}/aer_rootport_total_err_{}", kind.replace("correctable", "cor"))))
 }
@@ -77,7 +76,8 @@ fn folder(address: &str) -> String {
     format!("/sys/bus/pci/devices/{address}")
 }
 
-/// Marks of uncorrected errors and recovery, from drivers/pci/pcie (aer.c, err.c) and mlx5_core.
+/// Parts of kernel messages about uncorrected errors and recovery, from drivers/pci/pcie (aer.c,
+/// err.c) and mlx5_core.
 const MARKS: [&str; 5] =
     ["Uncorrectable (", "Uncorrected (", "device recovery failed", "mlx5_pci_err_detected", "mlx5_pci_slot_reset"];
 
@@ -89,8 +89,8 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         not_seen.push(NotSeen::new("PCIe errors in the kernel log", format!("/dev/kmsg: {error}")));
         String::new()
     });
-    // Each record has priority, number, time and flags, then `;` and the text. Lines that begin
-    // with a blank are the record's properties.
+    // A record has priority, number, time and flags, then `;` and the text. Lines that begin with a
+    // blank are properties of the record above.
     let texts = text.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| Some(line.split_once(';')?.1));
     let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
     let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));

@@ -18,7 +18,7 @@ impl Process {
         let bytes = std::fs::read(place.path(format!("/proc/{pid}/maps")))?;
         let text = String::from_utf8_lossy(&bytes);
         let mut maps: Vec<PathBuf> = Vec::new();
-        // address perms offset dev inode path (proc_pid_maps(5)). The path may have spaces.
+        // Fields: address perms offset dev inode path (proc_pid_maps(5)). Paths may have spaces.
         for line in text.lines() {
             let path = line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)"));
             if let Some(path) = path.map(PathBuf::from).filter(|path| !maps.contains(path)) {

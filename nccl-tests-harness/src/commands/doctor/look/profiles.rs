@@ -1,7 +1,7 @@
 //! NetworkManager's automatic profiles, read with `nmcli`.
 //!
-//! Files cannot replace `nmcli`: the profiles' files belong to root, and NetworkManager's state
-//! files do not name a profile that still asks for an address.
+//! The files of NetworkManager are not enough: only root can read the profiles, and the state files
+//! do not name a profile that still asks for an address.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -11,13 +11,13 @@ use std::process::Command;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AutomaticProfile {
     pub netdev: String,
-    /// A translation of "Wired connection 1".
+    /// "Wired connection 1", or its translation.
     pub name: String,
     pub uuid: String,
 }
 
 /// The lowest possible priority (`new_default_connection` in NetworkManager's
-/// nm-device-ethernet.c). It identifies automatic profiles, whose names are translated.
+/// nm-device-ethernet.c). It identifies automatic profiles; their names depend on the language.
 const AUTOMATIC_PRIORITY: &str = "-999";
 
 pub(super) fn automatic_profiles(
@@ -46,7 +46,7 @@ fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String
         if !netdevs.contains(&netdev) {
             continue;
         }
-        // The method is no longer "auto" if the owner has given the profile addresses.
+        // If the owner has given the profile an address, the method is not "auto".
         let method = nmcli(place, &["--get-values", "ipv4.method", "connection", "show", uuid], uuid)?;
         if method.trim() == "auto" {
             let [netdev, name, uuid] = [netdev, name, uuid].map(str::to_owned);

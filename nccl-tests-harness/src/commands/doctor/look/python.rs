@@ -3,7 +3,7 @@
 use crate::commands::doctor::place::Place;
 use std::path::{Path, PathBuf};
 
-/// Returns the package folders of the Python at `python` in search order, the user's first.
+/// Returns the package folders of the Python at `python` in search order, the user's own first.
 ///
 /// # Errors
 /// The file does not exist, or is a script that starts another Python.

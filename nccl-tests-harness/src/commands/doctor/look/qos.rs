@@ -1,4 +1,4 @@
-//! Priorities of the rails' ports, and the file that sets them at boot.
+//! Priorities (PFC and trust mode) of the rails' ports, and the file that sets them at boot.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -10,10 +10,11 @@ use std::path::Path;
 #[derive(Debug, Default)]
 pub struct Qos {
     pub roce: Priority,
-    /// Only rails whose drivers have priorities.
+    /// Priorities of the rails whose drivers report them.
     pub rails: Vec<RailQos>,
-    /// If the driver shows congestion control (ECN) for the job's priority, by interface: true if
-    /// it answers marked packets (`roce_np`), and if it slows down when notified (`roce_rp`).
+    /// Congestion control (ECN) for the job's priority, by interface, if the driver reports it. The
+    /// first value is true if the port answers marked packets (`roce_np`), the second if the port
+    /// slows down when notified (`roce_rp`).
     pub ecn: Vec<(String, [bool; 2])>,
     pub at_boot: Option<String>,
 }
@@ -35,7 +36,7 @@ pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mu
     Qos { roce, ecn: rails.iter().filter_map(ecn).collect(), at_boot: at_boot(place), rails }
 }
 
-/// Empty on the software fabric, whose interfaces the kernel does not have.
+/// Reads the priorities. Empty on the software fabric, whose interfaces the kernel does not have.
 fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<RailQos> {
     if config.rails.sysfs != Path::new("/sys") {
         return Vec::new();
@@ -71,7 +72,7 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
     Some(PortQos { dscp: (trust == "dscp").then_some(map), pfc })
 }
 
-/// Parts of commands that set priorities.
+/// Texts that identify a command that sets priorities.
 const COMMANDS: [&str; 4] = ["mlnx_qos", "dcb pfc", "dcb app", "lldptool"];
 /// Folders of scripts and rules that run at boot or when an interface comes up.
 const SCRIPTS: [&str; 6] = [
@@ -84,7 +85,7 @@ const SCRIPTS: [&str; 6] = [
 ];
 const UNITS: [&str; 2] = ["/etc/systemd/system", "/usr/local/lib/systemd/system"];
 
-/// Finds a script or enabled unit (which may run a script) that sets priorities at boot.
+/// Finds a script or enabled unit that sets priorities at boot, or a unit whose script does.
 fn at_boot(place: &Place) -> Option<String> {
     let sets = |text: &str| COMMANDS.iter().any(|command| text.contains(command));
     let below =

@@ -1,4 +1,4 @@
-//! Differences between two hosts. Pure: sheets in, findings out.
+//! Makes findings from the differences between the sheets of two hosts, without I/O.
 
 use super::sheet::{NcclSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -50,7 +50,7 @@ fn no_plugin(host: &str) -> Finding {
     Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
-/// Settings of the tuner. The plugins also compare their tuners' decisions when they connect.
+/// Settings of the tuner. Two plugins also compare their tuners' decisions when they connect.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
@@ -132,7 +132,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, ends(|pair| pair.there), found);
 }
 
-/// Finds unpaired rails on a cable with another, paired rail. Other cables lead to other hosts.
+/// Finds unpaired rails on a cable whose other rail is paired, except by route. A cable without a
+/// pair leads to another host.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<(usize, PairedBy)>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let is_on_cable = |rail: usize| host.rails[rail].cable == host.rails[*at].cable;

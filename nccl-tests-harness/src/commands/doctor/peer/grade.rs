@@ -1,4 +1,4 @@
-//! Findings from measured paths. Pure.
+//! Makes findings from measured paths, without I/O.
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
@@ -43,7 +43,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
     }
 }
 
-/// Finds switches that drop large packets. The plugin detects this and uses smaller packets.
+/// Finds switches that drop large packets. With such a switch the plugin uses smaller packets.
 fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     for path in pairs {
         let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
@@ -64,7 +64,7 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
     let best = measured.iter().filter_map(|path| part(path)).fold(0.0, f64::max);
-    // Switches that drop large packets also make a rail slow, and have their own finding.
+    // A switch that drops large packets also makes a rail slow. It has its own finding.
     for path in measured.iter().filter(|path| path.narrowed().is_none()) {
         let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, part(path)) else {
             continue;
@@ -93,8 +93,8 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-/// If no rail reaches its expected rate (slow processors, a switch), a rail this many times slower
-/// than the best has a fault of its own.
+/// All rails may be slower than expected, because of slow processors or a switch. Then a rail that
+/// is this many times slower than the best has a fault of its own.
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
@@ -106,7 +106,7 @@ fn part(path: &Path) -> Option<f64> {
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// Cure for a firmware fault after a replug: about 13 Gb/s despite correct link attributes.
+/// Cure for a firmware fault: a replugged rail carries 13 Gb/s despite correct link attributes.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 

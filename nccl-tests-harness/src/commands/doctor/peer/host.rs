@@ -1,4 +1,4 @@
-//! This host in a measurement: its sheet, its rails' rate, and the environment of its rank.
+//! This host in a measurement: its sheet, its rails' expected rate, and its rank's environment.
 
 use super::neighbours;
 use super::sheet::Sheet;
@@ -17,8 +17,8 @@ use nix::net::if_::if_nametoindex;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// Seconds for a pair of rails to carry data. It allows several attempts of the plugin. It is below
-/// `measure::STUCK`, so that the plugin can report why a pair fails.
+/// Time limit for the plugin's connection, which allows several attempts. It is below
+/// `measure::STUCK`, so that the plugin can report the reason why a pair fails.
 const FIRST_RAIL_S: u32 = 20;
 
 pub struct Host {
@@ -30,11 +30,11 @@ pub struct Host {
 }
 
 impl Host {
-    /// Takes the doctor's facts about this host. The measurements use this plugin if NCCL loads it,
-    /// or else the plugin of `program`.
+    /// Collects the facts about this host. The measurements use the file of this plugin that NCCL
+    /// loads. If NCCL loads none, they use the plugin that belongs to `program`.
     ///
     /// # Errors
-    /// A refused setting, which would stop the plugin in each measurement.
+    /// The plugin is not found, or it refuses a setting and so would not start.
     pub fn new(place: &Place, answer: &Answer, seen: &Seen, program: &Path) -> Result<Self> {
         let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
@@ -60,12 +60,12 @@ impl Host {
     pub fn has_route(&self, rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr) -> bool {
         let uses_tcp = self.sheet.settings.get("NCCL_SPARK_RING_TCP").is_some_and(|value| value == "1");
         let interface = rail.netdev.as_deref().and_then(|netdev| if_nametoindex(netdev).ok());
-        // A kernel that gives no answer leaves the rail without a pair, and that is a finding.
+        // If the kernel gives no answer, the route counts as absent.
         let has_route = |index| routes::has_route(index, own.octets(), peer.octets()).unwrap_or(false);
         !uses_tcp && interface.is_some_and(has_route)
     }
 
-    /// Returns the joint payload rate of these rails in Mb/s, from links and ports, if known.
+    /// Returns these rails' joint payload rate in Mb/s, expected from links and ports, if known.
     ///
     /// # Errors
     /// A name is not a rail of this host.

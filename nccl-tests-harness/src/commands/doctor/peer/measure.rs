@@ -1,9 +1,10 @@
-//! Measures the paths between two hosts with a job of two ranks, one here and one at the peer. Each
+//! Measures the paths between two hosts with jobs of two ranks, one here and one on the peer. Each
 //! rank's plugin is restricted to the rails to measure.
 //!
-//! A broadcast of two ranks goes one way, so each direction has its own job. A job runs rounds of
-//! eight timed broadcasts and a checked one until it has timed one second. The receiving rank
-//! requests each message with a clear-to-send, so 8 bytes take it a full round trip.
+//! A broadcast between two ranks sends data in one direction, so each direction has its own job. A
+//! round has eight timed broadcasts and one whose bytes are checked. A job runs rounds until it has
+//! timed one second. The receiving rank requests each message with a clear-to-send, so it needs a
+//! full round trip for 8 bytes.
 
 use super::host::Host;
 use super::messages::{Ask, RankDoor};
@@ -26,16 +27,16 @@ use std::time::{Duration, Instant};
 
 /// Time limit of one job.
 const JOB: Duration = Duration::from_secs(60);
-/// Longest time without progress. Above the plugin's own limits for paths that carry no data.
+/// Longest time without progress. It exceeds the plugin's time limits for paths without data.
 const STUCK: Duration = Duration::from_secs(45);
-/// Several streams, as NCCL uses, so that no single stream is the limit.
+/// Number of parallel streams. A single stream would limit the rate; NCCL uses several, too.
 const CHANNELS: usize = 4;
 const ITERS: u32 = 8;
-/// First and largest size of a broadcast.
+/// Smallest and largest size of a broadcast when the rate is measured.
 const LEAST_BYTES: usize = 16 << 10;
 const MOST_BYTES: usize = 32 << 20;
-/// Seconds of timed broadcasts, and the share of them that one round should take. With this share,
-/// pauses between broadcasts hardly count.
+/// Seconds of timed broadcasts, and the part of this time that one round should take. The
+/// broadcasts of such a round are so large that the pauses between them hardly count.
 const COUNTED_S: f64 = 1.0;
 const ENOUGH: f64 = 0.5;
 const LATENCY_ROUNDS: usize = 15;
@@ -59,14 +60,14 @@ struct OneWay {
 }
 
 impl Measurements<'_> {
-    /// Measures the rails of `pairs` together. A path that carries no data is an outcome.
+    /// Measures the rails of `pairs` together. A path that carries no data is a result, no error.
     ///
     /// # Errors
     /// The partner has ended.
     pub fn measure(&mut self, pairs: &[Pair]) -> Result<Way> {
         let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
         let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();
-        // A fast rail may serve several rails of the other host.
+        // A fast rail may have pairs with several rails of the other host.
         here.dedup();
         there.dedup();
         let ports = |pair: &Pair| [self.host.sheet.rails[pair.here].mtu_bytes, self.there.rails[pair.there].mtu_bytes];
@@ -84,7 +85,7 @@ impl Measurements<'_> {
         Ok(way)
     }
 
-    /// The inner error comes from the ranks.
+    /// Measures both directions. Inner errors come from the ranks, outer ones from the partner.
     fn both_ways(&mut self, way: &mut Way) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
             let (own, guest) = (Seat::Here(self.host.environment(&way.here)?), Seat::Guest(self.guest(way)?));
@@ -106,7 +107,7 @@ impl Measurements<'_> {
         }))
     }
 
-    /// Opens a rank at the peer, and lowers the expected rate of `way` to that of the peer's rails.
+    /// Starts a rank on the peer. Lowers the expected rate of `way` if the peer's rails are slower.
     fn guest(&mut self, way: &mut Way) -> Result<Guest> {
         let RankDoor { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: way.there.clone() })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
@@ -123,7 +124,7 @@ impl Measurements<'_> {
         Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? })
     }
 
-    /// Measures from rank 0 to rank 1. `own` is the number of the rank here.
+    /// Measures the direction from rank 0 to rank 1. `own` is the number of this host's rank.
     fn one_way(&self, seats: Vec<Seat>, own: usize) -> Result<OneWay> {
         let mut job = Job::<Collectives>::start(self.program, seats, STUCK, self.watch.part())?;
         job.end_by(self.end.min(Instant::now() + JOB));
@@ -162,7 +163,8 @@ impl Measurements<'_> {
     }
 }
 
-/// Times broadcasts of increasing size, then of one. Returns Mb/s and the number of wrong bytes.
+/// Increases the size of broadcasts until a round takes long enough, then times rounds of this
+/// size. Returns the rate in Mb/s and the number of wrong bytes.
 fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);
@@ -170,7 +172,7 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     while seconds < COUNTED_S {
         let measured = round(job)?;
         wrong = measured.iter().filter_map(|one| one.wrong).fold(wrong, u64::saturating_add);
-        // The time of the rank that began last, because the other rank waited for it.
+        // The shorter time is that of the rank that began last. The other rank waited for it.
         let took = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min).max(1e-9);
         (seconds, rounds) = (seconds + took, rounds + 1);
         if took < COUNTED_S * ENOUGH && bytes < MOST_BYTES {
@@ -184,7 +186,7 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     Ok((sent * 8.0 / seconds / 1e6, wrong))
 }
 
-/// Returns the median of half the time of a broadcast of 8 bytes, in microseconds.
+/// Returns half the median time of a broadcast of 8 bytes, in microseconds.
 fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
     prepare(job, 8)?;
     let mut medians = Vec::new();
@@ -207,7 +209,8 @@ fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
     Ok(measured)
 }
 
-/// Returns the smallest path MTU of the lanes that carry data, from the counters of a local rank.
+/// Returns the smallest path MTU of the lanes that carry data, from the plugin's counters for the
+/// local process `rank`.
 fn path_mtu(rank: u32) -> Result<Option<u32>> {
     let look = Looker::new(&[rank]).look().context("the counters of the rank here")?;
     let records = look.jobs.iter().flat_map(|job| &job.counters.records);

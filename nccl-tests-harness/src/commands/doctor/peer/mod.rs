@@ -1,18 +1,18 @@
-//! `nccl-spark doctor --peer`: findings about two hosts together. It compares the results of both
-//! doctors, and measures each pair of rails alone, then all together.
+//! `nccl-spark doctor --peer`: findings about two hosts together. Compares the results of both
+//! hosts' doctors. Measures each pair of rails alone, then all pairs together.
 //!
-//! On the other host, a process (`partner`) listens on one address for one doctor, for at most five
-//! minutes. It is started by ssh (`reach`) or by the user. The doctor connects with a token
-//! (`ranks::door`), and each rank with its own token. A token is valid for one connection. The
-//! partner sends the result of its host's doctor (a `sheet`), and starts a rank for each
-//! measurement. The ranks are those of `nccl-spark`'s collectives (`measure`), so this module has
-//! no verbs code and no transfer code. `compare`, `grade` and `neighbours::judge` are pure
-//! functions.
+//! On the other host, ssh (`reach`) or the user starts a partner. The partner listens on one
+//! address for one doctor, for at most five minutes. The doctor connects with a token
+//! (`ranks::door`). The control connection of each rank there has its own port and token. A token
+//! is valid for one connection. The partner sends the result of its host's doctor (a `sheet`), and
+//! starts a rank for each direction of a measurement. The ranks run this program's broadcast
+//! (`measure`), so this module transfers no data itself. `compare`, `grade` and `neighbours::judge`
+//! do no I/O.
 //!
-//! A doctor with the token can do no more than any user of the partner's host can. It can get the
-//! result of that host's doctor, and run ranks of this program with that host's plugin and rails.
-//! The partner takes no path and no variable from the doctor. Each side bounds the other's messages
-//! before it uses them (`Sheet::received`, `ranks::line`).
+//! With the token, a doctor can do two things: get the result of that host's doctor, and run ranks
+//! of this program with that host's plugin and rails. Any user of that host can do the same. The
+//! partner accepts no path and no variable from the doctor. Each side limits the size of the
+//! other's messages before it uses them (`Sheet::received`, `ranks::line`).
 
 mod compare;
 mod grade;
@@ -46,10 +46,10 @@ use std::io::Write;
 use std::path::Path as File;
 use std::time::Instant;
 
-/// Examines a peer, and adds the findings to the answer for this host.
+/// Examines a peer, and adds the results to `answer`, the results for this host.
 ///
 /// # Errors
-/// The peer cannot be reached, or sends no sheet. A partner that ends later is a finding, not an
+/// The peer cannot be reached, or sends no sheet. A later end of the partner is a finding, not an
 /// error.
 pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
     let mut partner = peer.reach(end)?;
@@ -75,8 +75,8 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts. Also
-/// returns the error that ended the measurements early, if any.
+/// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts.
+/// Returns the measured paths, and the error that ended the measurements early, if any.
 fn measured(
     mut measurements: Measurements<'_>,
     pairs: &[Pair],
@@ -93,7 +93,7 @@ fn measured(
         for (number, selection) in selections.iter().enumerate() {
             let path = measurements.measure(selection)?;
             watch.step();
-            // If standard error is closed, the measurements continue.
+            // The measurements continue even if standard error is closed.
             let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, selections.len(), path.summary());
             paths.push(path);
         }

@@ -1,5 +1,5 @@
-//! Compares the hardware address that each host has for the other's rails with the rail's own. They
-//! differ if functions answer ARP for each other, or if two hosts have the same address. Packets
+//! Compares two hardware addresses of a rail: its own, and that in the other host's ARP table. They
+//! differ if functions answer ARP for each other, or if two hosts have the same IP address. Packets
 //! then go to a wrong interface.
 
 use super::sheet::{MOST, Neighbour, Sheet};
@@ -10,8 +10,8 @@ use crate::commands::doctor::rail::{Pair, RailSheet};
 use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
 use std::net::Ipv4Addr;
 
-/// Returns the entries of `/proc/net/arp` (`proc(5)`) for the interfaces of these rails. IPv4 is
-/// enough, because no function answers for another one's IPv6 address.
+/// Returns the entries of `/proc/net/arp` (`proc(5)`) for the interfaces of these rails. IPv6 needs
+/// no check, because no function answers for the IPv6 address of another.
 pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
     let mut table = parse(&place.text("/proc/net/arp").unwrap_or_default());
     table.retain(|entry| rails.iter().any(|rail| is_of(rail, entry)));
@@ -36,8 +36,8 @@ fn parse(table: &str) -> Vec<Neighbour> {
     table.lines().skip(1).filter_map(entry).collect()
 }
 
-/// Judges the addresses that the host of `viewer` has for the rails of `other`. `pairs` are (rail
-/// of the viewer, rail of the other).
+/// Judges the entries that host `viewer` has in its ARP table for the rails of host `other`.
+/// `pairs` has indices into the rails of `viewer` and of `other`.
 pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {

@@ -1,6 +1,6 @@
-//! The partner: waits on one address for one doctor with the token, sends the result of its own
-//! doctor, and starts a rank for each measurement. It starts no other processes than ranks of this
-//! program, with the plugin and rails of this host.
+//! The partner: listens on one address for one doctor with the token, sends the result of this
+//! host's doctor, and starts ranks for the measurements. It starts only ranks of this program, with
+//! the plugin and rails of this host.
 
 use super::host::Host;
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD, RankDoor};
@@ -21,18 +21,18 @@ use std::time::Instant;
 /// Waits for a doctor and serves it until it disconnects, or until `end`.
 ///
 /// # Errors
-/// No doctor came, or the connection to it failed.
+/// No doctor connects before `end`, or the connection to the doctor fails.
 pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
     let door = Door::open(address)?;
     announce(&door, end)?;
     let mut line = Line::new(door.admit(end)?, "the doctor that connected", end)?;
     let mut rank = None;
-    // The doctor may measure until the end.
+    // The next message may come as late as `end`, because the doctor may measure that long.
     while let Some(ask) = line.receive_next(end.saturating_duration_since(Instant::now()))? {
         match ask {
             Ask::Sheet => line.send(&host.sheet_with_arp_table())?,
             Ask::Rank { rails } => {
-                // End the rank of the previous measurement first, because it may hang.
+                // The previous measurement's rank may hang, so it is ended first.
                 drop(rank.take());
                 rank = Some(take_part(host, &rails, address, &mut line, program)?);
             }
@@ -59,7 +59,7 @@ struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail if the rank has already ended.
+        // Both calls fail if the rank has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -76,8 +76,9 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
     command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
 }
 
-/// Returns the address to listen on: `wanted`, or that of the interface with this name. The default
-/// is ssh's (`SSH_CONNECTION` has address and port of the client, then of the server).
+/// Returns the address to listen on. `wanted` is an address, or an interface with an address.
+/// Without `wanted`, returns the address that ssh connected to: `SSH_CONNECTION` has address and
+/// port of the client, then of the server.
 ///
 /// # Errors
 /// A mistake on the command line, or an interface without an address.
@@ -106,7 +107,8 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
         .with_context(|| format!("--interface {wanted}: it has no address beside link-local ones"))
 }
 
-/// Exits when standard input is closed. ssh closes it when the doctor at its other end has ended.
+/// Starts a thread that exits this process when standard input is closed. ssh closes it when the
+/// doctor on the other host has ended.
 pub fn end_with_input() {
     std::thread::spawn(|| {
         // The content of the input is ignored.

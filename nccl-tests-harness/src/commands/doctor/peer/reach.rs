@@ -1,4 +1,4 @@
-//! Connects to a partner, which either ssh starts or the user has started.
+//! Connects to a partner that ssh starts, or that the user has started.
 
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
@@ -15,7 +15,8 @@ pub enum Peer {
     ByHost {
         host: String,
         ssh: Ssh,
-        /// Interface or address for the partner to listen on. The default is ssh's.
+        /// Interface or address for the partner to listen on. The default is the address that ssh
+        /// connects to.
         interface: Option<String>,
     },
     /// A partner that the user has started.
@@ -32,10 +33,11 @@ pub struct Partner {
 }
 
 impl Peer {
-    /// Connects. The connection ends at `end`.
+    /// Connects to the partner. For [`Self::ByHost`], starts it first. Reads from the connection
+    /// fail after `end`.
     ///
     /// # Errors
-    /// No partner answers, or the partner refuses.
+    /// No partner answers, or the partner refuses the token.
     pub fn reach(&self, end: Instant) -> Result<Partner> {
         match self {
             Self::ByHost { host, ssh, interface } => {
@@ -65,16 +67,16 @@ impl Partner {
         Ok(Self { line: Line::new(stream, &name, end)?, name, address, _remote: remote })
     }
 
-    /// Asks, and returns the answer.
+    /// Sends `ask`, and returns the answer.
     ///
     /// # Errors
-    /// No answer comes within 10 s.
+    /// The connection fails, or no answer arrives within 10 s.
     pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Result<T> {
         self.line.send(ask)?;
         self.line.receive(ANSWER_TIMEOUT)
     }
 
-    /// Opens another connection to a door that the partner has opened.
+    /// Connects to another port of the partner, which accepts one connection with `token`.
     pub fn again(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
         let token = Token::parse(token).map_err(anyhow::Error::msg)?;
         let mut address = self.address;
@@ -89,7 +91,7 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
     arguments.extend(interface.iter().flat_map(|interface| ["--interface", interface]));
     let mut remote = ssh.start(host, &arguments)?;
     let answer = end.min(Instant::now() + ssh::SSH_ANSWER_TIMEOUT);
-    // A login may print lines of its own first.
+    // The login shell may print other lines first.
     while let Some(line) = remote.line(answer)? {
         if let Some(rest) = line.strip_prefix(PARTNER_WORD) {
             let (address, token) = parse(rest).with_context(|| format!("{host} printed {line:?}"))?;

@@ -1,4 +1,4 @@
-//! The part of a doctor's result for another host's doctor: findings, and facts that must match.
+//! The part of a doctor's result that another host's doctor needs: findings, and facts to compare.
 
 use crate::commands::doctor::answer::{Answer, Seen};
 use crate::commands::doctor::finding::{Finding, Verdict};
@@ -23,15 +23,15 @@ pub struct Sheet {
     pub program: String,
     pub plugin: Option<PluginSheet>,
     pub nccl: Option<NcclSheet>,
-    /// Values of the `TO_AGREE` variables and settings that are set.
+    /// The variables and settings of `TO_AGREE` that are set, with their values.
     pub settings: BTreeMap<String, String>,
     pub rails: Vec<RailSheet>,
-    /// By interface.
+    /// Priorities of the rails, by interface.
     #[serde(default)]
     pub qos: BTreeMap<String, QosSheet>,
     /// Hardware addresses by interface.
     pub interfaces: Vec<(String, String)>,
-    /// ARP table for the rails. Empty until [`super::Host::sheet_with_arp_table`].
+    /// ARP entries of the rails' interfaces, filled in by [`super::Host::sheet_with_arp_table`].
     pub neighbours: Vec<Neighbour>,
     pub verdict: Verdict,
     pub findings: Vec<Finding>,
@@ -60,7 +60,7 @@ pub struct QosSheet {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
-    /// The address that the entry resolves.
+    /// The IP address that the entry resolves.
     pub address: Ipv4Addr,
     pub hardware: String,
     pub interface: String,
@@ -76,16 +76,17 @@ fn has_to_agree(name: &str) -> bool {
     TO_AGREE.split_whitespace().any(|one| one == name)
 }
 
-/// A connection can offer no more rails.
+/// The plugin's own limit for the rails that a connection can offer.
 const MAX_LISTED_RAILS: usize = 32;
-/// Limit for every other list of a sheet. A sheet with 256 findings is below the longest line.
+/// Limit for every other list of a sheet. A sheet with 256 findings of usual length is shorter than
+/// the longest line of `ranks::line`.
 pub const MOST: usize = 256;
 /// Longest text in a sheet, in characters.
 const TEXT_CHARACTERS: usize = 2000;
 
 impl Sheet {
     /// Makes the sheet of this host. `plugin` is the library used in the measurements. `settings`
-    /// are the plugin's settings with their values, from the environment and its files.
+    /// are the plugin's settings with their values, from the environment and settings files.
     pub fn of(place: &Place, answer: &Answer, seen: &Seen, plugin: &Path, settings: &[(String, String)]) -> Self {
         let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
         let all =
@@ -114,10 +115,11 @@ impl Sheet {
         }
     }
 
-    /// Checks a sheet from another host: bounds lists, and replaces control characters.
+    /// Checks a sheet from another host. Limits lists and texts, replaces control characters, and
+    /// drops settings that need not agree.
     ///
     /// # Errors
-    /// Names the list that is too long.
+    /// A list is too long.
     pub fn received(self) -> Result<Self, String> {
         if self.rails.len() > MAX_LISTED_RAILS {
             return Err(format!("it has {} rails; at most {MAX_LISTED_RAILS} are supported", self.rails.len()));

@@ -71,7 +71,7 @@ fn two_hosts_that_are_alike_have_no_differences() {
     let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
     assert_eq!(compared(&one, &other), []);
     assert_eq!(pairs(&one.rails, &other.rails, |_, _, _| false).len(), 4);
-    // In a triangle each peer has one cable, and the other cable leads to the third host.
+    // In a triangle one cable leads to this peer, and the other to the third host.
     assert_eq!(compared(&one, &spark(2, [100, 101, 7, 8])), []);
 }
 
@@ -233,7 +233,7 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
     assert_eq!(swapped, [(2, 0)]);
 }
 
-/// Makes a path of one pair, with its rates in Gb/s. The expected rate is 112.
+/// Makes a path of one pair with rates in Gb/s. The expected rate is 112 Gb/s.
 fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
     let expected_mbps = Some(112_000.0);
     let figures = |(to, from): (f64, f64)| Figures {
@@ -254,7 +254,7 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
     let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
-    // 13 Gb/s despite correct attributes, in one or both directions. It also explains a slow total.
+    // A slow rail, in one or both directions, also explains the slow total.
     for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
         let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
         assert_eq!(found, [(Severity::Slow, "slow-rail")]);
@@ -265,7 +265,7 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
         "{found:?}"
     );
     assert!(found[0].cure.as_ref().unwrap().contains("poweroff"));
-    // If all rails are slow, none of them is named.
+    // If all rails are slow, no rail has `slow-rail`.
     let all = judge(&[way(0, Some((13.0, 13.0))), way(1, Some((13.0, 13.0)))], Some(&way(9, Some((13.0, 13.0)))));
     assert_eq!(all, [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-path")]);
     assert_eq!(judge(&[way(0, Some((13.0, 13.0)))], None), [(Severity::Slow, "slow-path")]);

@@ -1,4 +1,4 @@
-//! Machines as folders: a DGX Spark's files as owners posted them, and machines without RDMA.
+//! Test machines as folders: a DGX Spark with files that owners posted, and one without RDMA.
 
 use crate::commands::doctor::answer::{self, Answer, Asked};
 use crate::commands::doctor::place::Place;
@@ -16,7 +16,7 @@ pub(super) struct Bed {
 }
 
 /// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
-/// address if the port has a cable.
+/// the IP address that the interface has if the port has a cable.
 pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
     ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0", "p0", 0, "192.168.100.1"),
     ("rocep1s0f1", "enp1s0f1np1", "0000:01:00.1", "p1", 1, "192.168.102.1"),
@@ -159,8 +159,8 @@ impl Bed {
         self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
     }
 
-    /// Writes the output of `mlnx_qos` for both functions of `p0`. DSCPs have the tool's default
-    /// mapping, eight for each priority.
+    /// Writes the output of `mlnx_qos` for both functions of `p0`. The DSCPs are mapped as the tool
+    /// does by default: eight for each priority.
     pub(super) fn mlnx_qos(&self, trust: &str, enabled: &str) {
         let mut text = format!("DCBX mode: OS controlled\nPriority trust state: {trust}\n");
         if trust == "dscp" {
@@ -178,7 +178,7 @@ impl Bed {
         }
     }
 
-    /// Adds an enabled unit that runs a script to set priorities, as owners write it.
+    /// Adds an enabled systemd unit, as owners write it, whose script sets priorities.
     pub(super) fn qos_unit(&self) {
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
         self.write("etc/systemd/system/roce.service", unit);
@@ -200,7 +200,7 @@ impl Bed {
         self.write(&format!("sys/class/infiniband/{device}/device/{file}"), text);
     }
 
-    /// Writes the sizes in a function's configuration space, each as 128 << n.
+    /// Writes the sizes in a function's configuration space. A value n means 128 << n bytes.
     pub(super) fn transactions(&self, device: &str, payload: u8, read_request: u8) {
         fs::write(
             self.path(&format!("sys/class/infiniband/{device}/device/config")),
@@ -345,7 +345,7 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     space
 }
 
-/// A healthy log, with one corrected error of the link and a fatal error of another device.
+/// A healthy kernel log: a corrected error of a rail's link, and a fatal error of another device.
 pub(super) const KERNEL_LOG: &str = "\
 6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
  SUBSYSTEM=pci
@@ -375,7 +375,7 @@ pub(super) struct Object {
     pub(super) build_id: &'static str,
     pub(super) compiler: &'static str,
     pub(super) rpath: Option<&'static str>,
-    /// Symbol version of glibc that the object seems to need.
+    /// The glibc version that the object's symbol requires.
     pub(super) glibc: Option<&'static str>,
 }
 

@@ -41,8 +41,8 @@ fn effect(verdicts: &Verdicts, name: &str) -> Effect {
     verdicts.variables.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no {name}")).effect
 }
 
-/// Name and variables of each launcher (facts from their sources and their users' posts), whether
-/// the plugin loads, the ids of the findings, and the verdict.
+/// For each launcher: name, variables (from its sources and its users' posts), the effect on the
+/// plugin's loading, the ids of the findings, and the verdict.
 const LAUNCHERS: &[(&str, &str, LetsIn, &[&str], Verdict)] = &[
     (
         "spark-vllm-docker, two functions up",
@@ -208,7 +208,7 @@ fn single_variables_have_their_documented_effect() {
         let is_it = |one: &Finding| (one.severity, &*one.id) == (Severity::Note, note) && one.cure.is_some();
         assert!(verdicts.findings.iter().any(is_it), "{text}: {:#?}", verdicts.findings);
     }
-    // Without the variable NCCL looks for libnccl-net.so, and then knows no network Spark.
+    // Without NCCL_NET_PLUGIN, NCCL looks for libnccl-net.so, and finds no network named Spark.
     let is_noted = |text: &str| judge(text).findings.iter().any(|one| one.id == "plugin-not-named");
     assert!(is_noted("NCCL_NET=Spark") && is_noted("") && !is_noted("NCCL_NET=Spark NCCL_NET_PLUGIN=spark"));
     let late = judge("NCCL_IB_TIMEOUT=22");

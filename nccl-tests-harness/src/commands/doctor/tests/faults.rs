@@ -1,5 +1,6 @@
-//! Each fault, injected into an otherwise healthy machine: the doctor finds and names it, with a
-//! cure, and finds nothing without it. A test compares this table with faults.md.
+//! Injects one fault at a time into a healthy machine. The doctor must find and name the fault,
+//! with its cure. On a healthy machine it must find nothing. A test compares the table of faults
+//! with faults.md.
 
 use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
@@ -139,7 +140,7 @@ faults! {
     "twins in one subnet": with(one(), |bed| {
         let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
         bed.write("answers/ip-addr.json", &addresses(&links));
-        // If each function answers only for itself, a shared subnet does no harm.
+        // A shared subnet does harm only if functions answer ARP for each other.
         bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "0\n");
     }) => Fragile "shared-subnet" ["rocep1s0f0 and roceP2p1s0f0"] "ip address";
     "the management network in a rail's subnet": with(one(), |bed| {
@@ -318,7 +319,7 @@ fn nothing_is_found_on_healthy_machines() {
     }
 }
 
-/// Ids that may also be found with a fault of the first id.
+/// Other ids that may be found together with the first id.
 const TOGETHER: &[(&str, &[&str])] = &[
     ("hca-filter-empty", &["no-rail"]),
     ("unequal-mtus", &["small-mtu"]),
@@ -375,7 +376,7 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     assert!(finding.text.starts_with(text), "{finding:?}");
 }
 
-/// Facts of live machines only: verbs that fail, and a port that verbs has but sysfs lacks.
+/// Faults that only live machines have: libibverbs fails, or it lists a port that sysfs lacks.
 #[test]
 fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     let cures = Cures { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
@@ -390,7 +391,6 @@ fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     assert_eq!(judged(&facts), [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]);
 }
 
-/// All rails with the same fault share one finding, whose text suits several rails.
 #[test]
 fn a_fault_of_several_rails_is_one_finding() {
     let both = |plant: fn(&mut Bed, &str, &str)| {

@@ -29,7 +29,6 @@ fn no_two_findings_have_one_id() {
     }
 }
 
-/// faults.md, which lists the findings covered by tests, names each finding.
 #[test]
 fn faults_md_has_each_finding() {
     let faults = include_str!("../faults.md");

@@ -1,4 +1,4 @@
-//! The doctor on machines that are folders, healthy or with one fault, and on launchers' variables.
+//! The doctor on folders with a machine's files, healthy or faulty, and on launchers' variables.
 
 mod bed;
 mod environment;

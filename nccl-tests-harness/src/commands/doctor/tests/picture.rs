@@ -1,4 +1,4 @@
-//! The picture, and the output beside the findings.
+//! The picture of the rails, the facts, and the facts that could not be read.
 
 use super::bed::{Bed, FUNCTIONS};
 use crate::commands::doctor::look;
@@ -18,8 +18,8 @@ fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() 
     assert_eq!(answer.picture, expected);
 }
 
-/// `rails` and `doctor` use one name for a cable: the port's name. If two adapters have this name,
-/// or the kernel has none, it is the cable's number.
+/// `rails` and `doctor` name a cable by its port. If two adapters have a port of this name, or the
+/// kernel gives no name, both use the cable's number.
 #[test]
 fn a_cable_has_one_name() {
     let named = |plant: fn(&Bed)| {

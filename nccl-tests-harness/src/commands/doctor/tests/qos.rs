@@ -21,7 +21,7 @@ fn pcp(bed: &mut Bed) {
     bed.mlnx_qos("pcp", PFC_ON_3);
 }
 
-/// The configuration of `pcp` after the cure, with a unit.
+/// The configuration of `pcp` after the cure, with an enabled unit.
 fn pcp_cured(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     bed.qos_unit();
@@ -36,15 +36,15 @@ fn without_class(bed: &mut Bed) {
     without_pause(bed);
 }
 
-/// The same Sparks with the variable, before the unit was written.
+/// The Sparks of `without_class` with NCCL_IB_TC, before their owner wrote the unit.
 fn until_reboot(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     without_pause(bed);
     bed.set("NCCL_IB_TC", "106");
 }
 
-/// Three Sparks on a Nexus 3232C (note of 2026-08-08, "PFC + ECN for RoCEv2"): class 104, lost at
-/// boot.
+/// Three Sparks on a Nexus 3232C (note of 2026-08-08, "PFC + ECN for RoCEv2"): traffic class 104,
+/// and a configuration that is lost at boot.
 fn nexus(bed: &mut Bed) {
     bed.mlnx_qos("dscp", PFC_ON_3);
     bed.set("NCCL_IB_TC", "104");
@@ -100,8 +100,8 @@ fn published_configurations_are_read_and_judged() {
     }
 }
 
-/// A disabled unit sets nothing, and neither does a file that only mentions a missing command. A
-/// container does not show the host's files.
+/// A disabled unit sets nothing, and neither does a unit whose script is missing. In a container
+/// the host's files are not visible, so nothing is found.
 #[test]
 fn only_what_runs_at_boot_keeps_priorities() {
     let found = |plant: fn(&Bed)| {
@@ -134,7 +134,7 @@ fn ecn_is_that_of_the_jobs_priority() {
     assert!(!value("roceP2p1s0f0").contains("ECN"), "{facts:?}");
 }
 
-/// The attribute is 0 on owners' Sparks. Older drivers do not have it.
+/// On owners' Sparks, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0. Older drivers do not have it.
 #[test]
 fn what_nccl_leaves_off_is_explained() {
     let bed = Bed::spark(&["p0"]);

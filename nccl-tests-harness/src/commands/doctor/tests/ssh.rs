@@ -1,4 +1,4 @@
-//! A script in place of ssh: refused names, output, and exit.
+//! Refused host names, and a script in place of ssh: its output, exit status and time limit.
 
 use crate::commands::doctor::ssh::{Ssh, check_host};
 use std::time::{Duration, Instant};

@@ -1,13 +1,13 @@
 //! The litmus test of LL128, the NCCL protocol that relies on whole 128-byte lines becoming
 //! visible.
 //!
-//! A kernel stores lines into pinned host memory, like NCCL's kernel. The processor polls their
-//! flags, like NCCL's proxy, and checks each line when it sees the flag. When all flags are there,
-//! the plugin sends the lines. A kernel on the other side waits for their flags, like NCCL's
-//! kernel, and checks each line. A line with a new flag and an old word is torn.
+//! A GPU kernel stores lines into pinned host memory, as NCCL's kernel does. The CPU polls the flag
+//! of each line, as NCCL's proxy does, and checks the line when it sees the flag. After the last
+//! flag, the plugin sends the lines. A kernel at the other end waits for the flags, as NCCL's
+//! kernel does, and checks each line. A line with a new flag and an old word is torn.
 //!
-//! This file has the messages between the command and the process that runs the test. `rounds` is
-//! the process, and `show` prints the result.
+//! This file has the messages between the command and the process that runs the test. `rounds` runs
+//! in that process, and `show` prints the result.
 
 pub mod rounds;
 pub mod show;
@@ -22,11 +22,11 @@ pub struct Order {
     pub planted: bool,
 }
 
-/// Counts of a test. `written_by` is the GPU that stored the lines.
+/// Result of a test. `written_by` is the GPU that stored the lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     pub written_by: String,
-    /// The GPU that waited for the lines behind the network.
+    /// The GPU that loaded the received lines.
     pub read_by: String,
     pub seconds: f64,
     pub messages: u64,
@@ -39,11 +39,11 @@ pub struct Found {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
-    /// The processor reads lines that the writer stored.
+    /// The CPU reads lines that the writer stored.
     WriterToCpu,
-    /// The reader reads lines that the NIC stored, with the load that showed the flag.
+    /// The GPU reads a line that the NIC stored. This is the load that shows the new flag.
     NicToReader,
-    /// The reader reads those lines with its next load. NCCL uses this load since 2.17.1.
+    /// The GPU's next load of the same line. NCCL uses this load since 2.17.1.
     NicToReaderSecondLoad,
 }
 
@@ -53,7 +53,7 @@ pub struct Read {
     pub lines: u64,
     /// Lines with a new flag and an old word.
     pub torn: u64,
-    /// The 16-byte pieces that were old in any torn line.
+    /// Numbers of the 16-byte pieces that were old in at least one torn line.
     pub old_pieces: Vec<u8>,
     /// Average over the whole test.
     pub lines_per_s: f64,
@@ -92,9 +92,9 @@ impl Found {
 }
 
 impl Path {
-    /// Returns true if NCCL takes data from this read. A GPU's load that shows the flag need not
-    /// have the rest of the line, because over PCIe the two halves of a line are two reads. NCCL
-    /// therefore loads the line a second time, and takes its data from that load
+    /// Returns true if NCCL takes data from this read. The GPU's load that shows a new flag may
+    /// show old data in the rest of the line, because over PCIe the two halves of a line are two
+    /// reads. NCCL therefore loads the line a second time, and takes its data from that load
     /// (`recvReduceSendCopy` in src/device/prims_ll128.h, 2.17.1 to 2.30.7).
     fn is_relied_on(self) -> bool {
         self != Self::NicToReader
@@ -102,7 +102,7 @@ impl Path {
 }
 
 impl Outcome {
-    /// Returns the reason why the run counts as failed, with its cure.
+    /// Returns the reason and the cure if the run counts as failed.
     pub fn fault(&self) -> Option<String> {
         let found = match self {
             Self::Failed { reason } => return Some(format!("the test ended early: {reason}")),

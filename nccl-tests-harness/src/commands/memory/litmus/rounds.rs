@@ -13,12 +13,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Sizes of the messages in lines, used in turn. A warp stores a group of 4 lines at a time; in
-/// NCCL it stores 16. 63 lines fill no whole number of groups. 256 and 1024 lines are 32 and 128
-/// KiB. The largest is one step of NCCL's LL128 buffer (614,400 bytes).
+/// NCCL it stores 16. 63 is not a multiple of 4. 256 and 1024 lines are 32 and 128 KiB. The largest
+/// is one step of NCCL's LL128 buffer (614,400 bytes).
 const LINES: [u32; 7] = [1, 4, 16, 63, 256, 1024, MAX_LINES];
 const MAX_LINES: u32 = 4800;
-/// Times that the writer's warps sleep after each group of lines, used in turn. A slower writer
-/// lets the processor poll a line before it is stored, and so see it arrive.
+/// Times that the writer's warps sleep after each group of lines, used in turn. With a slow writer,
+/// the CPU polls a line before it is stored, and so sees it arrive.
 const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
 /// Number of places in the buffer that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
@@ -26,17 +26,18 @@ const PLACES: u32 = 8;
 const TEAR_NS: u32 = 1_000_000;
 /// Time limit for the reader to see each line.
 const WAIT: Duration = Duration::from_secs(20);
-/// Loads of a flag between two checks of the clock.
+/// Number of loads of a flag between two checks of the clock.
 const SPINS: u32 = 1024;
-/// Time limit for the processor to see the stored lines of a message.
+/// Time limit for the CPU to see the stored lines of a message.
 const VISIBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTES;
 
-/// Runs the test. After an error, nothing may be closed: unfinished work may still use the memory.
+/// Runs the test. After an error, the caller must close nothing: unfinished work may still use the
+/// memory.
 ///
 /// # Errors
-/// Errors of the plugin and the driver, and stored lines that the processor does not see.
+/// The plugin or the driver fails, or the CPU does not see stored lines in time.
 pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     let from = Words::share(ends.from.block.buffer())?;
     let into = Words::share(ends.into.block.buffer())?;
@@ -44,7 +45,7 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     Rounds { wire, words: from.all(), writer, reader }.run(order)
 }
 
-/// Returns the tested kernels of the end's GPU for its buffer.
+/// Tests the kernels of the end's GPU and returns them, set up for the end's buffer.
 fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
     let Actor::Gpu(gpu) = &end.actor else { bail!("LL128 lines need a GPU at both ends") };
     activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));
@@ -84,8 +85,8 @@ impl Rounds<'_> {
         })
     }
 
-    /// Moves one message: the writer stores it, the processor reads it, the plugin sends it, and
-    /// the reader loads it.
+    /// Moves one message: the writer stores it, the CPU reads it, the plugin sends it, and the
+    /// reader loads it.
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let (offset, bytes) = (round.first as usize * LINE_BYTES, round.lines as usize * LINE_BYTES);
         let Wire { from, into, send, recv } = self.wire;
@@ -98,7 +99,7 @@ impl Rounds<'_> {
         self.reader.load(round, WAIT)?;
         self.writer.store(round)?;
         self.read(round, processor)?;
-        // NCCL's proxy sends when all flags are there, regardless of the data.
+        // As NCCL's proxy does, the CPU sends when it has seen all flags, even if some data is old.
         let mut sending = Step::NotPosted;
         loop {
             let sent = sending.advance(|| send.isend(from, offset, bytes, TAG)).context("send")?;
@@ -116,7 +117,7 @@ impl Rounds<'_> {
     }
 
     /// Polls the last word of each line, its flag, as NCCL's proxy does before it sends
-    /// (`sendProxyProgress` in src/transport/net.cc). Checks each line when its flag is there.
+    /// (`sendProxyProgress` in src/transport/net.cc). Checks each line when the flag is new.
     fn read(&self, round: &Round, processor: &mut Tally) -> Result<()> {
         let until = Instant::now() + VISIBLE_TIMEOUT;
         for (number, line) in lines(self.words, round) {
@@ -138,7 +139,7 @@ fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32
     (round.first..).zip(all.iter().skip(round.first as usize).take(round.lines as usize))
 }
 
-/// Polls a line until its flag is there. Returns a bit for each 16-byte piece that is still old at
+/// Polls a line until its flag is new. Returns a bit for each 16-byte piece that is still old at
 /// that time, or `None` if `give_up` returns true first.
 fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
     loop {

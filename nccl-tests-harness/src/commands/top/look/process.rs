@@ -1,4 +1,5 @@
-//! The facts about a process in /proc. The process can end at any moment, and can forge them all.
+//! Reads facts about a process from /proc. The process can end at any moment, and can forge all of
+//! these facts.
 
 use crate::output::plain;
 use crate::proc_stat;
@@ -6,11 +7,11 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Rank numbers of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one found counts. Other
-/// variables are not read, because they may be secrets.
+/// Variables with the rank number: of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one
+/// with a valid number counts. Other variables are not read, because they may be secrets.
 const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"];
-/// Limit for reading an environment. Linux gives arguments and environment together a third of the
-/// largest stack, which is usually 8 MiB (execve(2)).
+/// Maximum bytes to read of an environment. Linux limits arguments and environment together to a
+/// quarter of the stack's limit, which is usually 8 MiB (execve(2)).
 const MOST_OF_AN_ENVIRONMENT: u64 = 4 << 20;
 /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -26,7 +27,7 @@ pub fn is_there(pid: u32) -> bool {
     file(pid, "").exists()
 }
 
-/// Lists the links to a process's open files whose target is `wanted`.
+/// Lists the links to a process's open files for whose target `wanted` returns true.
 pub fn links(pid: u32, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
     let mut links = Vec::new();
     for entry in fs::read_dir(file(pid, "fd"))? {
@@ -47,7 +48,7 @@ pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// Returns true for a running program, but not for a kernel thread or a process that has ended.
+/// Returns false for a kernel thread and for a process that has ended, because they have no files.
 pub fn has_files(pid: u32) -> bool {
     fs::read(file(pid, "stat")).is_ok_and(|stat| may_have_files(&String::from_utf8_lossy(&stat)))
 }
@@ -74,7 +75,7 @@ fn file(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// Checks the state and the flags, which are the seventh field.
+/// Checks the state (first field) and the flags (seventh field).
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
     let (state, flags) = (fields.next(), fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()));

@@ -43,7 +43,7 @@ fn two_looks_make_a_rate_and_one_does_not() {
     let since_last = flow(&second).since_last.unwrap();
     assert_eq!((since_last.bytes, since_last.writes, flow(&second).total.bytes), (3000, 300, 4000));
     assert_eq!(per_second(since_last.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
-    // 3,000 ns, but no new timed writes.
+    // `since_last` has no new timed write. Two writes in 3,000 ns take 1.5 us each.
     assert_eq!(
         (mean_us(&since_last), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..since_last })),
         (None, Some(1.5))
@@ -180,7 +180,7 @@ proptest! {
         }
     }
 
-    /// A lane whose counters only grow gains their difference, so parts of an interval add up.
+    /// If a lane's counters only grow, its gains over all intervals add up to its bytes.
     #[test]
     fn an_honest_lane_is_counted_to_the_byte(steps in proptest::collection::vec(0..1_u64 << 50, 1..20)) {
         let mut rates = Rates::default();

@@ -96,7 +96,7 @@ fn a_rail_below_half_the_busiest_rails_load_is_slow() {
         conditions(vec![sending_flow("r0", 10 * gigabyte), sending_flow("r1", 4 * gigabyte)]),
         [Good, Good, Slow]
     );
-    // The second rail is slower, and both carry a similar share of their own rate.
+    // The second rail has a lower rate, and both rails carry a similar share of their own rate.
     let mut narrow = sending_flow("r1", 4 * gigabyte);
     narrow.side.bits_per_s = 40_000_000_000;
     assert_eq!(conditions(vec![sending_flow("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);

@@ -75,7 +75,7 @@ fn a_narrow_terminal_keeps_the_most_important_columns() {
 }
 
 /// The second of a Spark's four rails is lost. At every width from 20 columns on, the end of each
-/// rail's name is readable in one row.
+/// rail's name is readable in exactly one row.
 #[test]
 fn rails_stay_distinguishable_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];

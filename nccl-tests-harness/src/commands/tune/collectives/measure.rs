@@ -1,4 +1,5 @@
-//! One run of a program of nccl-tests, with the tuner off or with a table, and NCCL's log of it.
+//! Runs a program of nccl-tests once, with the tuner off or with a table, and reads NCCL's log of
+//! the run.
 //!
 //! Ranks share one output, so one rank's line can split another rank's line. A split log line is
 //! skipped. A split table row that cannot be joined again makes the run fail, and a failed run is
@@ -15,7 +16,7 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Smallest member of a group in bytes. Smaller members all take the same time. Divided by 16
+/// Smallest collective of a group in bytes. Smaller ones all take the same time. Divided by 16
 /// ranks, this size is still a multiple of 16 bytes.
 const LEAST_MEMBER: usize = 512;
 
@@ -27,7 +28,7 @@ pub struct Runner<'a> {
     scene: Scene,
     own: &'a Path,
     lookup: &'a dyn Fn(&str) -> Option<String>,
-    /// Facts about all runs. `None` before a run has succeeded.
+    /// Facts that are the same in all runs. `None` before a run has succeeded.
     pub facts: Option<Facts>,
 }
 
@@ -39,7 +40,7 @@ pub struct Facts {
 }
 
 impl<'a> Runner<'a> {
-    /// Sets the scene.
+    /// Prepares the fabric and the environment for NCCL ([`Scene`]).
     ///
     /// # Errors
     /// A part of the scene does not exist.
@@ -52,8 +53,9 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
-    /// Runs `program` once, with the tuner off or with `table`. It measures groups of `members`
-    /// collectives (at least 1), whose sums are the sizes of single collectives.
+    /// Runs `program` once, with the tuner off or with `table`. With `members` above 1, it measures
+    /// groups of that many collectives. The bytes of a group add up to the size of a single
+    /// collective.
     ///
     /// # Errors
     /// The run fails, data is wrong, or NCCL did not use the plugin with that table.
@@ -63,7 +65,7 @@ impl<'a> Runner<'a> {
         if members > 1 {
             let (least, most) = self.plan.sizes;
             let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER).to_string();
-            // The last of two equal options wins.
+            // If an option is given twice, the program uses the last one.
             let more = ["-m", &members.to_string(), "-b", &of_member(least), "-e", &of_member(most)];
             arguments.extend(more.map(str::to_owned));
         }
@@ -107,7 +109,8 @@ impl<'a> Runner<'a> {
                 set(keep::TUNER_TABLE, table.to_string());
             }
         }
-        // The file to be written need not exist yet, but the plugin does not start without it.
+        // Before this command writes the settings file, it may not exist. Without the file that is
+        // named, the plugin does not start.
         if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
             set(keep::SETTINGS_FILE, "/dev/null".to_owned());
         }
@@ -119,15 +122,15 @@ impl<'a> Runner<'a> {
 struct Said {
     policies: BTreeSet<String>,
     hosts: BTreeSet<String>,
-    /// For each communicator, true if the tuner is in use.
+    /// Has true if a communicator uses the tuner, and false if a communicator does not.
     communicators: BTreeSet<bool>,
     sizes: BTreeSet<(usize, usize)>,
 }
 
 impl Said {
     fn note(&mut self, line: &str) {
-        // Only a complete line of the plugin (`plugin.rs`) counts: another rank's line may split
-        // it.
+        // Only a complete line of the plugin (`plugin.rs`) counts, because another rank's line may
+        // split it.
         let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
@@ -136,7 +139,7 @@ impl Said {
             self.policies.insert(policy.to_owned());
             self.hosts.insert(host.to_owned());
         }
-        // The tuner logs this line only if NCCL asks this tuner (`abi/tuner_calls.rs`).
+        // The plugin's tuner logs one of these lines if NCCL asks it (`abi/tuner_calls.rs`).
         for (words, is_used) in
             [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
         {

@@ -1,10 +1,10 @@
-//! `nccl-spark tune collectives`: learns the tuner's table with the user's own build of nccl-tests,
-//! between the ranks that will use it.
+//! `nccl-spark tune collectives`: learns the table of the plugin's tuner with the user's own build
+//! of nccl-tests, between the ranks that will use the table.
 //!
-//! To measure a candidate, the plugin's tuner gets a table whose one row forces the candidate. Jobs
-//! later use the learned table in the same way. To measure NCCL's choice, the tuner is off. Each
-//! round measures NCCL's choice and every candidate once, so that a change of the machine's speed
-//! affects all of them.
+//! A candidate is an algorithm, a protocol and a number of channels. To measure a candidate, the
+//! plugin's tuner gets a table whose one row forces the candidate. Jobs later use the learned table
+//! in the same way. To measure NCCL's choice, the tuner is off. Each round measures NCCL's choice
+//! and every candidate once, so that a change of the machine's speed affects all of them.
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
@@ -39,7 +39,7 @@ use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
 /// Rounds in which the whole table and NCCL's choice are measured again. If both are equally fast,
-/// all five rounds of the table are faster than all five of NCCL's choice once in 252 times.
+/// all rounds of the table are by chance faster than all of NCCL's choice once in 252 times.
 const FINAL_ROUNDS: u32 = 5;
 /// Rounds in which groups are measured, with the table and without.
 const GROUP_ROUNDS: u32 = 3;
@@ -305,7 +305,8 @@ impl<'a> Bench<'a> {
 
     /// Makes one more run for a record that is not dropped. A failed run is repeated once: ranks on
     /// other hosts write to the same output, so a line that splits another can make a good run
-    /// unreadable. A candidate that fails is dropped. A failure of NCCL's own choice is an error.
+    /// unreadable. A candidate that fails again is dropped. A failure of NCCL's own choice is an
+    /// error.
     fn add(&mut self, run: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());
@@ -355,8 +356,8 @@ fn say(out: &mut impl Write, text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Fails if the sizes differ from those of an earlier run, because the output of nccl-tests is then
-/// incomplete.
+/// Returns `times`. Fails if their sizes differ from those of an earlier run, because the output of
+/// nccl-tests is then incomplete.
 fn same_sizes(record: &Record, times: Times) -> Result<Times> {
     if let Some(earlier) = record.rounds.first() {
         ensure!(

@@ -90,17 +90,17 @@ pub struct Plan {
     pub sizes: (usize, usize),
     /// The collectives with their programs: one or more, without duplicates.
     pub collectives: Vec<(Collective, PathBuf)>,
-    /// Sorted by channels. [`Plan::candidates_of`] returns those of one collective.
+    /// All candidates, sorted by channels. [`Plan::candidates_of`] returns those of one collective.
     candidates: Vec<Choice>,
     pub rounds: u32,
     /// A row must be this many times as fast as NCCL's choice.
     pub gain: f64,
-    /// Member counts of the groups that rows must not make slower.
+    /// Numbers of collectives in a group. Rows must not make such groups slower.
     pub groups: Vec<u32>,
     /// The file named by the option or the variable. `None` means each host's default file.
     pub output: Option<PathBuf>,
     pub file: PathBuf,
-    /// The previous table of this file.
+    /// The table that `file` has before the run.
     pub before: Option<Table>,
     pub dry_run: bool,
     pub json: Option<Target>,
@@ -165,7 +165,8 @@ impl Options {
 }
 
 impl Plan {
-    /// NCCL has trees only for all_reduce (`ncclTopoTuneModel`, tuning.cc).
+    /// Returns the candidates of a collective. Trees are only for all_reduce, as in NCCL
+    /// (`ncclTopoTuneModel`, tuning.cc).
     pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
         let can = move |choice: &Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
         self.candidates.iter().copied().filter(can)

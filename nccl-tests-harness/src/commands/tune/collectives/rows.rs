@@ -4,9 +4,10 @@ use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
 /// Returns the rows for `sizes`, which are sorted and above 0. A size without a choice gets no row.
 ///
-/// A size's row begins at the geometric mean of this size and the next smaller size, and ends at
-/// that of this size and the next larger size. The first and last row extend as if half the first
-/// size and twice the last size followed. Adjacent rows with the same choice become one.
+/// A size's row begins at the geometric mean of this size and the next smaller size. It ends at the
+/// geometric mean of this size and the next larger size. The first size has half its value as the
+/// smaller neighbour, and the last size has twice its value as the larger one. Adjacent rows with
+/// the same choice become one.
 pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (at, &(bytes, choice)) in sizes.iter().enumerate() {
@@ -23,7 +24,8 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     rows
 }
 
-/// Returns the older rows that this run does not replace. A table for other hosts has none.
+/// Returns the rows of an older table that this run does not replace. Keeps no row of a table for
+/// other hosts.
 pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
@@ -31,12 +33,12 @@ pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective],
     table.rows().iter().filter(is_other).copied().collect()
 }
 
-/// Returns the geometric mean, rounded down. It is less than `above` if `below` is.
+/// Returns the geometric mean, rounded down. The mean is less than `above` if `below` is less.
 fn middle(below: u64, above: u64) -> u64 {
     (u128::from(below) * u128::from(above)).isqrt() as u64
 }
 
-/// Returns the geometric mean of a size and its half, rounded down. It is less than the size.
+/// Returns the geometric mean of a size and its half, rounded down. The mean is less than the size.
 fn lower_middle(bytes: u64) -> u64 {
     (u128::from(bytes) * u128::from(bytes) / 2).isqrt() as u64
 }

@@ -9,7 +9,7 @@ use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// Makes a line's cells: size, NCCL's time, any choice with its time, and a remark.
+/// Makes a line's cells: size, NCCL's time, a choice with its time if there is one, and a remark.
 fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
     let (choice, us, gain) = match best {
         Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
@@ -70,7 +70,7 @@ pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the comment above the table. `date` is today's.
+/// Makes the comment above the table in the settings file. `date` is today's date.
 pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     let &Outcome { facts, sweeps, learned_rows, kept_rows, .. } = outcome;
     let older = if kept_rows > 0 { format!("; older rows: {kept_rows}") } else { String::new() };
@@ -92,7 +92,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     )
 }
 
-/// Makes the JSON of all results. Every number has its unit in its name.
+/// Makes the JSON of all results. The name of every number has its unit.
 pub fn json(plan: &Plan, outcome: &Outcome<'_>) -> Value {
     let &Outcome { fabric, facts, sweeps, table, .. } = outcome;
     json!({

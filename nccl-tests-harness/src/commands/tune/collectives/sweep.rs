@@ -19,7 +19,7 @@ pub struct Sweep<'a> {
     pub groups: Vec<Measured>,
     #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
-    /// Second measurement, of the sizes at which a candidate won. `None` if none won.
+    /// Second measurement, with the whole table. `None` if no candidate won at any size.
     pub confirmation: Option<Confirmation>,
 }
 

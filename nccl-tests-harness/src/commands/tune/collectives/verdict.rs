@@ -1,4 +1,5 @@
-//! Finds the best choice for each size, and compares it with NCCL's. Pure arithmetic on times.
+//! Finds the best choice (algorithm, protocol and number of channels) for each size, and compares
+//! it with NCCL's choice. Pure arithmetic on times.
 
 use super::measure::Times;
 use crate::output::numbers::median;
@@ -10,17 +11,18 @@ use std::fmt::Display;
 
 /// A candidate that takes this many times the best time at every size is not measured again.
 const HOPELESS: f64 = 1.3;
-/// A group may run at this fraction of NCCL's speed, because of noise.
+/// Groups count as slower only below this fraction of the speed with NCCL's choice (noise).
 const LEAST_IN_GROUPS: f64 = 0.98;
 /// One round in this many may be an outlier.
 const OUTLIERS: usize = 5;
-/// Candidates within this factor of the best are equally good. Neighbouring sizes decide.
+/// Candidates within this factor of the best time are equally good. Then the choices for
+/// neighbouring sizes decide.
 const AS_GOOD: f64 = 1.03;
 
 /// The measurements of one candidate, of NCCL's choice, or of the whole table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
-    /// Only for candidates.
+    /// The candidate's choice. `None` for NCCL's choice and for the whole table.
     #[serde(serialize_with = "text_or_null")]
     pub choice: Option<Choice>,
     #[serde(rename = "rounds_time_us_by_bytes")]
@@ -29,10 +31,11 @@ pub struct Record {
     pub dropped: Option<Dropped>,
 }
 
-/// NCCL's choice and the candidates, alone or in groups. Sizes and times are of one collective.
+/// Measurements of NCCL's choice and of the candidates, for single collectives or for groups. Sizes
+/// and times are those of one collective in the group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// Collectives in a group; 1 means each alone.
+    /// Number of collectives in a group; 1 for single collectives.
     pub members: u32,
     pub nccl: Record,
     pub candidates: Vec<Record>,
@@ -125,7 +128,7 @@ impl Record {
 }
 
 impl Measured {
-    /// Makes a record for each of `choices`, measured alone, without rounds.
+    /// Makes an empty record for each of `choices`, for single collectives.
     pub fn new(choices: impl IntoIterator<Item = Option<Choice>>) -> Self {
         Self { members: 1, nccl: Record::new(None), candidates: choices.into_iter().map(Record::new).collect() }
     }
@@ -138,7 +141,7 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// Returns true if these groups stay as fast as with NCCL's choice when `bytes` has a row of
+    /// Returns true if these groups stay as fast as with NCCL's choice when the row for `bytes` has
     /// `choice`. Returns false for a candidate that was not measured, or failed.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
@@ -151,8 +154,8 @@ impl Measured {
 }
 
 /// Returns true if the row for `bytes` applies to a group of `members` collectives of `each` bytes.
-/// NCCL asks the tuner with their sum. Sizes are measured in steps of two, so a row applies from
-/// `bytes` / sqrt(2) to `bytes` * sqrt(2).
+/// NCCL asks the tuner with the sum of the bytes. Each measured size is twice the size before, so a
+/// row applies from `bytes` / sqrt(2) to `bytes` * sqrt(2).
 pub fn is_of_size(bytes: u64, each: u64, members: u32) -> bool {
     let ratio = each as f64 * f64::from(members) / bytes as f64;
     ratio * ratio > 0.5 && ratio * ratio <= 2.0
@@ -176,9 +179,10 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     }
 }
 
-/// Judges if times `with` are clearly better than times `without`: by the factor `gain` in the
-/// median, and without overlap. With five or more rounds, one in five on each side may be an
-/// outlier: the slowest rounds `with`, and the fastest rounds `without`.
+/// Judges whether the times `with` are clearly better than the times `without`: the median is
+/// better by the factor `gain`, and the slowest of `with` is faster than the fastest of `without`.
+/// One round in five on each side may be an outlier, which is left out: the slowest rounds of
+/// `with`, and the fastest rounds of `without`.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -196,12 +200,13 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// Returns true if the median of groups loses more than allowed with times `with`.
+/// Returns true if the median times show that groups are slower than noise explains.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without) < median(with) * LEAST_IN_GROUPS
 }
 
-/// Returns true if groups are also slower in every round, except for the outliers of [`compare`].
+/// Returns true if groups are slower in the median and in every round, except for the outliers of
+/// [`compare`].
 pub fn is_clearly_slower(without: &[f64], with: &[f64]) -> bool {
     is_slower(without, with) && compare(with, without, 1.0) == Finding::Better
 }
@@ -210,9 +215,9 @@ pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
     [compare(some, others, gain), compare(others, some, gain)].contains(&Finding::Better)
 }
 
-/// Judges every size. A candidate counts if it makes none of the `groups` slower, is clearly
-/// better, and is as good as the best. Among such candidates, takes the table with the fewest
-/// changes between sizes, then the fewest channels, then the fastest.
+/// Judges every size. A candidate counts if it makes none of the `groups` slower, is clearly better
+/// than NCCL's choice, and is about as fast as the best. Of the tables of such candidates, takes
+/// the one with the fewest changes between sizes, then with the fewest channels, then the fastest.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     let Measured { nccl, candidates, .. } = alone;
     let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
@@ -239,7 +244,7 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
         let best = won.or_else(|| fastest(bytes, &|_| true));
         let found = best.and_then(|(choice, _)| record_of(choice)).map(|record| finding(bytes, record));
         let finding = match (won, found) {
-            // The choice is clearly better, but did not win.
+            // A clearly better choice fails to win only if a group excludes it.
             (None, Some(Finding::Better)) => Finding::SlowInGroups,
             (_, found) => found.unwrap_or(Finding::NoCandidate),
         };
@@ -273,7 +278,7 @@ impl Path {
     }
 }
 
-/// Takes one good choice for each size, if any. The times are relative to the best.
+/// Takes one of the good choices for each size, if any. Times are relative to the best.
 fn settle(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
     let mut paths = vec![Path::default()];
     for choices in good {
@@ -376,7 +381,7 @@ mod tests {
         failed.candidates[0].dropped = Some(Dropped::Failed("3 WRONG elements".into()));
         failed.candidates.pop();
         assert_eq!(chosen(&judge(&single, &[failed], 1.05)), ["SlowInGroups"; 4]);
-        // Sums of three are not powers of two.
+        // The sums of groups of three are not powers of two.
         assert!(is_of_size(8192, 2730, 3) && is_of_size(16384, 4096, 3) && !is_of_size(8192, 4096, 3));
     }
 

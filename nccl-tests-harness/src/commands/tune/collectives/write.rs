@@ -1,8 +1,8 @@
 //! Writes the table into the settings file of every machine, directly or by a process from mpirun.
 //!
 //! All machines get the same table, because ranks with different tables refuse each other. The
-//! table keeps the launching machine's older rows. A machine with a different table than the
-//! launching machine loses it, but prints it, so that the user can restore it.
+//! table keeps the launching machine's older rows. If another machine had a different table, that
+//! table is replaced and printed, so that the user can restore it.
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::Place;
@@ -36,8 +36,9 @@ pub struct Task {
 const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
 
 impl Task {
-    /// Writes the file, unless another process of the job writes it on this machine. Without such a
-    /// variable, several processes harmlessly write the same text: each replaces the whole file.
+    /// Writes the file, unless another process of the job writes it on this machine. If the
+    /// launcher sets no variable of `LOCAL_RANK`, several processes write the file. That is
+    /// harmless: each replaces the whole file by the same text.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
         let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
         if local_rank.is_some_and(|rank| rank != "0") {
@@ -52,7 +53,7 @@ impl Task {
     }
 }
 
-/// Writes the table into the file of every machine, or removes the file's table.
+/// Writes the table into the file of every machine. Without a table, removes the one in the file.
 pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
     let Place::Hosts(arguments) = &plan.conditions.place else {
         for line in put(&plan.file, table, plan.before.as_ref(), remark)? {

@@ -1,4 +1,4 @@
-//! Execution of recovery's actions, with the checks of its promises.
+//! Executes recovery's actions, and checks recovery's promises.
 
 use super::super::super::{Action, Answer, Failure, State};
 use super::{RAILS, UNCONNECTED, World};
@@ -74,14 +74,14 @@ impl<const N: usize> World<N> {
                 self.closing[side].peer_is_away = true;
                 self.end_path(side);
             }
-            // Not used by the model: a question changes no rail.
+            // The model has no questions about stalls: they change no rail.
             Action::StallQuery(_) | Action::StallReply { .. } => {}
             Action::Changed(_) | Action::Log(_) => {}
         }
         Ok(())
     }
 
-    /// Returns true if this is a step of an attempt, and its thread hangs.
+    /// Returns true if the action is a step of an attempt and its thread hangs.
     fn hangs(&mut self, side: usize, action: &Action) -> bool {
         let (Action::OpenQps(lane) | Action::AnswerQps(lane, ..) | Action::ConnectQps(lane, _)) = action else {
             return false;
@@ -94,7 +94,8 @@ impl<const N: usize> World<N> {
         hangs
     }
 
-    /// Returns true if a step fails, e.g. while an earlier thread hangs (`RailDevice::begin_call`).
+    /// Returns true if a step of an attempt fails: by the budget, or while an earlier thread hangs
+    /// (`RailDevice::begin_call`).
     fn fails(&mut self, side: usize, lane: LaneId) -> bool {
         self.hung[side][lane.index()].is_some() || std::mem::take(&mut self.fails_next)
     }
@@ -121,7 +122,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Stops a rail. Called again if its device is cut off.
+    /// Stops a rail. Called again later if the rail's device is cut off.
     pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
         self.used[side][lane.index()] = None;
         if self.cut_off[side][lane.index()].is_none() {
@@ -169,7 +170,7 @@ impl<const N: usize> World<N> {
         self.is_late || there.path_ended || there.has_left
     }
 
-    /// Recovery gives up: checks the reason.
+    /// Ends the data path because recovery gives up. Checks that the reason is true.
     fn fail(&mut self, side: usize, failure: &Failure) -> Result<(), String> {
         let (used, cut_off) = (&self.used[side], &self.cut_off[side]);
         let is_true = self.may_give_up(side)
@@ -255,7 +256,7 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Confirms the test writes if the receiver has the other queue pairs, in use or not.
+    /// Confirms the test writes if the receiver has queue pairs for them, in use or not.
     pub(super) fn probe(&mut self, lane: LaneId) {
         let generation = self.new[0][lane.index()];
         let is_there = generation.is_some_and(|generation| self.has_qps(1, lane, generation))
@@ -267,13 +268,14 @@ impl<const N: usize> World<N> {
         self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, self.now);
     }
 
-    /// Returns true while writes of the peer on queue pairs of this generation can land.
+    /// Returns true while a side has queue pairs of this generation, so that writes on them can
+    /// land.
     pub(super) fn has_qps(&self, side: usize, lane: LaneId, generation: u32) -> bool {
         let all = [&self.used, &self.new, &self.cut_off];
         all.iter().any(|queue_pairs| queue_pairs[side][lane.index()] == Some(generation))
     }
 
-    /// Returns true while a side's NIC may still send on a rail that carried.
+    /// Returns true while a side's NIC may send on a rail's old queue pairs, in use or cut off.
     pub(super) fn may_write(&self, side: usize, lane: LaneId) -> bool {
         self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
     }

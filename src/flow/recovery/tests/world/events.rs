@@ -1,4 +1,4 @@
-//! The events that can happen in a state.
+//! Events that are possible in a state.
 
 use super::super::super::{Peer, State};
 use super::messages::GrantWrite;
@@ -43,7 +43,7 @@ impl<const N: usize> World<N> {
             events.extend(lanes().filter(|lane| self.used[1][lane.index()].is_some()).map(Event::Grant));
         }
         for (at, grant) in self.messages.grants.iter().enumerate() {
-            // Writes on one queue pair land in their order.
+            // Writes on one queue pair land in the order of their posts.
             let is_next = |before: &GrantWrite| (before.lane, before.generation) != (grant.lane, grant.generation);
             if self.messages.grants[..at].iter().all(is_next) && self.has_qps(0, grant.lane, grant.generation) {
                 events.push(Event::LandGrant(at));
@@ -71,7 +71,7 @@ impl<const N: usize> World<N> {
             let (here, there) = (self.closing[side], self.closing[1 - side]);
             let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
             events.extend(must_close.then_some(Event::Close { side }));
-            // Frames that a side sent before it left come first.
+            // A side reads all frames of a peer that has left before it detects that TCP is broken.
             let has_read = self.frames[side].is_empty() || !there.has_left;
             if !self.tcp_carries && self.tcp_is_open[side] && has_read {
                 events.extend([true, false].map(|is_closed| Event::FindTcp { side, is_closed }));
@@ -82,7 +82,8 @@ impl<const N: usize> World<N> {
                 events.extend(used.map(|lane| Event::Lose { side, lane }));
                 events.extend(self.limit(side).map(|_| Event::Limit { side }));
             }
-            // As `Watched::is_over` in `comm::recovery::service`. Without BYE it waits for a time.
+            // The same as `Watched::is_over` in `comm::recovery::service`, except that without a
+            // BYE the service waits for a limited time.
             let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
             let says_nothing = is_alone || self.ends[side].peer == Peer::Gone;
             let is_over = here.peer_is_away && is_silent || says_nothing;
@@ -104,7 +105,7 @@ impl<const N: usize> World<N> {
         !self.tcp_is_open[0] && !self.closing[0].has_left && is_needed && is_taken
     }
 
-    /// Returns true if a side has found TCP broken, and the sender does not dial.
+    /// Returns true if a side has detected that TCP is broken, and the sender will not dial.
     fn is_alone(&self, side: usize) -> bool {
         !self.tcp_carries && !self.tcp_is_open[side] && !self.tcp_is_open[0] && !self.may_dial()
     }
@@ -122,7 +123,7 @@ impl<const N: usize> World<N> {
             events.extend(may_close.then_some(Event::Close { side }));
             let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
             events.extend(may_be_late.then_some(Event::Limit { side }));
-            // Failures of a peer that has closed cost no rail.
+            // After the peer has closed, failed writes lose no rail.
             let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
             for lane in lanes().filter(may_lose) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
@@ -139,7 +140,7 @@ impl<const N: usize> World<N> {
         if self.budget.hangs > 0 && !self.hangs_next {
             events.push(Event::HangNext);
         }
-        // Limits pass by their own budget.
+        // A deadline beyond a limit does not pass early, because limits have their own budget.
         let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
         let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
         for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
@@ -156,7 +157,7 @@ impl<const N: usize> World<N> {
         self.rail_carries(side) || self.is_lossy && self.tcp_carries
     }
 
-    /// Returns true if a side can write into the peer's mailbox by a rail.
+    /// Returns true if a side can write into the peer's mailbox over a rail.
     pub(super) fn rail_carries(&self, side: usize) -> bool {
         let there = [self.used[1 - side], self.new[1 - side]];
         let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);

@@ -1,4 +1,5 @@
-//! Grants and messages of the model: the real [`Sends`] and [`Receives`], their writes, and checks.
+//! The model's grants and messages: the plugin's [`Sends`] and [`Receives`], their writes, and
+//! checks.
 
 use super::{BYTES, MESSAGES, RAILS, World, lanes};
 use crate::flow::next::{Head, Peek};
@@ -14,7 +15,7 @@ use crate::wire::{MAX_RAILS, PARTS};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Larger than a message, so that a share is one write.
+/// Chunk size: larger than a message, so that a share is one write.
 const CHUNK: u64 = 4096;
 
 /// State of the two data paths and their NICs.
@@ -24,21 +25,23 @@ pub struct Messages<const N: usize> {
     receives: Receives<N>,
     ring: Ring,
     shadow: Ring,
-    /// Number of messages with a grant, and of messages with a send.
+    /// Numbers of messages: with a grant (`granted`), and with a send (`begun`).
     granted: usize,
     pub(super) begun: usize,
     running: [Option<u16>; MESSAGES],
     pub(super) confirmed: [bool; MESSAGES],
-    /// Bytes of each message in its buffer, a bit for each.
+    /// Set of the bytes of each message that are in its buffer, with one bit for each byte.
     landed: [u8; MESSAGES],
     pub(super) delivered: [bool; MESSAGES],
-    /// Shares in transit, and those whose completion the sender has not polled; in order.
+    /// Shares in transit, or with a completion that the sender has not polled. Sorted by `insert`.
     pub(super) shares: Vec<ShareWrite>,
-    /// Shares that landed on queue pairs that the receiver does not poll: unused or cut off.
+    /// Shares that have landed on queue pairs that the receiver does not poll, because they are not
+    /// in use yet or are cut off.
     unseen: Vec<ShareWrite>,
     /// Grants in transit, in the order of their posts.
     pub(super) grants: Vec<GrantWrite>,
-    /// Times that each device of the receiver was opened: now, and when it last answered a JOIN.
+    /// Number of times that each device of the receiver was opened: until now (`openings`), and
+    /// until its last answer to a JOIN (`answered`).
     openings: [u8; RAILS],
     answered: [u8; RAILS],
     /// Number of answers with new keys.
@@ -97,7 +100,8 @@ impl<const N: usize> Messages<N> {
         self.granted < MESSAGES && self.receives.has_room()
     }
 
-    /// Finds the next send's grant and the open lanes for it, as `comm::datapath::send` does.
+    /// Finds the grant for the next send, and the open lanes that can carry the send, as
+    /// `comm::datapath::send` does.
     fn next_send(sends: &mut Sends<N, MESSAGES>, ring: &Ring, open: u8) -> Option<(Head, u8)> {
         match sends.peek(&ring.0, 0) {
             Peek::Nothing => None,
@@ -120,17 +124,17 @@ impl<const N: usize> Messages<N> {
         self.sends.has_lost_shares()
     }
 
-    /// Number of receives that a side may know of.
+    /// Returns the number of receives whose sends have started; 0 for the receiver.
     pub(super) fn begun_sends(&self, side: usize) -> u64 {
         if side == 0 { self.sends.span().1 } else { 0 }
     }
 
-    /// Number of complete receives, counted from the first; 0 for a sender.
+    /// Returns the number of complete receives, counted from the first; 0 for the sender.
     pub(super) fn delivered(&self, side: usize) -> u64 {
         if side == 1 { self.receives.delivered() } else { 0 }
     }
 
-    /// Number of the first undelivered receive, by the model's own count.
+    /// Returns the number of the first undelivered receive, by the model's own count.
     pub(super) fn first_undelivered(&self) -> u64 {
         sequence_of::<N>(self.delivered.iter().take_while(|is_delivered| **is_delivered).count())
     }
@@ -166,12 +170,12 @@ impl<const N: usize> Messages<N> {
         keys(&self.openings, message)
     }
 
-    /// Drops queue pairs under test, with the shares that landed on them.
+    /// Drops the shares that have landed on a lane's new queue pairs, or on those of all lanes.
     pub(super) fn drop_unseen(&mut self, lane: Option<LaneId>) {
         self.unseen.retain(|write| lane.is_some_and(|lane| write.lane != lane));
     }
 
-    /// Gives a device of the receiver new keys, because it has returned.
+    /// Gives the receiver's device on a lane new keys, because the device has returned.
     pub(super) fn reopen(&mut self, lane: LaneId) {
         self.openings[lane.index()] += 1;
     }
@@ -180,7 +184,7 @@ impl<const N: usize> Messages<N> {
         self.sends.learn_epoch(lane, epoch);
     }
 
-    /// Takes the peer's BYE, which confirms the messages before number `delivered`.
+    /// Handles the peer's BYE, which confirms the receives below number `delivered`.
     pub(super) fn bye(&mut self, delivered: u64) -> Result<(), String> {
         self.sends.delivered(delivered);
         self.test_sends()
@@ -266,7 +270,7 @@ impl<const N: usize> World<N> {
         let message = message_of::<N>(sequence);
         let entry = it.shadow.entry(sequence).ok_or_else(|| format!("the grant of message {message} is not whole"))?;
         let keys = |lane: LaneId| (entry.rkey(lane), key(&it.openings, message, lane));
-        // The keys of a device that has returned and not answered yet belong to the next epoch.
+        // The new keys of a returned device are used after the next answer to a JOIN.
         let has_answered = |lane: &LaneId| it.openings[lane.index()] == it.answered[lane.index()];
         let has_old_key = |lane| keys(lane).0 != keys(lane).1;
         if entry.epoch().number() != it.epoch || lanes().filter(has_answered).any(has_old_key) {
@@ -301,7 +305,7 @@ impl<const N: usize> World<N> {
         self.messages.grants = grants.into_iter().filter(can_land).collect();
     }
 
-    /// Posts a send: in one write on a lane, or with a share for each lane.
+    /// Posts a send, as one write on a lane, or with a share on each lane if `lane` is `None`.
     pub(super) fn post(&mut self, lane: Option<LaneId>) -> Result<(), String> {
         let open = self.open_lanes(0);
         let it = &mut self.messages;
@@ -418,7 +422,7 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Polls the completion of a share. The peer's BYE may have confirmed it already.
+    /// Polls the completion of a share. The peer's BYE may have confirmed the share before.
     pub(super) fn confirm(&mut self, at: usize) -> Result<(), String> {
         let ShareWrite { request, immediate, .. } = self.messages.shares.remove(at);
         match self.messages.sends.confirmed(request, immediate.share) {
@@ -427,7 +431,7 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Resends for a rail that both sides have stopped. The peer has these receives.
+    /// Resends after both sides have stopped a rail. `received` lists the shares that the peer has.
     pub(super) fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
         if self.may_write(side, lane) {
             return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
@@ -449,7 +453,7 @@ impl<const N: usize> World<N> {
         self.resend_shares()
     }
 
-    /// Polls the shares that landed on a lane unseen.
+    /// Polls the shares that landed on a lane while the receiver did not poll it.
     pub(super) fn take_in(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
         if side == 0 {
             return Ok(());
@@ -463,7 +467,8 @@ impl<const N: usize> World<N> {
         here.iter().try_for_each(|write| self.messages.arrive(write))
     }
 
-    /// Answers a JOIN. If the device has returned, all grants are repeated.
+    /// Answers a JOIN with the first epoch of the lane's keys. Repeats all grants if the keys are
+    /// new.
     pub(super) fn answer_with_keys(&mut self, lane: LaneId) -> Result<Epoch, String> {
         let it = &mut self.messages;
         let opening = it.openings[lane.index()];
@@ -503,7 +508,7 @@ impl Clone for Ring {
     }
 }
 
-/// Inserts a write in order, so that states that differ only in the order of posts are equal.
+/// Inserts a write in sorted order. The order of posts then makes no difference between two states.
 fn insert(writes: &mut Vec<ShareWrite>, write: ShareWrite) {
     let key = |write: &ShareWrite| (write.message, write.immediate.share, write.generation);
     let at = writes.partition_point(|before| key(before) < key(&write));
@@ -526,7 +531,8 @@ fn remote(message: usize) -> u64 {
     0x10_0000 * (message as u64 + 1)
 }
 
-/// Key of a message's buffer on a rail. Depends on how often its device was opened.
+/// Returns the key of a message's buffer on a rail. The key depends on the number of times that the
+/// rail's device was opened.
 fn key(openings: &[u8; RAILS], message: usize, lane: LaneId) -> u32 {
     (message as u32 + 1) << 16 | (lane.index() as u32) << 8 | u32::from(openings[lane.index()])
 }

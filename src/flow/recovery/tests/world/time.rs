@@ -1,4 +1,4 @@
-//! Deadlines of the two ends, and the key of a state.
+//! Deadlines of the two ends, and the hash of a state.
 
 use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
 use super::super::super::{
@@ -14,7 +14,7 @@ impl<const N: usize> World<N> {
         sides.filter_map(|side| self.deadline(side)).min()
     }
 
-    /// Returns the time of an end's next action. Ignores repeated frames that do not arrive.
+    /// Returns the time of an end's next action. Ignores repeated frames that would not arrive.
     fn deadline(&self, side: usize) -> Option<u64> {
         let end = &self.ends[side];
         let rails = end.rails.iter().filter(|_| end.asks()).filter_map(Rail::timeout);
@@ -31,7 +31,7 @@ impl<const N: usize> World<N> {
         self.ends[side].limit().filter(|_| !self.closing[side].has_left)
     }
 
-    /// Returns the same key for two states that differ only in their time of day.
+    /// Returns a hash of the state. It does not depend on the time of day.
     pub fn key(&self) -> u128 {
         let key = |salt: u8| {
             let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Orders of hosts with various cabling.
+//! Orders of ranks for various cablings.
 
 use super::*;
 use std::net::Ipv4Addr;
